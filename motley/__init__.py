@@ -1,0 +1,31 @@
+"""Motley: personalized, private federated learning among clients that are not alike."""
+
+from motley.client import Client, Clients
+from motley.federation import Cohort, Federation, Replies, each
+from motley.learn.local import LocalSGD
+from motley.method import Method, State, train
+from motley.model import Model
+from motley.release import Each, Mean, Sum
+from motley.runtime.simulate import Simulator
+from motley.task import send, task
+
+__version__ = "0.1.0"
+__all__ = [
+    "Client",
+    "Clients",
+    "Cohort",
+    "Each",
+    "Federation",
+    "LocalSGD",
+    "Mean",
+    "Method",
+    "Model",
+    "Replies",
+    "Simulator",
+    "State",
+    "Sum",
+    "each",
+    "send",
+    "task",
+    "train",
+]

@@ -1,0 +1,1 @@
+"""Training at a client (one inner loop), optimizers at the server, schedules, evaluation and architectures."""

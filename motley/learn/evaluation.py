@@ -1,0 +1,84 @@
+"""Evaluation: how good are personal models on their own clients' test data? Simulation only: charged to no ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from motley.client import Client, Clients
+from motley.federation import Cohort, Federation, each
+from motley.learn.local import loss_of
+from motley.model import Model
+from motley.task import Sent, send, task
+
+AT_ONCE = 256  # clients whose personal models are in memory together
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores a model on a client: the share of right classes, or minus the mean squared error for real targets."""
+
+    model: Model
+
+    @task
+    def score(self, client: Client, theta: Tensor) -> Sent:
+        outputs = self.model(theta, client.x)
+        if client.y.is_floating_point():
+            quality = -2 * loss_of(outputs, client.y)
+        else:
+            quality = (outputs.argmax(-1) == client.y).to(torch.float32)
+        return send(score=client.mean(quality), loss=client.mean(loss_of(outputs, client.y)))
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Per-client scores and losses, in the order of the clients; NaN for a client that got no model."""
+
+    score: Tensor
+    loss: Tensor
+
+    @property
+    def mean(self) -> float:
+        return float(self.score.nanmean())
+
+    @property
+    def std(self) -> float:
+        """Standard deviation over clients."""
+        known = self.score[~self.score.isnan()]
+        return float(known.std(correction=0)) if len(known) else float("nan")
+
+    @property
+    def p10(self) -> float:
+        """The worst decile: a tenth of the clients score lower."""
+        return float(self.score.nanquantile(0.1))
+
+
+def evaluate(
+    model: Model,
+    personalize: Callable[[Cohort], Tensor],
+    federation: Federation,
+    personal: Clients,
+    test: Clients,
+) -> Scores:
+    """Score ``personalize``'s models: made from ``personal`` clients' data, tried on the same clients' ``test`` data.
+
+    Works through the clients in parts, so that no more than a few hundred models are in memory. Clients without test
+    data, and clients that fail to get a model, have NaN as their score.
+    """
+    if len(personal) != len(test) or not torch.equal(personal.ids, test.ids):
+        raise ValueError("the clients that are personalized and the clients that are tested must be the same, in order")
+    score = torch.full((len(test),), float("nan"))
+    loss = score.clone()
+    usable = ((test.size > 0) & (personal.size > 0)).nonzero().flatten()
+    scorer = Scorer(model)
+    for begin in range(0, len(usable), AT_ONCE):
+        rows = usable[begin : begin + AT_ONCE]
+        own = federation.aside(personal.select(rows))
+        theta = personalize(own.everyone())
+        replies = federation.aside(test.select(rows)).everyone().ask(scorer.score, theta=each(theta))
+        score[rows[replies.answered]] = replies["score"]
+        loss[rows[replies.answered]] = replies["loss"]
+    return Scores(score, loss)

@@ -1,0 +1,38 @@
+"""Learning-rate schedules: the factor by which round t (from 1) multiplies the rate."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """constant, 1/t, 1/√t, 1/log t (T2 §2.4); exponential: decay^⌊(t−1)/period⌋; cosine: 1 to 0 over ``period``."""
+
+    kind: Literal["constant", "1/t", "1/sqrt(t)", "1/log(t)", "exponential", "cosine"] = "constant"
+    decay: float = 0.99
+    period: int = 1
+
+    def __post_init__(self) -> None:
+        kinds = ("constant", "1/t", "1/sqrt(t)", "1/log(t)", "exponential", "cosine")
+        if self.kind not in kinds:
+            raise ValueError(f"schedule {self.kind!r}; expected one of {', '.join(kinds)}")
+        if self.period < 1 or not 0 < self.decay <= 1:
+            raise ValueError(f"expected period >= 1 and 0 < decay <= 1, got {self}")
+
+    def __call__(self, t: int) -> float:
+        match self.kind:
+            case "constant":
+                return 1.0
+            case "1/t":
+                return 1.0 / t
+            case "1/sqrt(t)":
+                return 1.0 / math.sqrt(t)
+            case "1/log(t)":
+                return 1.0 / math.log(t + math.e - 1)  # shifted so that the first round has the full rate
+            case "exponential":
+                return float(self.decay ** ((t - 1) // self.period))
+            case "cosine":
+                return 0.5 * (1 + math.cos(math.pi * min(t - 1, self.period) / self.period))

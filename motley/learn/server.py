@@ -1,0 +1,60 @@
+"""Server optimizers: what the server does with the direction that a round gives it.
+
+Pure functions of (theta, direction, moments). ``direction`` points downhill, as the mean client update does, and is
+*added*.
+The adaptive ones are FedAdam and FedYogi of Reddi et al. (ICLR 2021), and FedAvgM of Hsu et al. (2019).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ServerOptimizer:
+    """θ ← θ + lr · step(direction). ``kind='sgd'`` with lr=1 is plain federated averaging.
+
+    adaptivity is τ of the paper (the ε of Adam). Adam corrects the bias of its moments, as Kingma and Ba do (Reddi et
+    al. leave that out), so that the first rounds are not lost.
+    """
+
+    kind: Literal["sgd", "momentum", "adam", "yogi"] = "sgd"
+    lr: float = 1.0
+    beta1: float = 0.9
+    beta2: float = 0.999
+    adaptivity: float = 1e-8
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("sgd", "momentum", "adam", "yogi"):
+            raise ValueError(f"server optimizer {self.kind!r}; expected sgd, momentum, adam or yogi")
+        if not self.lr > 0 or not 0 <= self.beta1 < 1 or not 0 <= self.beta2 < 1 or not self.adaptivity > 0:
+            raise ValueError(f"expected lr > 0, betas in [0, 1) and adaptivity > 0, got {self}")
+
+    def start(self, theta: Tensor) -> dict[str, Tensor]:
+        """The moments before the first step."""
+        if self.kind == "sgd":
+            return {}
+        if self.kind == "momentum":
+            return {"m": torch.zeros_like(theta)}
+        return {"m": torch.zeros_like(theta), "v": torch.zeros_like(theta), "t": torch.zeros(())}
+
+    def step(self, theta: Tensor, direction: Tensor, moments: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The next theta and moments."""
+        if self.kind == "sgd":
+            return theta + self.lr * direction, {}
+        if self.kind == "momentum":
+            m = self.beta1 * moments["m"] + direction
+            return theta + self.lr * m, {"m": m}
+        square, t = direction.square(), moments["t"] + 1
+        m = self.beta1 * moments["m"] + (1 - self.beta1) * direction
+        if self.kind == "adam":
+            v = self.beta2 * moments["v"] + (1 - self.beta2) * square
+        else:
+            v = moments["v"] - (1 - self.beta2) * square * torch.sign(moments["v"] - square)
+        scale = torch.sqrt(v / (1 - self.beta2**t)) + self.adaptivity
+        return theta + self.lr * (m / (1 - self.beta1**t)) / scale, {"m": m, "v": v, "t": t}

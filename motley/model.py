@@ -1,0 +1,91 @@
+"""A neural network as a function of one flat vector: ``model(theta, x)`` with theta in R^d.
+
+So a cohort's models are a matrix [C, d], and averaging, clipping, hypernetworks and mixtures are plain linear algebra.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+
+class Model:
+    """An ``nn.Module`` seen as a function of its parameters, laid end to end in the module's own order.
+
+    Constant buffers are part of the function. Batch norm is refused: its running statistics are neither parameters
+    (so they would not be averaged) nor constants, and its batch statistics leak across a client's samples. Dropout is
+    refused because its masks come from a global generator and would change with the block a client runs in.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        for name, part in module.named_modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm) or getattr(part, "track_running_stats", False):
+                raise ValueError(
+                    f"{type(part).__name__} ({name or 'the module itself'}) keeps running statistics, which are "
+                    "neither averaged nor private in federated training; use nn.GroupNorm in its place (the `resnet18` "
+                    "architecture is the group-norm variant)"
+                )
+            if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+                raise ValueError(
+                    f"{type(part).__name__} ({name}) draws from a global generator, so a run would not be "
+                    "reproducible; set p=0 or remove it"
+                )
+        names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        if not names:
+            raise ValueError(f"{type(module).__name__} has no trainable parameters")
+        self._module = copy.deepcopy(module).eval()
+        parameters = dict(self._module.named_parameters())
+        self.shapes: dict[str, torch.Size] = {name: parameters[name].shape for name in names}
+        self._sizes = [math.prod(shape) for shape in self.shapes.values()]
+        self.size = sum(self._sizes)
+        for parameter in self._module.parameters():
+            parameter.requires_grad_(False)
+
+    def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
+        result: Tensor = functional_call(self._module, self.tensors(theta), (x,))
+        return result
+
+    def __repr__(self) -> str:
+        return f"Model({type(self._module).__name__}, {self.size:,} parameters)"
+
+    def tensors(self, theta: Tensor) -> dict[str, Tensor]:
+        """theta [d] as named parameter tensors (views; one split, because its gradient is one concatenation)."""
+        parts = torch.split(theta, self._sizes)
+        return {name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
+
+    def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
+        """The inverse of ``tensors``."""
+        return torch.cat([tensors[name].reshape(-1) for name in self.shapes])
+
+    def span(self, name: str) -> slice:
+        """Where in theta the named parameter lies."""
+        before = 0
+        for (other, _), size in zip(self.shapes.items(), self._sizes, strict=True):
+            if other == name:
+                return slice(before, before + size)
+            before += size
+        raise KeyError(f"no parameter {name!r}; there are {', '.join(self.shapes)}")
+
+    def init(self, seed: int) -> Tensor:
+        """A fresh theta [d]: every submodule's own ``reset_parameters`` under the seed (no global state is touched).
+
+        Parameters that no ``reset_parameters`` sets keep the value the module was given with.
+        """
+        module = copy.deepcopy(self._module)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(seed)
+            for part in module.modules():
+                reset = getattr(part, "reset_parameters", None)
+                if callable(reset):
+                    reset()
+        return self.flatten(dict(module.named_parameters())).detach().clone()
+
+    def module(self, theta: Tensor) -> nn.Module:
+        """An ordinary ``nn.Module`` with these parameters, to use or export outside of Motley."""
+        module = copy.deepcopy(self._module)
+        module.load_state_dict(self.tensors(theta.detach().clone()), strict=False)
+        return module

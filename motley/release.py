@@ -1,0 +1,250 @@
+"""Releases: what the server may see of what a task sends.
+
+A release has two halves. The client half (select, clip, weigh, local noise) is written for one client and runs at the
+client; the server half adds replies up as they come, so memory does not grow with the cohort unless ``Each`` is asked
+for.
+A release that makes no sense is refused when it is made, not when it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from motley.privacy.mechanisms import AdditiveNoise, DrawsLike
+from motley.privacy.mechanisms import clip as clipped
+from motley.privacy.sampling import Local, Sampling
+
+Unit = Literal["client", "point"]
+
+
+class Release(Protocol):
+    """What ``Cohort.ask(into=...)`` takes. ``Each``, ``Sum`` and ``Mean`` are the ones there are."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The arrays that the task must send for this release; empty: all it sends."""
+        ...
+
+    @property
+    def noise(self) -> AdditiveNoise | None: ...
+
+    @property
+    def unit(self) -> Unit: ...
+
+    def at_client(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
+        """The client half: what leaves this client."""
+        ...
+
+    def collect(self) -> Collector:
+        """A fresh server half."""
+        ...
+
+
+class Collector(Protocol):
+    """The server half of a release: takes replies block by block, then gives the released values by name."""
+
+    def add(self, positions: Tensor, arrays: Mapping[str, Tensor]) -> None: ...
+
+    def finish(self, answered: int, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]: ...
+
+
+def _check_bound(
+    what: str, clip: float | None, sensitivity: float | None, noise: AdditiveNoise | None, unit: Unit
+) -> None:
+    for name, bound in (("clip", clip), ("sensitivity", sensitivity)):
+        if bound is not None and not bound > 0:
+            raise ValueError(f"{what}: {name}={bound}; expected a number above 0")
+    if unit not in ("client", "point"):
+        raise ValueError(f"{what}: unit={unit!r}; expected 'client' or 'point'")
+    if noise is not None and clip is None and sensitivity is None:
+        raise ValueError(
+            f"{what}: noise without a bound protects nobody; set clip=... (the release then clips every client's "
+            "array), or sensitivity=... (if the task itself bounds what one unit can change)"
+        )
+    if noise is not None and unit == "point" and sensitivity is None:
+        raise ValueError(
+            f"{what}: a clip bounds what a client sends, not what one of its points changes; give sensitivity=..., "
+            "the most that one point can change the array"
+        )
+
+
+class Each:
+    """The server sees every client's own arrays (all of them, or those named), in cohort order.
+
+    With ``noise`` every client adds it before sending (local privacy): two possible inputs of a client differ by at
+    most 2·clip, or by ``sensitivity`` where the task bounds it.
+    """
+
+    def __init__(
+        self,
+        *names: str,
+        clip: float | None = None,
+        noise: AdditiveNoise | None = None,
+        sensitivity: float | None = None,
+        unit: Unit = "client",
+    ) -> None:
+        _check_bound("Each", clip, sensitivity, noise, unit)
+        if noise is not None and len(names) != 1:
+            raise ValueError(f"Each: noise is accounted for one array; name exactly one, not {len(names)}")
+        self.names = names
+        self.clip, self.noise, self.unit = clip, noise, unit
+        self.sensitivity = sensitivity if sensitivity is not None or clip is None else Local().sensitivity(clip)
+
+    def at_client(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
+        sent = {name: arrays[name] for name in self.names or arrays}
+        if self.clip is not None:
+            norm = "l2" if self.noise is None else self.noise.norm
+            sent = {name: clipped(value, self.clip, norm) for name, value in sent.items()}
+        if self.noise is not None and self.sensitivity is not None:
+            sent = {name: self.noise.add(value, self.sensitivity, draws) for name, value in sent.items()}
+        return sent
+
+    def collect(self) -> Collector:
+        return _Rows()
+
+
+class _Rows:
+    def __init__(self) -> None:
+        self._positions: list[Tensor] = []
+        self._arrays: list[Mapping[str, Tensor]] = []
+
+    def add(self, positions: Tensor, arrays: Mapping[str, Tensor]) -> None:
+        self._positions.append(positions)
+        self._arrays.append(arrays)
+
+    def finish(self, answered: int, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]:
+        if not self._arrays:
+            return {}
+        order = torch.argsort(torch.cat(self._positions))
+        return {name: torch.cat([part[name] for part in self._arrays])[order] for name in self._arrays[0]}
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The server sees the sum of one array over the cohort: each client's array clipped to ``clip``, noise on the sum.
+
+    ``unit`` says whom the noise protects. For a client, one unit changes the sum by at most ``clip`` (twice that when
+    the cohort has a fixed size and a client is replaced). For a point, the task bounds the change: ``sensitivity``.
+    """
+
+    name: str
+    clip: float | None = None
+    noise: AdditiveNoise | None = None
+    sensitivity: float | None = None
+    unit: Unit = "client"
+    secure: bool = False
+
+    def __post_init__(self) -> None:
+        _check_bound(type(self).__name__, self.clip, self.sensitivity, self.noise, self.unit)
+        if self.secure and self.clip is None:
+            raise ValueError(f"{type(self).__name__}: a secure sum is over bounded integers; set clip=...")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def at_client(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
+        value = arrays[self.name]
+        if self.clip is not None:
+            value = clipped(value, self.clip, "l2" if self.noise is None else self.noise.norm)
+        return {self.name: value}
+
+    def change(self, sampling: Sampling) -> float:
+        """The most that one unit changes the sum, under the neighbouring relation of the sampling."""
+        if self.sensitivity is not None:
+            return self.sensitivity
+        assert self.clip is not None
+        return sampling.sensitivity(self.clip)
+
+    def collect(self) -> Collector:
+        return _Total(self)
+
+
+class _Total:
+    """A running sum in double precision, so that the order of blocks hardly matters."""
+
+    def __init__(self, release: Sum) -> None:
+        self._release = release
+        self._total: Tensor | None = None
+        self._dtype = torch.float32
+
+    def add(self, positions: Tensor, arrays: Mapping[str, Tensor]) -> None:
+        value = arrays[self._release.name]
+        self._dtype = value.dtype if value.is_floating_point() else torch.float32
+        part = value.sum(0, dtype=torch.float64)
+        self._total = part if self._total is None else self._total.add_(part)
+
+    def finish(self, answered: int, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]:
+        release = self._release
+        if self._total is None:
+            return {}
+        total = self._total
+        if release.noise is not None:
+            total = release.noise.add(total, release.change(sampling), draws)
+        return {release.name: total.to(self._dtype)}
+
+
+@dataclass(frozen=True)
+class Mean(Sum):
+    """The server sees the mean of one array over the cohort.
+
+    ``weight`` names a second array, a number that the client sends along: the mean is then Σ w·a / Σ w. Such weights
+    depend on the data, so no bound on one client's influence holds, and noise is refused beside them. With noise the
+    sum is divided by the *expected* number of clients, which no client changes.
+    """
+
+    weight: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.weight is not None and (self.noise is not None or self.secure):
+            raise ValueError(
+                f"Mean({self.name!r}): weights from the clients' data break the bound that noise is calibrated to; "
+                "leave weight out (every client then counts the same)"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,) if self.weight is None else (self.name, self.weight)
+
+    def at_client(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
+        sent = super().at_client(arrays, draws)
+        return sent if self.weight is None else {**sent, self.weight: arrays[self.weight]}
+
+    def collect(self) -> Collector:
+        return _Average(self)
+
+
+class _Average:
+    def __init__(self, release: Mean) -> None:
+        self._release = release
+        self._sum = _Total(release)
+        self._weight = 0.0
+
+    def add(self, positions: Tensor, arrays: Mapping[str, Tensor]) -> None:
+        name, weight = self._release.name, self._release.weight
+        if weight is None:
+            self._sum.add(positions, arrays)
+            return
+        w = arrays[weight].to(torch.float64).reshape(-1)
+        if bool((w < 0).any()):
+            raise ValueError(f"Mean({name!r}): a client sent a negative weight {weight!r}")
+        self._weight += float(w.sum())
+        value = arrays[name]
+        weighted = (w.to(value.dtype) @ value.reshape(len(w), -1)).reshape(value.shape[1:])
+        self._sum.add(positions, {name: weighted[None]})
+
+    def finish(self, answered: int, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]:
+        release = self._release
+        if release.noise is not None:
+            count: float = expected
+        else:
+            count = answered if release.weight is None else self._weight
+        if not count > 0:
+            raise ValueError(f"Mean({release.name!r}): the weights {release.weight!r} of all {answered} replies are 0")
+        return {name: total / count for name, total in self._sum.finish(answered, expected, sampling, draws).items()}

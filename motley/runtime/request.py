@@ -1,0 +1,56 @@
+"""The contract between a federation and its runtimes: a request goes out, batches of replies stream back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from motley.client import Clients
+from motley.release import Release
+from motley.runtime.kept import KeptStore
+from motley.task import Task
+
+
+@dataclass(frozen=True)
+class Request:
+    """One ask, for the clients at ``positions`` of ``clients``."""
+
+    task: Task
+    clients: Clients
+    positions: Tensor  # [C] positions in `clients`
+    shared: Mapping[str, Tensor]  # inputs that are the same for every client
+    each: Mapping[str, Tensor]  # inputs [C, ...] that differ
+    releases: Sequence[Release]  # their client halves run at the client
+    key: Tensor  # of this ask; a client's draws come from key(this, its id)
+    kept: KeptStore
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client that did not answer, or answered nonsense: data for the server, never silence."""
+
+    client: str
+    task: str
+    round: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"client {self.client}, round {self.round}, task {self.task}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some clients' replies: row i of every array is from the client at ``rows[i]`` of the request."""
+
+    rows: Tensor  # [b] rows of the request's `positions`
+    arrays: Sequence[Mapping[str, Tensor]]  # one mapping for each release, arrays [b, ...]
+    failed: Mapping[int, str] = field(default_factory=dict)  # row -> reason
+
+
+class Runtime(Protocol):
+    """Delivers a request and streams the replies."""
+
+    def deliver(self, request: Request) -> Iterator[Batch]: ...

@@ -1,0 +1,246 @@
+"""The in-process simulator: runs a task for a block of clients at once.
+
+On small models nearly all the cost is Python and dispatch, so a task written for one client is vectorised over a block
+of clients with ``torch.func.vmap``. A task that cannot be vectorised runs client by client, and that is said once.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from motley import wire
+from motley.client import Block, Client, Kept
+from motley.draws import Draws, key
+from motley.runtime.request import Batch, Request
+from motley.runtime.tuning import Plan, Tuner
+
+Outputs = tuple[list[dict[str, Tensor]], dict[str, Tensor]]  # what each release lets out, and what is kept
+MAX_BLOCK_BYTES = 1 << 28  # of inputs in one block: a larger cohort streams through
+
+
+class LoopInstead(UserWarning):
+    """A task could not be vectorised and runs client by client."""
+
+
+@dataclass
+class Simulator:
+    """Delivers requests to clients that live in this process.
+
+    block: clients per vectorised call (1: no vectorisation); None measures and remembers what is fastest here.
+    threads: of PyTorch inside an operation; None: measured together with the block.
+    strict: pass every request and reply through the wire codec, as on a network.
+    drop: fraction of clients that fail to answer, or a function (client id, ask's draws) -> bool; to rehearse failures.
+    """
+
+    block: int | None = None
+    threads: int | None = None
+    strict: bool = False
+    drop: float | Callable[[int, Draws], bool] = 0.0
+    _loop: set[str] = field(default_factory=set, init=False)  # tasks that cannot be vectorised
+    _tuner: Tuner = field(default_factory=Tuner, init=False)
+
+    def __post_init__(self) -> None:
+        if self.block is not None and self.block < 1:
+            raise ValueError(f"block={self.block}; expected at least 1 client per block, or None to measure")
+        if isinstance(self.drop, float | int) and not 0 <= self.drop <= 1:
+            raise ValueError(f"drop={self.drop}; expected a fraction from 0 to 1")
+
+    def deliver(self, request: Request) -> Iterator[Batch]:
+        """Stream the cohort's replies, block by block."""
+        rows = torch.arange(len(request.positions))
+        dropped = self._dropped(request)
+        if dropped:
+            yield Batch(rows[:0], [], dict.fromkeys(dropped, "did not answer (simulated drop-out)"))
+            rows = rows[[row not in dropped for row in rows.tolist()]]
+        if len(rows) == 0:
+            return
+        if self.strict:
+            request = _through_the_wire(request)
+        with torch.no_grad():
+            plan = self._plan(request, rows)
+            with plan.threads_set():
+                for block_rows in _blocks(request, rows, plan.block):
+                    yield self._run(request, block_rows)
+
+    def _dropped(self, request: Request) -> set[int]:
+        if self.drop == 0.0:
+            return set()
+        draws = Draws(key(request.key, -2))
+        ids = request.clients.ids[request.positions].tolist()
+        if callable(self.drop):
+            return {row for row, client in enumerate(ids) if self.drop(client, draws)}
+        fails = Draws(key(request.key, -2)).uniform(len(ids)) < self.drop
+        return set(fails.nonzero().flatten().tolist())
+
+    def _plan(self, request: Request, rows: Tensor) -> Plan:
+        if request.task.name in self._loop:
+            return Plan(1, self.threads)
+        if self.block is not None:
+            return Plan(self.block, self.threads)
+        return self._tuner.plan(request, rows, self.threads, lambda some: self._run(request, some, rehearsal=True))
+
+    def _run(self, request: Request, rows: Tensor, rehearsal: bool = False) -> Batch:
+        """One block; if the vectorised call raises, its clients one by one, so that an error stays its client's."""
+        if len(rows) > 1 and request.task.name not in self._loop:
+            try:
+                return self._batch(request, rows, self._vectorised(request, rows), rehearsal)
+            except Exception as error:  # whatever a task raises is that client's failure, found by the loop below
+                reason = f"{type(error).__name__}: {error}"
+        else:
+            reason = None
+        batches = [self._alone(request, row, rehearsal) for row in rows[:, None]]
+        if reason is not None and not any(batch.failed for batch in batches):
+            self._loop.add(request.task.name)
+            warnings.warn(
+                f"task {request.task.name} cannot be vectorised over clients and runs one client at a time, which is "
+                f"slower. The operation that prevents it: {reason.splitlines()[0]}",
+                LoopInstead,
+                stacklevel=2,
+            )
+        return _joined(batches)
+
+    def _alone(self, request: Request, row: Tensor, rehearsal: bool) -> Batch:
+        try:
+            outputs, kept = _call(request, row, self._for_one(request, row))
+        except Exception as error:  # a client's own failure is data
+            return Batch(row[:0], [], {int(row): f"{type(error).__name__}: {error}"})
+        stacked = [{name: value[None] for name, value in output.items()} for output in outputs]
+        return self._batch(request, row, (stacked, {name: value[None] for name, value in kept.items()}), rehearsal)
+
+    def _vectorised(self, request: Request, rows: Tensor) -> Outputs:
+        block = request.clients.block(request.positions[rows])
+        columns = _columns(request, rows, block)
+        # an input that is one row repeated for everybody (stride 0) is shared, which vectorises far better
+        each = {name: value[rows] for name, value in request.each.items() if value.stride(0) != 0}
+        same = {name: value[0] for name, value in request.each.items() if value.stride(0) == 0}
+
+        def one(
+            columns: dict[str, Tensor], values: dict[str, Tensor], present: dict[str, Tensor], each: dict[str, Tensor]
+        ) -> Outputs:
+            return _one_client(request, block, columns, Kept(values, present), {**same, **each})
+
+        kept = request.kept.read(block.ids)
+        result: Outputs = vmap(one)(columns, dict(kept.values), dict(kept.present), each)
+        return result
+
+    def _for_one(self, request: Request, row: Tensor) -> Mapping[str, Tensor]:
+        return {name: value[int(row)] for name, value in request.each.items()}
+
+    def _batch(self, request: Request, rows: Tensor, outputs: Outputs, rehearsal: bool) -> Batch:
+        """Leave out replies that are not finite, let the rest keep what they keep, and hand over what they sent."""
+        arrays, kept = outputs
+        sound = torch.ones(len(rows), dtype=torch.bool)
+        failed: dict[int, str] = {}
+        sent = {name: value for release in arrays for name, value in release.items()}
+        for name, value in [*sent.items(), *((f"kept {name}", value) for name, value in kept.items())]:
+            if value.is_floating_point():
+                finite = torch.isfinite(value).reshape(len(rows), -1).all(1)
+                if not finite.all():
+                    for row in rows[~finite & sound].tolist():
+                        failed[row] = f"the array {name!r} is not finite (NaN or infinite)"
+                    sound &= finite
+        if failed:
+            rows = rows[sound]
+            arrays = [{name: value[sound] for name, value in release.items()} for release in arrays]
+            kept = {name: value[sound] for name, value in kept.items()}
+        if kept and not rehearsal and len(rows):
+            request.kept.write(request.clients.ids[request.positions[rows]], kept)
+        if self.strict:
+            arrays = [_decoded(release, len(rows)) for release in arrays]
+        return Batch(rows, arrays, failed)
+
+
+def _columns(request: Request, rows: Tensor, block: Block) -> dict[str, Tensor]:
+    columns = {"x": block.x, "n": block.n, "labeled": block.labeled, "key": key(request.key, block.ids)}
+    if block.y is not None:
+        columns["y"] = block.y
+    return columns
+
+
+def _one_client(
+    request: Request, block: Block, columns: Mapping[str, Tensor], kept: Kept, each: Mapping[str, Tensor]
+) -> Outputs:
+    """The task and the releases' client halves, for one client: exactly what a client does on a network."""
+    client = Client(
+        columns["x"],
+        columns.get("y"),
+        columns["n"],
+        columns["labeled"],
+        all_labeled=block.all_labeled,
+        full=block.full,
+        kept=kept,
+        draws=Draws(columns["key"]),
+    )
+    sent = request.task(client, **request.shared, **each)
+    noise = Draws(key(columns["key"], 1))
+    return [release.at_client(sent.arrays, noise) for release in request.releases], sent.keep
+
+
+def _call(request: Request, row: Tensor, each: Mapping[str, Tensor]) -> Outputs:
+    """The same without vectorisation."""
+    block = request.clients.block(request.positions[row])
+    columns = {name: value[0] for name, value in _columns(request, row, block).items()}
+    stored = request.kept.read(block.ids)
+    kept = Kept({k: v[0] for k, v in stored.values.items()}, {k: v[0] for k, v in stored.present.items()})
+    return _one_client(request, block, columns, kept, each)
+
+
+def _blocks(request: Request, rows: Tensor, block: int) -> Iterator[Tensor]:
+    """Rows in blocks of clients of similar size, the largest first; a block never pads by more than a quarter."""
+    size = request.clients.size[request.positions[rows]]
+    size, order = torch.sort(size, descending=True, stable=True)
+    rows = rows[order]
+    row_bytes = max(1, request.clients.x[0].numel() * 4) if len(request.clients.x) else 1
+    sizes = size.tolist()
+    begin = 0
+    while begin < len(sizes):
+        largest = max(1, sizes[begin])
+        limit = min(block, max(1, MAX_BLOCK_BYTES // (largest * row_bytes)))
+        end = begin + 1
+        while end < len(sizes) and end - begin < limit and (sizes[end] * 4 >= largest * 3 or end - begin < limit // 4):
+            end += 1
+        yield rows[begin:end]
+        begin = end
+
+
+def _joined(batches: list[Batch]) -> Batch:
+    """Batches of single clients as one; a reply that differs in names or shapes from the first one is a failure."""
+    failed = {row: reason for batch in batches for row, reason in batch.failed.items()}
+    good = [batch for batch in batches if len(batch.rows)]
+    if not good:
+        return Batch(torch.zeros(0, dtype=torch.int64), [], failed)
+    first = _shapes(good[0])
+    for batch in good:
+        if _shapes(batch) != first:
+            failed[int(batch.rows[0])] = f"sent arrays of shapes {_shapes(batch)}, but others sent {first}"
+    good = [batch for batch in good if int(batch.rows[0]) not in failed]
+    arrays = [
+        {name: torch.cat([batch.arrays[i][name] for batch in good]) for name in good[0].arrays[i]}
+        for i in range(len(good[0].arrays))
+    ]
+    return Batch(torch.cat([batch.rows for batch in good]), arrays, failed)
+
+
+def _shapes(batch: Batch) -> list[dict[str, tuple[int, ...]]]:
+    return [{name: tuple(value.shape[1:]) for name, value in release.items()} for release in batch.arrays]
+
+
+def _through_the_wire(request: Request) -> Request:
+    decoded = wire.decode(wire.encode(request.shared))
+    shared = {name: torch.as_tensor(decoded[name]) for name in request.shared}
+    each = _decoded(request.each, len(request.positions)) if request.each else {}
+    return replace(request, shared=shared, each=each)
+
+
+def _decoded(arrays: Mapping[str, Tensor], clients: int) -> dict[str, Tensor]:
+    """Every client's message encoded and decoded again."""
+    messages = [wire.decode(wire.encode({name: value[i] for name, value in arrays.items()})) for i in range(clients)]
+    if not messages:
+        return dict(arrays)
+    return {name: torch.stack([torch.as_tensor(message[name]) for message in messages]) for name in arrays}

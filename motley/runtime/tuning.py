@@ -1,0 +1,141 @@
+"""How many clients to a block, and how many threads: measured once for a kind of work, then remembered on this machine.
+
+Remembered, because the block changes the last bits of a sum: two runs with equal settings must be identical.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from motley.runtime.request import Batch, Request
+
+CANDIDATES = (8, 32, 128, 512)
+PATIENCE = 2.0  # seconds of rehearsal at most before the best so far is taken
+CHEAP = 0.02  # seconds: a cohort that runs this fast is not worth measuring
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Clients per block, and PyTorch threads (None: as they are)."""
+
+    block: int
+    threads: int | None = None
+
+    @contextlib.contextmanager
+    def threads_set(self) -> Iterator[None]:
+        before = torch.get_num_threads()
+        if self.threads is None or self.threads == before:
+            yield
+            return
+        torch.set_num_threads(self.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def cache_folder() -> Path:
+    """Where Motley remembers things between runs: ``MOTLEY_CACHE``, or a folder in the user's cache."""
+    return Path(os.environ.get("MOTLEY_CACHE") or Path.home() / ".cache" / "motley")
+
+
+@dataclass
+class Tuner:
+    """Plans by kind of work; read from and written to one small JSON file."""
+
+    plans: dict[str, Plan] = field(default_factory=dict)
+
+    def plan(self, request: Request, rows: Tensor, threads: int | None, rehearse: Callable[[Tensor], Batch]) -> Plan:
+        kind = _kind(request, rows, threads)
+        if kind not in self.plans:
+            self.plans[kind] = _recall(kind) or _remember(kind, _measure(rows, threads, rehearse))
+        return self.plans[kind]
+
+
+def _kind(request: Request, rows: Tensor, threads: int | None) -> str:
+    """Work that should run alike: same task and inputs, sizes and cohort alike to a power of two."""
+
+    def magnitude(number: int) -> int:
+        return max(1, number).bit_length()
+
+    inputs = {**request.shared, **{name: value[0] for name, value in request.each.items()}}
+    owner = request.task.owner
+    settings = repr(owner) if owner is not None else ""
+    parts = [
+        request.task.name,
+        hashlib.sha256(settings.encode()).hexdigest()[:16],
+        tuple(request.clients.x.shape[1:]),
+        magnitude(int(request.clients.size[request.positions[rows]].max())),
+        magnitude(len(rows)),
+        sorted((name, tuple(value.shape)) for name, value in inputs.items()),
+        [type(release).__name__ for release in request.releases],
+        threads,
+        torch.get_num_threads(),
+        os.cpu_count(),
+        torch.__version__,
+    ]
+    return json.dumps(parts, default=str)
+
+
+def _measure(rows: Tensor, threads: int | None, rehearse: Callable[[Tensor], Batch]) -> Plan:
+    """Rehearse growing blocks of the first clients (nothing is kept or sent) and take what is fastest per client."""
+    limit = len(rows)
+    begin = time.perf_counter()
+    speeds: dict[Plan, float] = {}
+
+    def try_out(plan: Plan) -> None:
+        with plan.threads_set():
+            start = time.perf_counter()
+            rehearse(rows[: plan.block])
+            speeds[plan] = (time.perf_counter() - start) / min(plan.block, limit)
+
+    candidates = sorted({min(size, limit) for size in CANDIDATES})
+    rehearse(rows[: candidates[0]])  # the first call pays for lazy set-up; it is not measured
+    for block in candidates:
+        try_out(Plan(block, threads))
+        spent = time.perf_counter() - begin
+        slower = speeds[Plan(block, threads)] > 1.3 * min(speeds.values())
+        if spent > PATIENCE or slower:
+            break
+    best = min(speeds, key=lambda plan: speeds[plan])
+    if time.perf_counter() - begin < PATIENCE:
+        try_out(Plan(1, threads))  # no vectorisation at all: large models may prefer it
+    if threads is None and torch.get_num_threads() > 1 and speeds[best] * limit > CHEAP and best.block > 1:
+        try_out(best)
+        try_out(Plan(best.block, 1))
+    return min(speeds, key=lambda plan: speeds[plan])
+
+
+def _recall(kind: str) -> Plan | None:
+    try:
+        stored = json.loads((cache_folder() / "tuning.json").read_text()).get(kind)
+        return None if stored is None else Plan(int(stored["block"]), stored["threads"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # no cache yet, or one that cannot be read: measure
+
+
+def _remember(kind: str, plan: Plan) -> Plan:
+    file = cache_folder() / "tuning.json"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            plans = json.loads(file.read_text())
+        except (OSError, ValueError):
+            plans = {}
+        plans[kind] = {"block": plan.block, "threads": plan.threads}
+        fresh = file.with_suffix(f".{os.getpid()}")
+        fresh.write_text(json.dumps(plans))
+        fresh.replace(file)
+    except OSError:
+        pass  # a home that cannot be written only costs the measurement next time
+    return plan

@@ -1,0 +1,76 @@
+"""Tasks: the client's side of an algorithm, written for one client.
+
+    @task
+    def fit(self, client, theta):
+        return send(update=self.local(self.model, theta, client) - theta)
+
+A task takes a client and named arrays and sends named arrays; nothing else ever crosses a wire.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a task returns: the arrays it sends, and those it keeps at the client for its next task."""
+
+    arrays: dict[str, Tensor]
+    keep: dict[str, Tensor] = field(default_factory=dict)
+
+
+def send(*, keep: Mapping[str, Tensor] | None = None, **arrays: Tensor) -> Sent:
+    """Send named arrays to the server (subject to the release of the ask) and keep others at the client."""
+    return Sent(arrays, dict(keep or {}))
+
+
+class Task:
+    """A named client-side function. As a class attribute it binds to its method like an ordinary function does."""
+
+    def __init__(self, function: Callable[..., Sent], owner: object | None = None) -> None:
+        self.function = function
+        self.owner = owner
+        prefix = "" if owner is None else type(owner).__name__ + "."
+        self.name = prefix + function.__name__
+        parameters = list(inspect.signature(function).parameters.values())
+        skipped = 2 if _is_method(function) else 1  # self and client, or client
+        self._parameters = parameters[skipped:]
+        self.__doc__ = function.__doc__
+
+    def __get__(self, instance: object | None, _: type) -> Task:
+        return self if instance is None else Task(self.function, instance)
+
+    def __call__(self, client: Any, **inputs: Any) -> Sent:
+        result = self.function(client, **inputs) if self.owner is None else self.function(self.owner, client, **inputs)
+        if not isinstance(result, Sent):
+            raise TypeError(f"task {self.name} must return send(...), but it returned {type(result).__name__}")
+        return result
+
+    def check_inputs(self, given: set[str]) -> None:
+        """Refuse an ask whose inputs do not fit the task's signature, before anything is sent."""
+        if _is_method(self.function) and self.owner is None:
+            raise TypeError(f"task {self.name} belongs to a method: ask with an instance's own, as in self.{self.name}")
+        known = [p.name for p in self._parameters]
+        for name in sorted(given - set(known)):
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"task {self.name} has no input {name!r} (it takes {', '.join(known) or 'none'}){hint}")
+        missing = [p.name for p in self._parameters if p.default is inspect.Parameter.empty and p.name not in given]
+        if missing:
+            raise TypeError(f"task {self.name} needs the input{'s' * (len(missing) > 1)} {', '.join(missing)}")
+
+
+def _is_method(function: Callable[..., Any]) -> bool:
+    return next(iter(inspect.signature(function).parameters), None) == "self"
+
+
+def task(function: Callable[..., Sent]) -> Task:
+    """Mark a client-side function: ``(self, client, **inputs)`` in a method's class, else ``(client, **inputs)``."""
+    return Task(function)

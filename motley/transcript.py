@@ -1,0 +1,76 @@
+"""What left the clients, ask by ask, and how many bytes it took: the record that a privacy officer reads."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One array of one ask: all that the server, or anybody on the wire, got to see of it."""
+
+    round: int
+    task: str
+    array: str
+    shape: tuple[int, ...]
+    clients: int
+    bytes: int
+    seen_as: str  # "individual", "sum", "mean", "secure sum", ...
+    unit: str | None = None
+    clip: float | None = None
+    noise: str | None = None
+    sampling: str | None = None
+    note: str | None = None  # e.g. "simulation only", "seeded noise"
+
+
+@dataclass
+class Transcript:
+    """Entries of a run. Equal asks of later rounds only raise a counter, so it does not grow with the rounds."""
+
+    entries: dict[Entry, dict[str, int]] = field(default_factory=dict)
+
+    def add(self, entry: Entry) -> None:
+        # the same array asked in the same way in another round is the same line: first and last round, times, bytes
+        same = Entry(**{**asdict(entry), "round": 0, "clients": 0, "bytes": 0})
+        new = {"first": entry.round, "last": entry.round, "times": 0, "replies": 0, "bytes": 0}
+        line = self.entries.setdefault(same, new)
+        line["last"] = entry.round
+        line["times"] += 1
+        line["replies"] += entry.clients
+        line["bytes"] += entry.bytes
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The transcript as plain rows, in the order in which each kind of array was first asked for."""
+        rows = []
+        for entry, line in self.entries.items():
+            row = {name: value for name, value in asdict(entry).items() if name not in ("round", "clients", "bytes")}
+            rows.append({**row, "shape": list(entry.shape), **line})
+        return rows
+
+    @classmethod
+    def from_rows(cls, rows: list[dict[str, Any]]) -> Transcript:
+        entries = {}
+        counters = ("first", "last", "times", "replies", "bytes")
+        for row in rows:
+            named = {name: value for name, value in row.items() if name not in counters}
+            entry = Entry(**{**named, "shape": tuple(row["shape"]), "round": 0, "clients": 0, "bytes": 0})
+            entries[entry] = {name: int(row[name]) for name in counters}
+        return cls(entries)
+
+
+@dataclass
+class Traffic:
+    """Bytes sent up (from clients) and down (to clients), by array name."""
+
+    up: Counter[str] = field(default_factory=Counter)
+    down: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def total_up(self) -> int:
+        return self.up.total()
+
+    @property
+    def total_down(self) -> int:
+        return self.down.total()

@@ -1,0 +1,73 @@
+"""What may cross a wire: named arrays and plain values, never code. Encoded as safetensors, sizes bounded."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+Plain = bool | int | float | str | None
+MAX_BYTES = 1 << 31  # of one message; a larger model than this does not fit a message in any runtime
+MAX_NAMES = 4096
+_VALUES = "values"  # the metadata entry that holds the plain values, as JSON
+
+
+class WireError(ValueError):
+    """A message that cannot be sent, or bytes that are not a message."""
+
+
+def encode(message: Mapping[str, Tensor | Plain], max_bytes: int = MAX_BYTES) -> bytes:
+    """A message as bytes. Anything but a tensor or a plain value (bool, int, float, str, None) is refused."""
+    arrays: dict[str, Tensor] = {}
+    values: dict[str, Plain] = {}
+    for name, value in message.items():
+        if isinstance(value, Tensor):
+            if value.is_complex() or value.is_sparse or value.is_quantized:
+                raise WireError(f"{name!r} is a {value.dtype} tensor ({value.layout}); only dense real arrays are sent")
+            arrays[name] = value.detach().contiguous()
+        elif isinstance(value, Plain):
+            values[name] = value
+        else:
+            raise WireError(f"{name!r} is a {type(value).__name__}; only tensors and plain values are sent")
+    size = sum(array.nbytes for array in arrays.values())
+    if size > max_bytes or len(message) > MAX_NAMES:
+        raise WireError(f"a message of {size:,} bytes and {len(message)} names is over {max_bytes:,} or {MAX_NAMES}")
+    # safetensors refuses tensors that share memory, so a view of another entry is copied
+    seen: set[int] = set()
+    for name, array in arrays.items():
+        pointer = array.untyped_storage().data_ptr()
+        arrays[name] = array.clone() if pointer in seen else array
+        seen.add(pointer)
+    return save(arrays, {_VALUES: json.dumps(values)})
+
+
+def decode(data: bytes, max_bytes: int = MAX_BYTES) -> dict[str, Tensor | Plain]:
+    """The message in these bytes, or a ``WireError`` that says what is wrong with them."""
+    if len(data) > max_bytes + (1 << 20):
+        raise WireError(f"a message of {len(data):,} bytes is over the limit of {max_bytes:,}")
+    try:
+        header_size = int.from_bytes(data[:8], "little")
+        if len(data) < 8 or header_size > min(len(data), 1 << 20):
+            raise WireError(f"{len(data)} bytes do not begin with a header")
+        header = json.loads(data[8 : 8 + header_size])
+        if not isinstance(header, dict) or len(header) > MAX_NAMES:
+            raise WireError("the header is not a table of names, or has too many")
+        values = json.loads(header.get("__metadata__", {}).get(_VALUES, "{}"))
+        arrays = load(data)
+    except WireError:
+        raise
+    except (SafetensorError, ValueError, AttributeError, KeyError, TypeError, RecursionError, RuntimeError) as error:
+        raise WireError(f"malformed message: {error}") from error
+    if not isinstance(values, dict) or not all(isinstance(value, Plain) for value in values.values()):
+        raise WireError("the message's plain values are not a table of plain values")
+    return {**values, **arrays}
+
+
+def size_of(shape: torch.Size, dtype: torch.dtype) -> int:
+    """Bytes that an array of this shape takes in a message."""
+    return math.prod(shape) * dtype.itemsize
