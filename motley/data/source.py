@@ -1,0 +1,90 @@
+"""A source: samples as they come, before they are dealt out to clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Kind = Literal["image", "features", "tokens"]
+KINDS: tuple[Kind, ...] = ("image", "features", "tokens")
+
+
+class DataError(ValueError):
+    """The data is not what was expected; the message says what was expected, what came and what to do."""
+
+
+class Names(Sequence[str]):
+    """Client names kept as one array and turned into a string when read: a million names cost no Python objects."""
+
+    def __init__(self, values: Array) -> None:
+        self.values = values
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Names: ...
+    def __getitem__(self, index: int | slice) -> str | Names:
+        if isinstance(index, slice):
+            return Names(self.values[index])
+        value = self.values[index]
+        return value.decode() if isinstance(value, bytes) else str(value)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(self[i] for i in range(min(5, len(self))))
+        return f"Names({shown}{', …' if len(self) > 5 else ''})"
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Samples with what is known about them. Images stay uint8 [rows, channels, height, width].
+
+    ``normalize`` says how inputs are scaled before a model sees them: by the published ``mean`` and ``std``
+    (``"published"``), by the mean and standard deviation of the seen clients' training rows (``"standard"``), or not
+    at all (``"none"``).
+    """
+
+    name: str
+    kind: Kind
+    x: Array  # [rows, ...]
+    y: Array | None = None  # [rows]: int64 classes or float32 targets
+    classes: int | None = None  # None: targets are numbers, or there are none
+    class_names: Sequence[str] | None = None
+    client: Array | None = None  # [rows] int64: the natural client of a row, 0 .. clients - 1
+    client_names: Sequence[str] | None = None
+    labeled: Array | None = None  # [natural clients] bool: False for one who came without labels
+    is_test: Array | None = None  # [rows] bool: the source's own division into training and test rows
+    normalize: Literal["published", "standard", "none"] = "standard"
+    mean: Array | None = None  # per channel, in units of x
+    std: Array | None = None
+    per_client: Mapping[str, Array] = field(default_factory=dict)  # [natural clients, ...], e.g. the true parameters
+    shared: Mapping[str, Array] = field(default_factory=dict)  # what the server has or knows, e.g. its own points
+    dropped: Sequence[str] = ()  # clients that came without a single sample
+
+    def __post_init__(self) -> None:
+        rows = len(self.x)
+        if rows == 0:
+            raise DataError(f"{self.name}: there is not a single sample")
+        for what, column in (("y", self.y), ("client", self.client), ("is_test", self.is_test)):
+            if column is not None and (column.ndim != 1 or len(column) != rows):
+                raise DataError(
+                    f"{self.name}: `{what}` must hold one value for each of the {rows} rows of x, "
+                    f"but its shape is {tuple(column.shape)}"
+                )
+
+    @property
+    def clients(self) -> int | None:
+        """How many natural clients there are; None: the source has no client ids."""
+        return None if self.client is None else int(self.client.max()) + 1
+
+
+def channel_shape(values: Sequence[float]) -> Array:
+    """Per-channel constants that broadcast over an image [channels, height, width]."""
+    return np.asarray(values, dtype=np.float32).reshape(-1, 1, 1)

@@ -1,0 +1,65 @@
+"""Every source by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from motley.data import images, spec
+from motley.data.folder import File, present
+from motley.data.source import Source
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One named source: what it is, how it is made, and the files it needs."""
+
+    description: str
+    load: Callable[..., Source]
+    files: tuple[File, ...] = ()
+    seeded: bool = False  # made from random numbers: the loader takes the seed first
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A line of the list of sources."""
+
+    name: str
+    description: str
+    local: bool  # it can be loaded with no network
+    synthetic: bool
+    options: tuple[str, ...]
+
+
+CATALOG: dict[str, Entry] = {
+    "digits": Entry("8×8 handwritten digits, embedded in scikit-learn", images.digits),
+    "mnist": Entry("28×28 handwritten digits", images.mnist, images.MNIST_FILES),
+    "fashion-mnist": Entry("28×28 pictures of clothes", images.fashion_mnist, images.FASHION_FILES),
+    "cifar-10": Entry("32×32 colour pictures, 10 classes", images.cifar10, (images.CIFAR_ARCHIVE,)),
+    "femnist": Entry("28×28 handwritten characters by writer", images.femnist, (images.FEMNIST_FILE,)),
+}
+
+
+def sources() -> list[Listed]:
+    """All named sources, with a line about each and whether it is there already."""
+    return [
+        Listed(
+            name=name,
+            description=entry.description,
+            local=present(*entry.files) or (name == "cifar-10" and present(*images.CIFAR_FILES)),
+            synthetic=entry.seeded,
+            options=tuple(spec.options(entry.load, hidden=int(entry.seeded))),
+        )
+        for name, entry in CATALOG.items()
+    ]
+
+
+def open_source(text: str, seed: int, **options: Any) -> Source:
+    """A named source from ``name`` or ``name:value,key=value``; ``options`` are the same by keyword."""
+    name, values, named = spec.parse(text)
+    if name not in CATALOG:
+        raise spec.unknown("data set", name, list(CATALOG))
+    entry = CATALOG[name]
+    bound = spec.bind(f"data set {name!r}", entry.load, values, {**named, **options}, hidden=int(entry.seeded))
+    return entry.load(seed, **bound) if entry.seeded else entry.load(**bound)

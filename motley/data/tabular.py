@@ -1,0 +1,174 @@
+"""Tables (CSV, TSV, Parquet) as arrays: which column is the client, which the label, and what the others hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from motley.data.folder import reading
+from motley.data.source import Array, DataError
+
+Missing = Literal["error", "drop", "mean"]
+_MOST_CATEGORIES = 50
+_LOOKS_LIKE_LABELS = {"label", "labels", "target", "targets", "class"}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A table taken apart."""
+
+    x: Array  # [rows, features] float32
+    y: Array | None
+    client: Array | None
+    features: list[str]  # a text column gives one feature for each of its values, named column=value
+
+
+def read_table(path: Path, client_column: str | None, delimiter: str | None = None) -> pd.DataFrame:
+    """A CSV, TSV or Parquet file, with its columns' names checked."""
+    name = path.name.lower()
+    with reading(path):
+        if name.endswith((".parquet", ".pq")):
+            try:
+                frame = pd.read_parquet(path)
+            except ImportError as error:
+                raise DataError(
+                    f"{path}: reading Parquet files needs pyarrow: pip install 'motley-fl[data]'"
+                ) from error
+        else:
+            separator = delimiter or ("\t" if ".tsv" in name else ",")
+            header = pd.read_csv(path, sep=separator, header=None, nrows=1, dtype=str, keep_default_na=False)
+            titles = [str(title) for title in header.iloc[0]]
+            repeated = sorted({title for title in titles if titles.count(title) > 1})
+            if repeated:
+                raise DataError(f"{path}: the column {repeated[0]!r} occurs more than once")
+            if len(titles) == 1 and any(sign in titles[0] for sign in ";\t|"):
+                raise DataError(f"{path}: only one column was found, {titles[0]!r}; is another delimiter needed?")
+            ids = client_column or "client"
+            # Ids are read as text, because 007 is not 7.
+            types = {ids: str} if ids in titles else None
+            frame = pd.read_csv(path, sep=separator, dtype=types, low_memory=False)
+    for column in frame.columns:
+        if str(column).strip() == "" or str(column).startswith("Unnamed: "):
+            raise DataError(
+                f"{path}: a column has no name ({column!r}), which is often a saved row number and no feature; "
+                f"name it or remove it"
+            )
+    return frame
+
+
+def take_apart(
+    frame: pd.DataFrame, name: str, client_column: str | None, label_column: str | None, missing: Missing
+) -> Columns:
+    """Client, label and feature columns; text columns become one feature for each value (at most 50 values).
+
+    A missing feature is an error, or its row is left out (``missing="drop"``), or it becomes the column's mean
+    (``missing="mean"``).
+    """
+    if missing not in ("error", "drop", "mean"):
+        raise DataError(f"{name}: missing must be 'error', 'drop' or 'mean', got {missing!r}")
+    if len(frame) == 0:
+        raise DataError(f"{name}: the table has no rows")
+    ids = _find(frame, name, "client_column", client_column, "client")
+    label = _find(frame, name, "label_column", label_column, "y")
+    features = [column for column in frame.columns if column not in (ids, label)]
+    if label is None and label_column is None:
+        for column in features:
+            if column.lower() in _LOOKS_LIKE_LABELS:
+                raise DataError(
+                    f"{name}: the column {column!r} looks like labels; say label_column={column!r}, or label_column='' "
+                    f"if it is a feature and there are no labels"
+                )
+    if not features:
+        raise DataError(f"{name}: there is no feature column beside {', '.join(frame.columns)}")
+    if missing == "drop":
+        frame = frame.dropna(subset=features)
+        if len(frame) == 0:
+            raise DataError(f"{name}: every row lacks a feature, so missing='drop' leaves nothing")
+    pieces: list[Array] = []
+    names: list[str] = []
+    for column in features:
+        values, labels = _encode(frame[column], name, missing)
+        pieces.append(values)
+        names.extend(labels)
+    x = np.concatenate(pieces, axis=1, dtype=np.float32) if len(pieces) > 1 else pieces[0]
+    return Columns(x, _raw(frame, label), _client_ids(frame, ids), names)
+
+
+def _find(frame: pd.DataFrame, name: str, option: str, wanted: str | None, default: str) -> str | None:
+    if wanted is None:
+        return default if default in frame.columns else None
+    if wanted == "":
+        return None
+    if wanted not in frame.columns:
+        raise DataError(f"{name}: there is no column {wanted!r} ({option}); the columns are {', '.join(frame.columns)}")
+    return wanted
+
+
+def _encode(column: pd.Series, name: str, missing: Missing) -> tuple[Array, list[str]]:
+    """One column as float32 [rows, 1], or [rows, values] for text."""
+    title = str(column.name)
+    absent = column.isna().to_numpy()
+    if absent.any() and missing == "error":
+        raise DataError(
+            f"{name}: the column {title!r} lacks {int(absent.sum())} of {len(column)} values, the first in data row "
+            f"{int(np.argmax(absent)) + 1}; fill them in, or say missing='drop' (leave such rows out) or missing='mean'"
+        )
+    if pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column):
+        numbers = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        if np.isinf(numbers).any():
+            row = int(np.argmax(np.isinf(numbers))) + 1
+            raise DataError(f"{name}: the column {title!r} holds an infinite number, the first in data row {row}")
+        if absent.any():
+            if absent.all():
+                raise DataError(f"{name}: the column {title!r} is empty; remove it")
+            numbers = np.where(absent, numbers[~absent].mean(), numbers)
+        return numbers.astype(np.float32)[:, None], [title]
+    if pd.api.types.is_datetime64_any_dtype(column):
+        raise DataError(f"{name}: the column {title!r} holds dates; turn them into numbers first")
+    text = column.astype(str)
+    parsed = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    wrong = np.isnan(parsed) & ~absent
+    if 0 < wrong.sum() < 0.5 * len(column):
+        row = int(np.argmax(wrong))
+        raise DataError(
+            f"{name}: the column {title!r} should hold numbers, but data row {row + 1} holds {text.iloc[row]!r}"
+        )
+    if absent.any():
+        raise DataError(f"{name}: the text column {title!r} lacks values, and text has no mean; fill them in")
+    values, codes = np.unique(text.to_numpy(dtype=str), return_inverse=True)
+    if len(values) > _MOST_CATEGORIES:
+        raise DataError(
+            f"{name}: the column {title!r} holds text with {len(values)} different values, e.g. {str(values[0])!r}; "
+            f"at most {_MOST_CATEGORIES} become features of their own: remove the column or turn it into numbers"
+        )
+    one_hot = np.zeros((len(codes), len(values)), dtype=np.float32)
+    one_hot[np.arange(len(codes)), codes] = 1
+    return one_hot, [f"{title}={value}" for value in values]
+
+
+def _raw(frame: pd.DataFrame, column: str | None) -> Array | None:
+    """A column as numbers (missing: NaN) or strings (missing: empty)."""
+    if column is None:
+        return None
+    series = frame[column]
+    if pd.api.types.is_bool_dtype(series) and not series.isna().any():
+        return series.to_numpy(dtype=bool)
+    if pd.api.types.is_integer_dtype(series) and not series.isna().any():
+        return series.to_numpy(dtype=np.int64)
+    if pd.api.types.is_numeric_dtype(series):
+        return series.to_numpy(dtype=np.float64, na_value=np.nan)
+    return np.array(["" if gone else str(v) for v, gone in zip(series, series.isna(), strict=True)])
+
+
+def _client_ids(frame: pd.DataFrame, column: str | None) -> Array | None:
+    """The client column; text that is all plain whole numbers is read as numbers, so that 10 comes after 9."""
+    ids = _raw(frame, column)
+    if ids is None or ids.dtype.kind != "U":
+        return ids
+    unique = np.unique(ids)
+    plain = all(text.isascii() and text.isdigit() and len(text) < 18 and str(int(text)) == text for text in unique)
+    return ids.astype(np.int64) if plain else ids
