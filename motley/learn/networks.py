@@ -297,10 +297,11 @@ class LSTMLayer(nn.Module):
         inward: Tensor = self.inward(x)  # all steps in one product; only the recurrent half must wait for its turn
         h = c = torch.zeros_like(inward[:, 0, : self.hidden])
         states = []
-        for step in range(inward.shape[1]):
-            gates = inward[:, step] + self.recurrent(h)
-            i, f, o = gates[:, : 3 * self.hidden].sigmoid().chunk(3, dim=1)
-            c = f * c + i * gates[:, 3 * self.hidden :].tanh()
+        # unbind and split, not slices: the gradient of a slice is a full-size tensor of zeros at every step
+        for step in inward.unbind(1):
+            gates, candidate = torch.split(step + self.recurrent(h), [3 * self.hidden, self.hidden], dim=1)
+            i, f, o = gates.sigmoid().chunk(3, dim=1)
+            c = f * c + i * candidate.tanh()
             h = o * c.tanh()
             states.append(h)
         return torch.stack(states, dim=1)
