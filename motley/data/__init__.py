@@ -5,8 +5,20 @@
 
 from motley.data.build import partitions
 from motley.data.entry import from_arrays, load
+from motley.data.describe import Description, describe, write_figure
 from motley.data.population import Population
 from motley.data.source import DataError, Source
 from motley.data.sources import sources
 
-__all__ = ["DataError", "Population", "Source", "from_arrays", "load", "partitions", "sources"]
+__all__ = [
+    "DataError",
+    "Description",
+    "Population",
+    "Source",
+    "describe",
+    "from_arrays",
+    "load",
+    "partitions",
+    "sources",
+    "write_figure",
+]

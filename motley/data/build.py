@@ -65,7 +65,7 @@ def build(
     min_samples: int | None = None,
     test: float | Literal["source"] | None = None,
     validation: float = 0.0,
-    unseen: int | float | Sequence[int] = 0.1,
+    unseen: int | float | Sequence[int] | None = None,
     labeled: float = 1.0,
     rotate: Sequence[float] | None = None,
     normalize: bool = True,
@@ -102,7 +102,8 @@ def build(
         rotate_clients(x, sizes, which, angles)
         per_client["rotation"] = np.asarray(angles, dtype=np.float32)[which[kept]]
 
-    seen, unseen_index = _seen_unseen(len(kept), unseen, default_rng([seed, _UNSEEN]))
+    away = unseen if unseen is not None else 0 if source.whole else 0.1
+    seen, unseen_index = _seen_unseen(len(kept), away, default_rng([seed, _UNSEEN]))
     shift, scale = _scaling(source, x, start[kept[seen]], train_size[kept[seen]], normalize)
     have_labels = np.full(len(kept), source.y is not None)
     if source.labeled is not None and dealt.natural is not None:
@@ -228,7 +229,7 @@ def _select_names(names: Sequence[str], index: Array) -> Sequence[str]:
 def _test_share(source: Source, test: float | str | None) -> float | None:
     """The fraction of a client's rows to test on; None: the source's own test rows."""
     if test is None:
-        return 0.2 if source.is_test is None else None
+        return None if source.is_test is not None else 0.0 if source.whole else 0.2
     if test == "source":
         if source.is_test is None:
             raise DataError(f"{source.name} has no test rows of its own; give `test` as a fraction, e.g. 0.2")

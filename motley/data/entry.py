@@ -25,7 +25,7 @@ def load(
     min_samples: int | None = None,
     test: float | Literal["source"] | None = None,
     validation: float = 0.0,
-    unseen: int | float | Sequence[int] = 0.1,
+    unseen: int | float | Sequence[int] | None = None,
     labeled: float = 1.0,
     rotate: Sequence[float] | None = None,
     normalize: bool = True,
@@ -42,7 +42,8 @@ def load(
       at least one row where a client has two, and always leave one to train on.
     - ``min_samples``: clients with fewer rows (default 2, or 1 with ``test=0``) or without a row to train on are left
       out and listed in ``dropped``.
-    - ``unseen``: the fraction or number of clients that do not take part in training, or their positions.
+    - ``unseen``: the fraction or number of clients that do not take part in training, or their positions (default
+      0.1; nobody for the sources made for analytics, which have no test rows by default either).
     - ``labeled``: the fraction p of training clients that have labels; the labels of the others are hidden.
     - ``rotate``: angles of which each client draws one for all its images.
     - ``normalize``: scale inputs, by the published mean and deviation of a known image source, else by those of the

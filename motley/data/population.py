@@ -73,6 +73,7 @@ class Population:
             rows = torch.arange(len(owner)) + (clients.start - first)[owner]
             cells = owner * self.classes + self.train.y[rows]
             total += torch.bincount(cells, minlength=total.numel()).view_as(total)
+        total[~self.test.labeled] = 0  # of a client that came without labels nothing is known
         return total
 
     def __repr__(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from motley.data import images, spec
+from motley.data import images, spec, synthetic, tables, text
 from motley.data.folder import File, present
 from motley.data.source import Source
 
@@ -18,7 +18,8 @@ class Entry:
     description: str
     load: Callable[..., Source]
     files: tuple[File, ...] = ()
-    seeded: bool = False  # made from random numbers: the loader takes the seed first
+    seeded: bool = False  # the loader takes a seed first
+    synthetic: bool = False
 
 
 @dataclass(frozen=True)
@@ -32,12 +33,25 @@ class Listed:
     options: tuple[str, ...]
 
 
+def _made(description: str, load: Callable[..., Source]) -> Entry:
+    return Entry(description, load, seeded=True, synthetic=True)
+
+
 CATALOG: dict[str, Entry] = {
     "digits": Entry("8×8 handwritten digits, embedded in scikit-learn", images.digits),
     "mnist": Entry("28×28 handwritten digits", images.mnist, images.MNIST_FILES),
     "fashion-mnist": Entry("28×28 pictures of clothes", images.fashion_mnist, images.FASHION_FILES),
     "cifar-10": Entry("32×32 colour pictures, 10 classes", images.cifar10, (images.CIFAR_ARCHIVE,)),
     "femnist": Entry("28×28 handwritten characters by writer", images.femnist, (images.FEMNIST_FILE,)),
+    "shakespeare": Entry("plays by role: the next character", text.shakespeare, (text.SHAKESPEARE_FILE,)),
+    "acs": Entry("US Census persons by district or state", tables.acs, (tables.ACS_FILE,), seeded=True),
+    "elections": Entry("winners in US counties, 2000–2020", tables.elections, (tables.ELECTIONS_FILE,)),
+    "gaussian-mixture": _made("points of a Gaussian mixture, for clustering", synthetic.gaussian_mixture),
+    "least-squares": _made("linear regression, one truth or slightly different ones", synthetic.least_squares),
+    "linear-prior": _made("linear regressions whose truths share a Gaussian prior", synthetic.linear_prior),
+    "gaussian-means": _made("Gaussian samples around personal means", synthetic.gaussian_means),
+    "bernoulli": _made("coins of different bias", synthetic.bernoulli),
+    "mdm": _made("label histograms from a mixture of Dirichlet-multinomials", synthetic.mdm),
 }
 
 
@@ -48,16 +62,16 @@ def sources() -> list[Listed]:
             name=name,
             description=entry.description,
             local=present(*entry.files) or (name == "cifar-10" and present(*images.CIFAR_FILES)),
-            synthetic=entry.seeded,
+            synthetic=entry.synthetic,
             options=tuple(spec.options(entry.load, hidden=int(entry.seeded))),
         )
         for name, entry in CATALOG.items()
     ]
 
 
-def open_source(text: str, seed: int, **options: Any) -> Source:
+def open_source(named_source: str, seed: int, **options: Any) -> Source:
     """A named source from ``name`` or ``name:value,key=value``; ``options`` are the same by keyword."""
-    name, values, named = spec.parse(text)
+    name, values, named = spec.parse(named_source)
     if name not in CATALOG:
         raise spec.unknown("data set", name, list(CATALOG))
     entry = CATALOG[name]
