@@ -24,7 +24,7 @@ class Clients:
     """
 
     x: Tensor  # [rows, ...]; images as uint8 [rows, channels, height, width], tokens as int64, features as float32
-    y: Tensor | None  # [rows] classes as int64 or targets as float32; None: nobody has labels
+    y: Tensor | None  # [rows] classes as integers (tasks get int64) or targets as float32; None: no labels
     start: Tensor  # [clients] int64: first row
     size: Tensor  # [clients] int64: number of rows
     labeled: Tensor  # [clients] bool: may a task read this client's labels?
@@ -93,9 +93,10 @@ class Clients:
         if self.shift is not None and self.scale is not None:
             x.sub_(self.shift).mul_(self.scale)
         labeled = self.labeled[which]
+        y = None if self.y is None else self.y[rows]
         return Block(
             x=x,
-            y=None if self.y is None else self.y[rows],
+            y=y if y is None or y.is_floating_point() else y.to(torch.int64),
             n=size,
             labeled=labeled,
             ids=self.ids[which],

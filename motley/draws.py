@@ -53,7 +53,7 @@ class Draws:
     def bits(self, count: int) -> Tensor:
         """``count`` uniform 64-bit integers (as signed int64)."""
         self._calls += 1
-        stream = _mix(self._key + self._calls * _GOLDEN)
+        stream = _mix(self._key + _signed(self._calls * _GOLDEN))
         return _mix(stream + torch.arange(1, count + 1) * _GOLDEN)
 
     def uniform(self, *shape: int) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +11,7 @@ from torch import Tensor
 
 from motley.client import Clients
 from motley.draws import Draws, key
-from motley.privacy.events import compose
-from motley.privacy.ledger import BARE, Budget, Ledger
+from motley.privacy.ledger import BARE, Budget, Charge, Ledger
 from motley.privacy.sampling import Everyone, FixedSize, Local, Poisson, Sampling
 from motley.release import Each, Mean, Release
 from motley.runtime.kept import KeptStore
@@ -87,6 +85,7 @@ class Federation:
     failures: list[Failure] = field(default_factory=list)  # of the present round
     simulation_only: bool = False
     _calls: int = field(default=0, init=False)  # asks and samples so far in this round
+    _shapes: dict[str, dict[str, torch.Size]] = field(default_factory=dict, init=False)  # of arrays, by task
 
     def __post_init__(self) -> None:
         if len(self.clients) == 0:
@@ -194,7 +193,9 @@ class Cohort:
     def ask(
         self, task: Task, /, into: Release | Sequence[Release] | None = None, **inputs: Tensor | PerClient | float
     ) -> Replies:
-        """Have every client of the cohort run ``task`` on ``inputs``; release what ``into`` says (default: ``Each``).
+        """Have every client of the cohort run ``task`` on ``inputs``; release what ``into`` says.
+
+        ``into`` is a release or several; None shows the server every client's arrays (``Each``), an empty list nothing.
 
         Everything is checked before anything is sent: names, shapes, and that the privacy budget allows the release.
         """
@@ -209,7 +210,8 @@ class Cohort:
         request = Request(
             task, federation.clients, self.positions, shared, per_client, releases, key_of_ask, federation.kept
         )
-        collectors = [release.collect() for release in releases]
+        shapes = federation._shapes.setdefault(task.name, {})
+        collectors = [release.collect(shapes) for release in releases]
         answered: list[Tensor] = []
         failures: list[Failure] = []
         record = _Record(federation, request, self.sampling)
@@ -244,24 +246,16 @@ class Cohort:
 
         The events of one ask, and of several asks to the same cohort, are about the same sample of clients.
         """
-        ledger, budget = self.federation.ledger, self.federation.budget
-        plans: list[tuple[Any, dict[str, Any]]] = []
-        for unit in ("client", "point"):
-            made = [r for r in releases if r.noise is not None and r.unit == unit]
-            central = [(r.noise.event(), 1) for r in made if r.noise is not None and not isinstance(r, Each)]
-            local = [(r.noise.event(), 1) for r in made if r.noise is not None and isinstance(r, Each)]
-            if central:
-                plans.append((compose(tuple(central)), {"unit": unit, "sampling": self.sampling, "cohort": self.name}))
-            if local:  # noise made at the client costs that client alone
-                ids = self.federation.clients.ids[self.positions].tolist()
-                plans.append((compose(tuple(local)), {"unit": unit, "sampling": Local(), "clients": ids}))
-        if any(r.noise is None for r in releases):
-            plans = [(BARE, {})]
-        for event, how in plans:
-            if budget is not None:
-                budget.check(ledger, event, **how)
-        for event, how in plans:
-            ledger.record(event, **how)
+        charges = []
+        for release in releases:
+            if release.noise is None:
+                charges.append(Charge(BARE))
+            elif isinstance(release, Each):  # noise made at the client costs that client alone
+                ids = tuple(self.federation.clients.ids[self.positions].tolist())
+                charges.append(Charge(release.noise.event(), release.unit, Local(), clients=ids))
+            else:
+                charges.append(Charge(release.noise.event(), release.unit, self.sampling, self.name))
+        self.federation.ledger.charge(charges, self.federation.budget)
 
     def _checked(
         self, task: Task, inputs: Mapping[str, Tensor | PerClient | float]

@@ -45,8 +45,8 @@ class Model:
         for parameter in self._module.parameters():
             parameter.requires_grad_(False)
 
-    def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
-        result: Tensor = functional_call(self._module, self.tensors(theta), (x,))
+    def __call__(self, theta: Tensor, *inputs: Tensor) -> Tensor:
+        result: Tensor = functional_call(self._module, self.tensors(theta), inputs)
         return result
 
     def __repr__(self) -> str:

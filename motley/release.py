@@ -40,8 +40,8 @@ class Release(Protocol):
         """The client half: what leaves this client."""
         ...
 
-    def collect(self) -> Collector:
-        """A fresh server half."""
+    def collect(self, shapes: dict[str, torch.Size]) -> Collector:
+        """A fresh server half; ``shapes`` remembers an array's shape for the day when an empty cohort sends none."""
         ...
 
 
@@ -104,7 +104,7 @@ class Each:
             sent = {name: self.noise.add(value, self.sensitivity, draws) for name, value in sent.items()}
         return sent
 
-    def collect(self) -> Collector:
+    def collect(self, shapes: dict[str, torch.Size]) -> Collector:
         return _Rows()
 
 
@@ -161,15 +161,18 @@ class Sum:
         assert self.clip is not None
         return sampling.sensitivity(self.clip)
 
-    def collect(self) -> Collector:
-        return _Total(self)
+    def collect(self, shapes: dict[str, torch.Size]) -> Collector:
+        return _Total(self, shapes)
 
 
 class _Total:
-    """A running sum in double precision, so that the order of blocks hardly matters."""
+    """A running sum in double precision, so that the order of blocks hardly matters.
 
-    def __init__(self, release: Sum) -> None:
-        self._release = release
+    An empty Poisson cohort still releases noise: that nobody was drawn is nobody's business.
+    """
+
+    def __init__(self, release: Sum, shapes: dict[str, torch.Size]) -> None:
+        self._release, self._shapes = release, shapes
         self._total: Tensor | None = None
         self._dtype = torch.float32
 
@@ -178,12 +181,14 @@ class _Total:
         self._dtype = value.dtype if value.is_floating_point() else torch.float32
         part = value.sum(0, dtype=torch.float64)
         self._total = part if self._total is None else self._total.add_(part)
+        self._shapes[self._release.name] = part.shape
 
     def finish(self, answered: int, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]:
-        release = self._release
-        if self._total is None:
+        release, total = self._release, self._total
+        if total is None and release.noise is not None and release.name in self._shapes:
+            total = torch.zeros(self._shapes[release.name], dtype=torch.float64)
+        if total is None:
             return {}
-        total = self._total
         if release.noise is not None:
             total = release.noise.add(total, release.change(sampling), draws)
         return {release.name: total.to(self._dtype)}
@@ -216,14 +221,14 @@ class Mean(Sum):
         sent = super().at_client(arrays, draws)
         return sent if self.weight is None else {**sent, self.weight: arrays[self.weight]}
 
-    def collect(self) -> Collector:
-        return _Average(self)
+    def collect(self, shapes: dict[str, torch.Size]) -> Collector:
+        return _Average(self, shapes)
 
 
 class _Average:
-    def __init__(self, release: Mean) -> None:
+    def __init__(self, release: Mean, shapes: dict[str, torch.Size]) -> None:
         self._release = release
-        self._sum = _Total(release)
+        self._sum = _Total(release, shapes)
         self._weight = 0.0
 
     def add(self, positions: Tensor, arrays: Mapping[str, Tensor]) -> None:
@@ -245,6 +250,6 @@ class _Average:
             count: float = expected
         else:
             count = answered if release.weight is None else self._weight
-        if not count > 0:
+        if answered and not count > 0:
             raise ValueError(f"Mean({release.name!r}): the weights {release.weight!r} of all {answered} replies are 0")
         return {name: total / count for name, total in self._sum.finish(answered, expected, sampling, draws).items()}

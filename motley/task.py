@@ -9,13 +9,14 @@ A task takes a client and named arrays and sends named arrays; nothing else ever
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
+
+from motley.suggest import nearest
 
 
 @dataclass(frozen=True)
@@ -59,9 +60,7 @@ class Task:
             raise TypeError(f"task {self.name} belongs to a method: ask with an instance's own, as in self.{self.name}")
         known = [p.name for p in self._parameters]
         for name in sorted(given - set(known)):
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"task {self.name} has no input {name!r} (it takes {', '.join(known) or 'none'}){hint}")
+            raise TypeError(f"task {self.name} has no input {name!r}{nearest(name, known)}")
         missing = [p.name for p in self._parameters if p.default is inspect.Parameter.empty and p.name not in given]
         if missing:
             raise TypeError(f"task {self.name} needs the input{'s' * (len(missing) > 1)} {', '.join(missing)}")

@@ -82,7 +82,7 @@ class FedAvg:
         if "loss" in replies:
             federation.report(loss=replies["loss"])
         if "update" not in replies:
-            return state  # a Poisson cohort may be empty
+            return state  # the very first Poisson cohort was empty
         theta, moments = self.server.step(state.theta, replies["update"], state.part("server"))
         return state.replace(theta=theta).with_part("server", moments)
 
@@ -128,7 +128,7 @@ class Local:
         return State(theta=self.model.init(seed))
 
     def round(self, state: State, federation: Federation) -> State:
-        federation.sample(self.cohort, labeled=True).ask(self.fit, start=state.theta)
+        federation.sample(self.cohort, labeled=True).ask(self.fit, start=state.theta, into=[])
         return state
 
     def personalize(self, state: State, cohort: Cohort) -> Tensor:

@@ -129,6 +129,10 @@ class Ledger:
             planned._record(charge)
         return planned
 
+    def close_cohorts(self) -> None:
+        """Forget which samples are open: none of them is asked again, so the ledger need not grow with the rounds."""
+        self._cohorts.clear()
+
     def epsilon(self, delta: float, *, client: ClientId | None = None, newcomer: ClientId | None = None) -> float:
         """ε so far: the largest over all clients of the run, or that of one client or newcomer."""
         return max(accountant.epsilon(each, delta) for each in self._of(client, newcomer))

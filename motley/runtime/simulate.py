@@ -51,6 +51,13 @@ class Simulator:
         if isinstance(self.drop, float | int) and not 0 <= self.drop <= 1:
             raise ValueError(f"drop={self.drop}; expected a fraction from 0 to 1")
 
+    def plans(self) -> dict[str, list[int | None]]:
+        """The blocks and threads measured so far, as plain values: a run that resumes goes on with the same ones."""
+        return {kind: [plan.block, plan.threads] for kind, plan in self._tuner.plans.items()}
+
+    def use_plans(self, plans: Mapping[str, list[int | None]]) -> None:
+        self._tuner.plans.update({kind: Plan(block or 1, threads) for kind, (block, threads) in plans.items()})
+
     def deliver(self, request: Request) -> Iterator[Batch]:
         """Stream the cohort's replies, block by block."""
         rows = torch.arange(len(request.positions))

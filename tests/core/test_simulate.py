@@ -1,0 +1,139 @@
+"""The simulator: the same result for every block size and thread count, and as on a wire."""
+
+import os
+import resource
+
+import pytest
+import torch
+from torch import Tensor
+
+from motley import Client, Clients, Each, Federation, LocalSGD, Simulator, Sum, each, send, task, train
+from motley.methods.fedavg import FedAvg
+from motley.privacy import Gaussian
+from motley.runtime.simulate import LoopInstead
+from motley.task import Sent
+from tests.core.helpers import clients, linear, scaled, total
+
+SIZES = [5, 17, 1, 8, 8, 30, 12, 3, 9, 21]
+
+
+def trained(simulator: Simulator, sizes: list[int] = SIZES, epochs: int = 2) -> tuple[Tensor, Federation]:
+    federation = Federation(clients(sizes), runtime=simulator)
+    local = LocalSGD(epochs=epochs, batch=4, lr=0.2, momentum=0.5, weight_decay=0.01)
+    method = FedAvg(linear(), cohort=6, local=local)
+    return train(method, federation, 4).theta, federation
+
+
+def test_block_sizes_1_7_and_all_agree() -> None:
+    one, seven, everybody = (trained(Simulator(block=block))[0] for block in (1, 7, 1000))
+    assert torch.allclose(one, seven, atol=1e-5, rtol=0)
+    assert torch.allclose(one, everybody, atol=1e-5, rtol=0)
+
+
+@task
+def drawn(client: Client) -> Sent:
+    """Draws that show which random numbers a client gets."""
+    return send(noise=client.draws.normal(3), batch=client.draws.integers(client.n, 5), order=client.draws.uniform(2))
+
+
+def test_cohorts_batches_and_noise_do_not_depend_on_the_block() -> None:
+    def everything(block: int) -> list[Tensor]:
+        federation = Federation(clients(SIZES), runtime=Simulator(block=block), seed=5).begin_round(3)
+        cohort = federation.sample(7)
+        replies = cohort.ask(drawn)
+        local = cohort.ask(drawn, into=Each("noise", clip=1.0, noise=Gaussian(1.0)))
+        central = cohort.ask(drawn, into=Sum("noise", clip=1.0, noise=Gaussian(1.0)))
+        return [
+            cohort.positions,
+            replies["noise"],
+            replies["batch"],
+            replies["order"],
+            local["noise"],
+            central["noise"],
+        ]
+
+    for block in (7, 1000):
+        for mine, theirs in zip(everything(1), everything(block), strict=True):
+            assert torch.allclose(mine.double(), theirs.double(), atol=1e-6)
+
+
+def test_two_equal_runs_are_bit_identical() -> None:
+    assert torch.equal(trained(Simulator())[0], trained(Simulator())[0])
+    assert torch.equal(trained(Simulator(block=7))[0], trained(Simulator(block=7))[0])
+
+
+def test_strict_mode_sends_everything_through_the_codec_and_changes_nothing() -> None:
+    plain, strict = trained(Simulator(block=4))[0], trained(Simulator(block=4, strict=True))[0]
+    assert torch.allclose(plain, strict, atol=1e-6)
+    federation = Federation(clients([2, 3]), runtime=Simulator(strict=True))
+    assert federation.everyone().ask(scaled, factor=each(torch.ones(2)))["value"].shape == (2, 3)
+
+
+def test_padding_never_counts() -> None:
+    together = Federation(clients(SIZES), runtime=Simulator(block=10)).everyone().ask(total)["total"]
+    store = clients(SIZES)
+    assert torch.allclose(together, torch.stack([store.rows(i)[0].sum(0) for i in range(10)]), atol=1e-5)
+    poisoned = clients(SIZES)
+    poisoned.x[int(poisoned.start[2])] = torch.nan  # client 2 has this one row; its neighbours must not see it
+    replies = Federation(poisoned, runtime=Simulator(block=10)).everyone().ask(total)
+    assert [failure.client for failure in replies.failures] == ["2"]
+
+
+@task
+def branches(client: Client) -> Sent:
+    return send(value=client.x.sum() if client.x.sum() > 0 else -client.x.sum())
+
+
+def test_a_task_that_cannot_be_vectorised_runs_one_by_one_and_says_so_once() -> None:
+    federation = Federation(clients([3] * 4), runtime=Simulator(block=4))
+    with pytest.warns(
+        LoopInstead, match="task branches cannot be vectorised .* The operation that prevents it: "
+    ) as said:
+        first = federation.everyone().ask(branches)["value"]
+        second = federation.everyone().ask(branches)["value"]
+    assert len(said) == 1
+    assert torch.equal(first, second) and bool((first > 0).all())
+
+
+def test_a_cohort_larger_than_a_block_of_memory_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("motley.runtime.simulate.MAX_BLOCK_BYTES", 100)
+    store = clients(SIZES)
+    summed = Federation(store, runtime=Simulator(block=1000)).everyone().ask(total, into=Sum("total"))["total"]
+    assert torch.allclose(summed, store.x.sum(0), atol=1e-4)
+
+
+def test_memory_does_not_grow_with_rounds() -> None:
+    federation = Federation(clients([20] * 50), runtime=Simulator(block=50))
+    method = FedAvg(linear(), cohort=50, local=LocalSGD(epochs=1, batch=10))
+    state = train(method, federation, 20)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    train(method, federation, 200, state)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # kB
+    assert len(federation.transcript.entries) == 3 and federation.ledger.state()["cohorts"] == []
+
+
+def test_the_measured_block_is_remembered(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path))
+    first = Simulator()
+    Federation(clients([4] * 40), runtime=first).everyone().ask(total)
+    second = Simulator()
+    Federation(clients([4] * 40), runtime=second).everyone().ask(total)
+    assert first._tuner.plans == second._tuner.plans
+    assert os.listdir(str(tmp_path)) == ["tuning.json"]
+
+
+def test_nonsense_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="block=0"):
+        Simulator(block=0)
+    with pytest.raises(ValueError, match="drop=2"):
+        Simulator(drop=2.0)
+
+
+def test_images_reach_tasks_as_normalised_floats() -> None:
+    x = torch.tensor([[0], [255], [51]], dtype=torch.uint8)
+    store = Clients.from_sizes(
+        x, None, torch.tensor([2, 1]), shift=torch.tensor([51.0]), scale=torch.tensor([1 / 51.0])
+    )
+    sums = Federation(store).everyone().ask(total)["total"]
+    assert torch.allclose(sums, torch.tensor([[3.0], [0.0]]))
+    assert store.x.dtype == torch.uint8

@@ -1,0 +1,153 @@
+"""The one inner loop against plain PyTorch loops, and its corner cases."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from motley import Client, Federation, LocalSGD, Model, Simulator, send, task
+from motley.draws import Draws, key
+from motley.learn.local import Batch, Params, loss_of
+from motley.task import Sent
+from tests.core.helpers import clients, linear
+
+
+class Fit:
+    """Runs a LocalSGD at clients and sends the result."""
+
+    def __init__(self, local: LocalSGD, model: Model) -> None:
+        self.local, self.model = local, model
+
+    @task
+    def fit(self, client: Client, theta: Tensor) -> Sent:
+        fitted, loss = self.local.train(self.model, theta, client)
+        return send(theta=fitted, loss=loss)
+
+
+def fitted(local: LocalSGD, sizes: list[int], block: int = 100, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    federation = Federation(clients(sizes), runtime=Simulator(block=block), seed=seed)
+    model = linear()
+    start = model.init(0)
+    replies = federation.everyone().ask(Fit(local, model).fit, theta=start)
+    return start, replies["theta"], replies["loss"]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_full_batch_steps_equal_torch_sgd(momentum: float) -> None:
+    sizes = [4, 9, 2]
+    local = LocalSGD(epochs=3, batch=None, lr=0.3, momentum=momentum, weight_decay=0.1)
+    start, theta, loss = fitted(local, sizes)
+    store, model = clients(sizes), linear()
+    for i in range(3):
+        module = model.module(start)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.3, momentum=momentum, weight_decay=0.1)
+        losses = []
+        for parameter in module.parameters():
+            parameter.requires_grad_(True)
+        for _ in range(3):
+            x, y = store.rows(i)
+            value = F.cross_entropy(module(x), y)
+            optimizer.zero_grad()
+            value.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            losses.append(value.item())
+        assert torch.allclose(theta[i], nn.utils.parameters_to_vector(module.parameters()), atol=1e-5)
+        assert float(loss[i]) == pytest.approx(sum(losses) / 3, abs=1e-5)
+
+
+@pytest.mark.parametrize("block", [1, 4])
+def test_an_epoch_takes_every_sample_once_and_averages_a_partial_batch_over_itself(block: int) -> None:
+    """With an objective that is linear in theta, a step adds lr · mean(x of the batch): the sum tells the batches."""
+
+    class Track:
+        @task
+        def track(self, client: Client) -> Sent:
+            def objective(theta: Params, batch: Batch) -> Tensor:
+                assert isinstance(theta, Tensor)
+                return -(theta * batch.mean(batch.x[:, 0])).sum()
+
+            local = LocalSGD(epochs=2, batch=4, lr=1.0)
+            moved, _ = local.minimise(objective, torch.zeros(1), client, labels=False)
+            assert isinstance(moved, Tensor)
+            return send(moved=moved, orders=client.draws.uniform(1))
+
+    sizes = [4, 10, 7, 1]
+    store = clients(sizes)
+    federation = Federation(store, runtime=Simulator(block=block), seed=9)
+    moved = federation.everyone().ask(Track().track)["moved"]
+    for i, n in enumerate(sizes):
+        draws = Draws(key(key(9, 2, 0, 1), i))  # the client's own draws in the first ask of round 0
+        expected = 0.0
+        for _ in range(2):
+            order = draws.permutation(n, n)
+            x = store.rows(i)[0][order, 0]
+            expected += sum(float(part.mean()) for part in x.split(4))  # type: ignore[no-untyped-call]
+        assert float(moved[i]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_clients_of_a_block_with_fewer_steps_stop_early() -> None:
+    local = LocalSGD(epochs=3, batch=4, lr=0.2, momentum=0.9)
+    together = fitted(local, [4, 30, 11], block=3)[1]
+    alone = fitted(local, [4, 30, 11], block=1)[1]
+    assert torch.allclose(together, alone, atol=1e-5)
+
+
+def test_fresh_batches_are_drawn_with_replacement_and_steps_are_counted() -> None:
+    local = LocalSGD(steps=5, batch=8, lr=0.1)
+    start, theta, _ = fitted(local, [3, 50])
+    assert not torch.allclose(theta[0], start) and not torch.allclose(theta[1], start)
+    assert torch.allclose(fitted(local, [3, 50], block=1)[1], theta, atol=1e-6)
+
+
+def test_zero_steps_change_nothing() -> None:
+    start, theta, loss = fitted(LocalSGD(epochs=0), [3, 5])
+    assert torch.equal(theta, start.expand(2, -1)) and torch.equal(loss, torch.zeros(2))
+
+
+def test_the_gradient_is_clipped() -> None:
+    start, theta, _ = fitted(LocalSGD(epochs=1, batch=None, lr=1.0, clip=0.01), [20, 3])
+    assert torch.allclose((theta - start).norm(dim=1), torch.full((2,), 0.01), rtol=1e-4)
+
+
+def test_parameters_may_be_a_dict_with_a_rate_each() -> None:
+    class Two:
+        @task
+        def fit(self, client: Client) -> Sent:
+            def objective(params: Params, batch: Batch) -> Tensor:
+                assert isinstance(params, dict)
+                return batch.mean(batch.x[:, 0]) * (params["a"] + params["b"])
+
+            local = LocalSGD(epochs=1, batch=None, lr={"a": 1.0, "b": 0.1})
+            zero = torch.zeros(())
+            params, _ = local.minimise(objective, {"a": zero, "b": zero}, client, labels=False)
+            assert isinstance(params, dict)
+            return send(**params)
+
+    store = clients([5, 2])
+    replies = Federation(store).everyone().ask(Two().fit)
+    means = torch.stack([store.rows(i)[0][:, 0].mean() for i in range(2)])
+    assert torch.allclose(replies["a"], -means) and torch.allclose(replies["b"], -0.1 * means)
+
+
+def test_losses_for_classes_and_for_real_targets() -> None:
+    outputs, y = torch.tensor([[2.0], [0.0]]), torch.tensor([1.0, 3.0])
+    assert loss_of(outputs, y).tolist() == [0.5, 4.5]
+    logits = torch.tensor([[0.0, math.log(3.0)]])
+    assert float(loss_of(logits, torch.tensor([1]))) == pytest.approx(math.log(4 / 3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 3, "steps": 5}, "not both"),
+        ({"epochs": -1}, "0 or more"),
+        ({"batch": 0}, "batch=0"),
+        ({"lr": -0.1}, "expected lr >= 0"),
+        ({"momentum": 1.0}, "0 <= momentum < 1"),
+    ],
+)
+def test_nonsense_is_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LocalSGD(**settings)  # type: ignore[arg-type]

@@ -1,0 +1,54 @@
+"""Server optimizers against torch.optim, and schedules against their formulas."""
+
+import math
+
+import pytest
+import torch
+
+from motley.learn.schedules import Schedule
+from motley.learn.server import ServerOptimizer
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (ServerOptimizer("sgd", lr=0.5), lambda p: torch.optim.SGD(p, lr=0.5)),
+        (ServerOptimizer("momentum", lr=0.5), lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9)),
+        (ServerOptimizer("adam", lr=0.1), lambda p: torch.optim.Adam(p, lr=0.1)),
+    ],
+)
+def test_steps_equal_torch_optimizers(ours: ServerOptimizer, theirs: type) -> None:
+    theta = torch.tensor([1.0, -2.0, 3.0])
+    parameter = torch.nn.Parameter(theta.clone())
+    optimizer = theirs([parameter])
+    moments = ours.start(theta)
+    for step in range(5):
+        gradient = torch.tensor([0.3, -0.1, 0.02]) * (step + 1) + theta
+        parameter.grad = gradient.clone()
+        optimizer.step()
+        theta, moments = ours.step(theta, -gradient, moments)
+        assert torch.allclose(theta, parameter.detach(), atol=1e-6)
+
+
+def test_yogi_changes_its_second_moment_additively() -> None:
+    optimizer = ServerOptimizer("yogi", lr=0.1)
+    theta = torch.zeros(1)
+    theta, moments = optimizer.step(theta, torch.tensor([2.0]), optimizer.start(theta))
+    assert float(moments["v"]) == pytest.approx(0.001 * 4)
+    _, moments = optimizer.step(theta, torch.tensor([0.01]), moments)
+    assert float(moments["v"]) == pytest.approx(0.004 - 0.001 * 0.0001)
+
+
+def test_schedules() -> None:
+    assert [Schedule("1/t")(t) for t in (1, 2, 4)] == [1, 0.5, 0.25]
+    assert Schedule("1/sqrt(t)")(4) == 0.5
+    assert Schedule("1/log(t)")(1) == 1.0 and Schedule("1/log(t)")(100) == pytest.approx(1 / math.log(99 + math.e))
+    assert [Schedule("exponential", decay=0.5, period=2)(t) for t in range(1, 6)] == [1, 1, 0.5, 0.5, 0.25]
+    assert Schedule("cosine", period=10)(1) == 1 and Schedule("cosine", period=10)(11) == pytest.approx(0)
+
+
+def test_nonsense_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected sgd, momentum, adam or yogi"):
+        ServerOptimizer("lamb")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected one of constant"):
+        Schedule("linear")  # type: ignore[arg-type]

@@ -1,0 +1,164 @@
+"""Oracles for FedAvg, FedProx, fine-tuning and local training."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from motley import Federation, LocalSGD, State, train
+from motley.learn.evaluation import evaluate
+from motley.learn.server import ServerOptimizer
+from motley.methods.fedavg import FedAvg, Local
+from motley.privacy import Gaussian
+from tests.core.helpers import clients, linear
+
+SIZES = [3, 10, 1, 6]
+
+
+def pooled_step(theta: Tensor, rows: list[int], lr: float) -> Tensor:
+    """One gradient step on the samples of these clients put together."""
+    store, model = clients(SIZES), linear()
+    x = torch.cat([store.rows(i)[0] for i in rows])
+    y = torch.cat([store.rows(i)[1] for i in rows])  # type: ignore[misc]
+    leaf = theta.clone().requires_grad_(True)
+    (gradient,) = torch.autograd.grad(F.cross_entropy(model(leaf, x), y), leaf)
+    return theta - lr * gradient
+
+
+@pytest.mark.parametrize("cohort", [4, 1])
+def test_one_full_batch_step_equals_pooled_gradient_descent(cohort: int) -> None:
+    """Unequal sizes must weigh right, and a cohort of one is that client's own step."""
+    method = FedAvg(linear(), cohort=cohort, local=LocalSGD(epochs=1, batch=None, lr=0.5))
+    federation = Federation(clients(SIZES))
+    expected = method.start(0).theta
+    state = method.start(0)
+    for number in range(1, 6):
+        chosen = Federation(clients(SIZES)).begin_round(number).sample(cohort).positions.tolist()
+        expected = pooled_step(expected, chosen, 0.5)
+        state = method.round(state, federation.begin_round(number))
+        assert torch.allclose(state.theta, expected, atol=1e-6)
+
+
+def test_the_server_rate_scales_the_step() -> None:
+    method = FedAvg(
+        linear(), cohort=4, local=LocalSGD(epochs=1, batch=None, lr=0.5), server=ServerOptimizer("sgd", lr=0.1)
+    )
+    start = method.start(0)
+    after = method.round(start, Federation(clients(SIZES)).begin_round(1))
+    assert torch.allclose(after.theta, pooled_step(start.theta, [0, 1, 2, 3], 0.05), atol=1e-6)
+
+
+def test_fedprox_without_its_term_is_fedavg_and_with_it_stays_nearer() -> None:
+    local = LocalSGD(epochs=5, batch=4, lr=0.3)
+
+    def after(mu: float) -> State:
+        return train(FedAvg(linear(), cohort=4, local=local, mu=mu), Federation(clients(SIZES)), 1)
+
+    plain, start = after(0.0).theta, linear().init(0)
+    assert torch.equal(after(0.0).theta, plain)
+    assert float((after(1.0).theta - start).norm()) < 0.8 * float((plain - start).norm())
+
+
+def test_fedprox_descends_the_proximal_objective() -> None:
+    method = FedAvg(linear(), cohort=1, local=LocalSGD(epochs=400, batch=None, lr=0.2), mu=2.0)
+    store = clients([8])
+    start = method.start(0)
+    theta = method.round(start, Federation(store).begin_round(1)).theta
+    leaf = theta.clone().requires_grad_(True)
+    x, y = store.rows(0)
+    assert y is not None
+    value = F.cross_entropy(linear()(leaf, x), y) + 1.0 * (leaf - start.theta).square().sum()
+    (gradient,) = torch.autograd.grad(value, leaf)
+    assert float(gradient.abs().max()) < 1e-5
+
+
+def test_fine_tuning_starts_from_the_global_model_and_leaves_it_alone() -> None:
+    finetune = LocalSGD(epochs=2, batch=None, lr=0.5)
+    method = FedAvg(linear(), cohort=4, finetune=finetune)
+    federation = Federation(clients(SIZES))
+    state = train(method, federation, 2)
+    personal = method.personalize(state, federation.aside().everyone())
+    expected = pooled_step(pooled_step(state.theta, [1], 0.5), [1], 0.5)
+    assert torch.allclose(personal[1], expected, atol=1e-5)
+    assert not method.serves_unlabeled and FedAvg(linear()).serves_unlabeled
+
+
+def test_local_models_go_on_from_round_to_round_and_nothing_leaves_a_client() -> None:
+    method = Local(linear(), cohort=4, local=LocalSGD(epochs=1, batch=None, lr=0.5))
+    federation = Federation(clients(SIZES))
+    state = train(method, federation, 3)
+    personal = method.personalize(state, federation.aside().everyone())
+    expected = state.theta
+    for _ in range(3):
+        expected = pooled_step(expected, [1], 0.5)
+    assert torch.allclose(personal[1], expected, atol=1e-5)
+    assert federation.traffic.total_up == 0 and not federation.transcript.entries
+    assert federation.ledger.epsilon(1e-6) == 0
+
+
+def test_a_newcomer_without_a_model_trains_its_own() -> None:
+    newcomer = LocalSGD(epochs=4, batch=None, lr=0.5)
+    method = Local(linear(), cohort=1, local=LocalSGD(epochs=1, batch=None, lr=0.5), newcomer=newcomer)
+    federation = Federation(clients(SIZES))
+    state = train(method, federation, 1)
+    trained = federation.kept.state()["trained.ids"].tolist()
+    other = next(i for i in range(4) if i not in trained)
+    expected = state.theta
+    for _ in range(4):
+        expected = pooled_step(expected, [other], 0.5)
+    personal = method.personalize(state, federation.aside().everyone())
+    assert torch.allclose(personal[other], expected, atol=1e-5)
+
+
+def test_private_averaging_clips_every_client_counts_them_alike_and_is_accounted() -> None:
+    def theta(noise: float, lr: float) -> tuple[Tensor, Federation]:
+        method = FedAvg(
+            linear(),
+            cohort=1.0,
+            local=LocalSGD(epochs=1, batch=None, lr=lr),
+            clip=0.1,
+            noise=Gaussian(noise),
+        )
+        federation = Federation(clients(SIZES))
+        return train(method, federation, 1).theta - method.start(0).theta, federation
+
+    moved, federation = theta(1e-9, lr=100.0)  # hardly any noise: four directions of length 0.1, averaged
+    assert float(moved.norm()) <= 0.1 + 1e-6
+    assert "loss" not in federation.metrics
+    noisy, federation = theta(1.0, lr=0.0)
+    assert 0 < float(noisy.norm()) < 0.1 * 4
+    assert federation.ledger.epsilon(1e-5) == pytest.approx(_gaussian_epsilon(1.0), abs=1e-6)
+    assert [row["array"] for row in federation.transcript.rows()] == ["update"]
+
+
+def _gaussian_epsilon(multiplier: float) -> float:
+    import dp_accounting
+
+    return float(dp_accounting.get_epsilon_gaussian(multiplier, 1e-5))
+
+
+def test_evaluation_scores_every_clients_own_model_on_its_own_test_data() -> None:
+    store = clients([5] * 6)
+    model = linear()
+    federation = Federation(store)
+    thetas = torch.stack([model.init(i) for i in range(6)])
+    test = store.select(range(6))
+    test.size[3] = 0  # nothing to be tested on
+    scores = evaluate(model, lambda cohort: thetas[cohort.federation.clients.ids], federation, store, test)
+    for i in range(6):
+        if i == 3:
+            assert scores.score[i].isnan()
+            continue
+        x, y = store.rows(i)
+        assert float(scores.score[i]) == pytest.approx(float((model(thetas[i], x).argmax(1) == y).float().mean()))
+    known = scores.score[[0, 1, 2, 4, 5]]
+    assert scores.mean == pytest.approx(float(known.mean()))
+    assert scores.std == pytest.approx(float(known.std(correction=0)), abs=1e-6)
+    assert scores.p10 == pytest.approx(float(known.quantile(0.1)))
+
+
+def test_nonsense_is_refused() -> None:
+    with pytest.raises(ValueError, match="mu=-1"):
+        FedAvg(linear(), mu=-1)
+    with pytest.raises(ValueError, match="rounds=-1"):
+        train(FedAvg(linear()), Federation(clients(SIZES)), -1)
