@@ -1,0 +1,99 @@
+"""Plan a run before it starts: ε for given noise, or the least noise for a given (ε, δ)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import dp_accounting
+from dp_accounting import DpEvent
+from scipy.optimize import brentq
+
+from motley.privacy import accountant
+from motley.privacy.checks import check_at_least, check_delta, check_epsilon, check_positive
+from motley.privacy.ledger import Ledger
+from motley.privacy.sampling import Everyone, Sampling
+
+_TOLERANCE = 1e-4  # relative, in the noise multiplier; the answer errs on the private side
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run of Gaussian releases will cost: ``rounds`` rounds, each of a fresh cohort drawn by ``sampling``."""
+
+    noise_multiplier: float
+    rounds: int
+    sampling: Sampling
+    epsilon: float
+    delta: float
+    method: str
+
+
+def plan(
+    noise_multiplier: float,
+    rounds: int,
+    sampling: Sampling = Everyone(),
+    *,
+    delta: float,
+    also: Sequence[DpEvent] = (),
+) -> Plan:
+    """ε of a run that releases one Gaussian sum a round (and the events ``also``, of the same cohort) to the end."""
+    check_positive(noise_multiplier, "noise_multiplier", "it is standard deviation / sensitivity")
+    check_at_least(rounds, 1, "rounds", "give how many rounds the run will have")
+    check_delta(delta)
+    released = _run(noise_multiplier, rounds, sampling, tuple(also))
+    epsilon = accountant.epsilon(released, delta)
+    return Plan(noise_multiplier, rounds, sampling, epsilon, delta, accountant.method(released))
+
+
+@lru_cache(maxsize=256)
+def noise_multiplier(
+    epsilon: float, delta: float, rounds: int, sampling: Sampling = Everyone(), also: tuple[DpEvent, ...] = ()
+) -> float:
+    """The least noise multiplier with which the run of ``plan`` stays within (ε, δ)."""
+    check_at_least(rounds, 1, "rounds", "give how many rounds the run will have")
+    return least_noise(lambda z: _run(z, rounds, sampling, also), epsilon, delta)
+
+
+def least_noise(released: Callable[[float], accountant.Account], epsilon: float, delta: float) -> float:
+    """The least z for which ``released(z)`` is within (ε, δ), to a relative 1e-4 and never above ε.
+
+    ``released`` says what will have been released with noise multiplier z; its ε must fall as z grows.
+    """
+    check_epsilon(epsilon)
+    check_delta(delta)
+
+    def cost(log_z: float) -> float:
+        return accountant.epsilon(released(math.exp(log_z)), delta)
+
+    least = cost(math.log(1e6))
+    if least > epsilon:
+        raise ValueError(
+            f"even with unlimited noise the run costs epsilon {least:.4g} at delta {delta:g}, more than the target "
+            f"{epsilon:g}: other releases of the run use it up; give them more noise, drop them, or raise the target"
+        )
+    # Downwards from much noise: little noise makes wide, slow loss distributions, so stop at the first too little.
+    high = math.log(dp_accounting.get_sigma_gaussian(epsilon, delta))
+    while cost(high) > epsilon:
+        high += 1.0
+    low = high - 0.5
+    while cost(low) <= epsilon:
+        high, low = low, low - 0.5
+        if low < math.log(1e-3):
+            raise ValueError(
+                f"the target epsilon {epsilon:g} is met with hardly any noise; is it meant? expected below 1e4"
+            )
+    log_z = brentq(lambda x: math.log(max(cost(x), 1e-12) / epsilon), low, high, xtol=_TOLERANCE / 2)
+    while cost(log_z) > epsilon:
+        log_z += _TOLERANCE / 2
+    return math.exp(log_z)
+
+
+def _run(z: float, rounds: int, sampling: Sampling, also: tuple[DpEvent, ...]) -> accountant.Account:
+    """What the ledger would hold at the end of the run: one round's, ``rounds`` times."""
+    one_round = Ledger()
+    for event in (dp_accounting.GaussianDpEvent(z), *also):
+        one_round.record(event, sampling=sampling, cohort=0)
+    return accountant.account([(one_round.event(), rounds)])
