@@ -54,6 +54,6 @@ $(STAMP): pyproject.toml constraints.txt
 	  echo "Name another one: make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/pip || { echo "Creating $(VENV) (once; a few minutes)"; $(PYTHON) -m venv --clear $(VENV); }
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt hatchling editables
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt hatchling
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[data,dev]'
 	@touch $@
