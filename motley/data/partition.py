@@ -178,6 +178,16 @@ def size_skew(
     return _lists(_fill_up(owner, clients, min_partition_size, rng), clients)
 
 
+def mdm(labels: Array, clients: int, rng: Generator, file: str, mode: Literal["mdm", "iid"] = "mdm") -> list[Array]:
+    """Clients like those that a mixture of Dirichlet-multinomials was fitted on: ``mdm:FILE`` (T1 ch. 3).
+
+    ``motley mdm --out FILE`` writes the mixture. Sizes come from it too; ``mode="iid"`` takes only the sizes.
+    """
+    from motley.analytics.mdm_partition import partition_from_file  # analytics builds on data, so not at the top
+
+    return partition_from_file(labels, clients, rng, file, mode)
+
+
 PARTITIONS: dict[str, Partition] = {
     "iid": iid,
     "dirichlet": dirichlet,
@@ -185,8 +195,9 @@ PARTITIONS: dict[str, Partition] = {
     "pathological": pathological,
     "shards": shards,
     "size-skew": size_skew,
+    "mdm": mdm,
 }
-NEED_CLASSES = frozenset({"dirichlet", "inner-dirichlet", "pathological", "shards"})
+NEED_CLASSES = frozenset({"dirichlet", "inner-dirichlet", "pathological", "shards", "mdm"})
 
 
 def _by_class(labels: Array) -> list[Array]:

@@ -144,6 +144,8 @@ MDM_SETTINGS: dict[str, tuple[list[float], list[list[float]]]] = {
     "high-1": ([1.0], [_HIGH]),
     "high-2": ([0.1, 0.9], [_HIGH, _HIGH_2]),
     "high-3": ([0.8, 0.05, 0.15], [[5.0, 5.0, 0.2, 0.2, 3.1, 3.0, 3.2, 0.8, 0.9, 5.0], _HIGH, _HIGH_2]),
+    # T1 A.1.2, where the number of components is to be found
+    "selection": ([0.2, 0.5, 0.3], [[0.1, 0.2, 0.1, 0.3, 0.1], [1.0, 4.0, 1.0, 2.0, 0.5], [10.0, 5.0, 3.0, 2.0, 30.0]]),
 }
 
 

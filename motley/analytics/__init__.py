@@ -1,0 +1,1 @@
+"""Federated analytics: private clustering, models of how clients differ, per-client estimates."""
