@@ -1,0 +1,214 @@
+"""The charts of a report: what is drawn, from which numbers, and the line that says how to read it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from motley.studio import plots
+from motley.studio.markup import Html, join, tag
+from motley.studio.report_data import ClientMap, Round, Run
+from motley.studio.report_words import GROUP_NAMES, Scale, epsilon, listed, present, size
+
+_SHAPE = {"seen": "circle", "unseen": "diamond", "unlabeled": "triangle"}
+_MOST_DOTS = 6000  # of all maps of a page together
+
+
+def accuracy(runs: Sequence[Run], scale: Scale) -> Html:
+    """Score per round, one panel for each group of clients, all with the same scale."""
+    panels = {}
+    for group in present(runs):
+        lines = [plots.Series(i, run.label, _curve(run, group)) for i, run in enumerate(runs)]
+        if any(line.points for line in lines):
+            panels[group] = lines
+    if not panels:
+        return tag("p", "No round of this run was evaluated, so there is no curve to show.", class_="absent")
+    heights = [y for lines in panels.values() for line in lines for _, y in line.points]
+    ticks = plots.nice_ticks(min(heights), max(heights))
+    return _panels(
+        [
+            _panel(
+                GROUP_NAMES[group],
+                "",
+                plots.line_chart(lines, ticks, title=f"{scale.metric} on {GROUP_NAMES[group]}", form=scale.tick),
+            )
+            for group, lines in panels.items()
+        ]
+    )
+
+
+def _curve(run: Run, group: str) -> list[tuple[float, float]]:
+    points = [(row.round, summary.mean) for row in run.rounds if (summary := row.of(group))]
+    return [(float(x), y) for x, y in points if y is not None]
+
+
+def distribution(runs: Sequence[Run], scale: Scale) -> Html:
+    """Every client's score at the end, one panel for each group of clients, all with the same scale."""
+    panels = {}
+    for group in present(runs):
+        strips = [_strip(i, run, group, scale) for i, run in enumerate(runs)]
+        if any(strip.scores for strip in strips):
+            panels[group] = strips
+    if not panels:
+        return tag("p", "There are no scores of single clients, so there is no distribution to show.", class_="absent")
+    scores = [score for strips in panels.values() for strip in strips for score, _ in strip.scores]
+    ticks = plots.nice_ticks(min(scores), max(scores))
+    return _panels(
+        [
+            _panel(
+                GROUP_NAMES[group],
+                f"{max(len(strip.scores) for strip in strips):,} clients",
+                plots.strip_chart(
+                    strips,
+                    ticks,
+                    title=f"{scale.metric} of {GROUP_NAMES[group]}",
+                    x_title=scale.metric,
+                    form=scale.tick,
+                ),
+            )
+            for group, strips in panels.items()
+        ]
+    )
+
+
+def _strip(i: int, run: Run, group: str, scale: Scale) -> plots.Strip:
+    marks = [
+        (row.score, f"{row.client}\n{run.label}: {scale(row.score)}{_tested(row.n_test)}")
+        for row in run.clients
+        if row.group == group and row.score is not None
+    ]
+    summary = run.result.accuracy.of(group)
+    says = "not served"
+    if summary is not None and summary.mean is not None:
+        says = f"{scale(summary.mean)} mean"
+        says += "" if summary.p10 is None else f", {scale(summary.p10)} worst decile"
+    return plots.Strip(i, run.label, says, marks, summary and summary.mean, summary and summary.p10)
+
+
+def _tested(count: float | None) -> str:
+    return "" if count is None else f" of {count:,.0f} test samples"
+
+
+def costs(runs: Sequence[Run]) -> Html:
+    """Loss, bytes and ε over rounds."""
+    panels = []
+    for name, about, form, read in _COSTS:
+        lines = [plots.Series(i, run.label, _cost(run, read)) for i, run in enumerate(runs)]
+        if any(line.points for line in lines):
+            ticks = plots.nice_ticks(0.0, max(y for line in lines for _, y in line.points))
+            chart = plots.line_chart(lines, ticks, title=f"{name} over rounds", form=form)
+            panels.append(_panel(name, about, chart))
+    without = [run.label for run in runs if run.result.privacy.epsilon in (None, math.inf)]
+    note = None
+    if without:
+        verb = "has" if len(without) == 1 else "have"
+        note = tag(
+            "p", f"{listed(without, 9)} {verb} no finite ε: something was released without noise.", class_="note"
+        )
+    return join([_panels(panels), note])
+
+
+def _cost(run: Run, read: Callable[[Round], float | None]) -> list[tuple[float, float]]:
+    values = [(float(row.round), read(row)) for row in run.rounds]
+    return [(x, y) for x, y in values if y is not None and math.isfinite(y)]
+
+
+_COSTS: tuple[tuple[str, str, Callable[[float], str], Callable[[Round], float | None]], ...] = (
+    ("Sent by clients", "total so far", size, lambda row: row.bytes_up),
+    ("Sent to clients", "total so far", size, lambda row: row.bytes_down),
+    ("Privacy spent", "ε so far", epsilon, lambda row: row.epsilon),
+    ("Training loss", "as the method reports it", lambda loss: f"{loss:.3g}", lambda row: row.loss),
+)
+
+
+def client_maps(runs: Sequence[Run], scale: Scale) -> Html:
+    """Clients as points, near each other if alike, shaded by how well each run serves them."""
+    scores = [row.score for run in runs for row in run.clients if row.score is not None]
+    low, high = (min(scores), max(scores)) if scores else (0.0, 1.0)
+    kinds: list[Html] = []
+    for kind, about in (("label_histogram", "labels"), ("descriptor", "descriptors")):
+        panels = []
+        for i, run in enumerate(runs):
+            rows = None if run.map is None else getattr(run.map, kind)
+            if run.map is not None and rows and len(rows[0]) > 0:
+                chart = _map(run, run.map, np.asarray(rows, dtype=np.float64), kind, scale, (low, high), len(runs))
+                panels.append(_panel(run.label, f"by {about}", chart, i))
+        if panels:
+            kinds.append(_panels(panels, "maps"))
+    if not kinds:
+        return tag(
+            "p", "The run folder holds neither label histograms nor descriptors, so there is no map.", class_="absent"
+        )
+    shown = {group for run in runs if run.map for group in run.map.group}
+    marks = [
+        tag("span", plots.key_mark(shape, "dot none"), f" {group}", class_="item")
+        for group, shape in _SHAPE.items()
+        if group in shown
+    ]
+    steps = [tag("i", class_=f"q{step}") for step in range(plots.STEPS)]
+    ramp = tag("span", scale.tick(low), tag("span", *steps, class_="ramp"), scale.tick(high), class_="item")
+    return join([tag("p", *marks, ramp if scores else None, class_="legend"), *kinds])
+
+
+def _map(
+    run: Run, clients: ClientMap, rows: np.ndarray, kind: str, scale: Scale, span: tuple[float, float], runs: int
+) -> Html:
+    labels = kind == "label_histogram"
+    if labels:
+        rows = rows / np.maximum(rows.sum(1, keepdims=True), 1e-12)
+    places = plane(rows)
+    scored = {(row.client, row.group): row.score for row in run.clients}
+    count = len(clients.names)
+    shown = np.unique(np.linspace(0, count - 1, min(count, max(200, _MOST_DOTS // runs))).round().astype(int))
+    largest = max(clients.n, default=1) or 1
+    names = clients.class_names or [str(i) for i in range(rows.shape[1])]
+    dots = []
+    for i in sorted(shown.tolist(), key=lambda i: -clients.n[i]):  # large ones first, so that they hide no small one
+        score = scored.get((clients.names[i], clients.group[i]))
+        share = "" if not labels else f"\nmostly {_top(rows[i], names)}"
+        result = "not served" if score is None else scale(score)
+        tip = f"{clients.names[i]} ({clients.group[i]}, {clients.n[i]:,} samples){share}\n{run.label}: {result}"
+        step = None if score is None else _step(score, span)
+        radius = 2.6 + 3.6 * math.sqrt(clients.n[i] / largest)
+        shape = _SHAPE.get(clients.group[i], "square")
+        dots.append(plots.Dot(places[i, 0], places[i, 1], tip, radius, step, shape))
+    words = _class_words(rows, places, names) if labels and rows.shape[1] <= 20 else []
+    return plots.scatter(dots, words, title=f"map of {count} clients by {kind.replace('_', ' ')}, {run.label}")
+
+
+def plane(rows: np.ndarray) -> np.ndarray:
+    """[clients, 2] first two principal components, with a fixed sign so that equal data gives an equal picture."""
+    centred = rows - rows.mean(0)
+    _, _, axes = np.linalg.svd(centred, full_matrices=False)
+    axes = np.vstack([axes, np.zeros((2, rows.shape[1]))])[:2]
+    strongest = axes[np.arange(2), np.abs(axes).argmax(1)]
+    return np.asarray(centred @ (axes * np.where(strongest < 0, -1.0, 1.0)[:, None]).T)
+
+
+def _class_words(rows: np.ndarray, places: np.ndarray, names: Sequence[str]) -> list[tuple[float, float, str]]:
+    """A class is written where the clients that have much of it are."""
+    weights = rows**2
+    totals = weights.sum(0)
+    return [(*(weights[:, c] @ places / totals[c]).tolist(), names[c]) for c in range(rows.shape[1]) if totals[c] > 0]
+
+
+def _top(shares: np.ndarray, names: Sequence[str]) -> str:
+    best = np.argsort(-shares)[:3]
+    return ", ".join(f"{names[c]} {100 * shares[c]:.0f}%" for c in best if shares[c] > 0.05) or "evenly mixed"
+
+
+def _step(score: float, span: tuple[float, float]) -> int:
+    low, high = span
+    share = (score - low) / (high - low) if high > low else 1.0
+    return min(int(share * plots.STEPS), plots.STEPS - 1)
+
+
+def _panel(name: str, about: str, chart: Html, run: int | None = None) -> Html:
+    heading = tag("h3", name, " ", tag("span", about))
+    return tag("figure", heading, chart, data_run=run, class_=None if run is None else "run")
+
+
+def _panels(panels: Sequence[Html], kind: str = "") -> Html:
+    return tag("div", *panels, class_=f"panels {kind or f'n{min(len(panels), 4)}'}")

@@ -1,0 +1,237 @@
+"""The report in words: numbers as people write them, the finding in one sentence, the transcript in plain English."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from motley.studio.report_data import GROUPS, Run, Sight
+
+GROUP_NAMES = {"seen": "seen clients", "unseen": "unseen clients", "unlabeled": "clients without labels"}
+GROUP_MEANING = {
+    "seen": "took part in training",
+    "unseen": "arrived after training",
+    "unlabeled": "are the unseen ones again, with their labels withheld",
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How scores are written: an accuracy as a percentage, any other score as a plain number."""
+
+    metric: str
+
+    @property
+    def percent(self) -> bool:
+        return self.metric == "accuracy"
+
+    def __call__(self, score: float) -> str:
+        return f"{100 * score:.1f}%" if self.percent else f"{score:.3g}"
+
+    def tick(self, score: float) -> str:
+        return f"{100 * score:.3g}%" if self.percent else f"{score:.3g}"
+
+    def spread(self, std: float) -> str:
+        return f"± {100 * std:.1f}" if self.percent else f"± {std:.2g}"
+
+    def gap(self, difference: float) -> str:
+        return f"{100 * difference:.1f} points" if self.percent else f"{difference:.2g}"
+
+
+def size(count: float) -> str:
+    """Bytes with a decimal unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 999.5:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.3g} TB"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as a clock would tell them."""
+    if seconds is None:
+        return "—"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def epsilon(value: float | None) -> str:
+    """ε as written in tables; infinite means that nothing is guaranteed."""
+    if value is None:
+        return "not stated"
+    return "∞" if math.isinf(value) else f"{value:.3g}"
+
+
+def listed(names: Sequence[str], most: int = 4) -> str:
+    """a, b and c."""
+    if len(names) > most:
+        names = [*names[: most - 1], f"{len(names) - most + 1} others"]
+    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
+
+
+def served(runs: Sequence[Run], group: str) -> list[Run]:
+    """The runs with a score for a group, best first."""
+    scored = [(summary.mean, run) for run in runs if (summary := run.result.accuracy.of(group))]
+    return [run for _, run in sorted(scored, key=lambda pair: -(pair[0] or 0.0))]
+
+
+def present(runs: Sequence[Run]) -> list[str]:
+    """The groups of clients that exist in at least one run."""
+    known = {row.group for run in runs for row in run.clients}
+    known |= {name for run in runs if run.map for name in run.map.group}
+    return [group for group in GROUPS if group in known or served(runs, group)]
+
+
+def differences(a: Run, b: Run, group: str) -> list[float]:
+    """a's score minus b's, for every client that both served."""
+    mine, theirs = a.scores(group), b.scores(group)
+    return [score - theirs[client] for client, score in mine.items() if client in theirs]
+
+
+def level(a: Run, b: Run, group: str) -> bool:
+    """Is the mean difference between two runs, client by client, within two standard errors?"""
+    gaps = differences(a, b, group)
+    if len(gaps) < 2:
+        return mean_of(a, group) == mean_of(b, group)
+    return abs(statistics.fmean(gaps)) <= 2 * statistics.stdev(gaps) / math.sqrt(len(gaps))
+
+
+def mean_of(run: Run, group: str) -> float:
+    summary = run.result.accuracy.of(group)
+    return math.nan if summary is None or summary.mean is None else summary.mean
+
+
+def leaders(runs: Sequence[Run], group: str) -> list[Run]:
+    """The best run on a group and those that are level with it."""
+    ranked = served(runs, group)
+    return [run for run in ranked if run is ranked[0] or level(ranked[0], run, group)]
+
+
+def finding(runs: Sequence[Run], scale: Scale) -> str:
+    """The outcome in one sentence."""
+    groups = [group for group in GROUPS if served(runs, group)]
+    if not groups:
+        return f"{listed([run.label for run in runs])}: no client got a score."
+    if len(runs) == 1:
+        reached = [f"{scale(mean_of(runs[0], group))} on {GROUP_NAMES[group]}" for group in groups]
+        return f"{runs[0].label} reaches {listed(reached)}."
+    first = {group: leaders(runs, group) for group in groups}
+    winner = first[groups[0]][0]
+    if all(best == [winner] for best in first.values()):
+        reached = [f"{scale(mean_of(winner, group))} on {GROUP_NAMES[group]}" for group in groups]
+        return f"{winner.label} serves its clients best: {listed(reached)}."
+    clauses: dict[str, list[str]] = {}  # who leads how, on which groups
+    for group, best in first.items():
+        names = listed([run.label for run in best])
+        alone = len(served(runs, group)) == 1
+        says = f"only {names} serves" if alone else f"{names} is best on" if len(best) == 1 else f"{names} are level on"
+        scores = listed([scale(mean_of(run, group)) for run in best])
+        clauses.setdefault(says, []).append(f"{GROUP_NAMES[group]} ({scores})")
+    sentence = "; ".join(f"{says} {listed(where)}" for says, where in clauses.items()) + "."
+    return "O" + sentence[1:] if sentence.startswith("only ") else sentence
+
+
+def details(runs: Sequence[Run], scale: Scale) -> list[str]:
+    """What one would ask next: by how much, for how many clients, how bad for the worst, how private."""
+    lines = []
+    for group in GROUPS:
+        ranked = served(runs, group)
+        if not ranked:
+            continue
+        best = ranked[0]
+        rest = [run for run in ranked[1:] if not level(best, run, group)]
+        if rest:
+            gaps = differences(best, rest[0], group)
+            counted = ""
+            if gaps:
+                better, worse = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
+                counted = f": better for {better} of {len(gaps)} clients, worse for {worse}"
+            lead = scale.gap(mean_of(best, group) - mean_of(rest[0], group))
+            lines.append(f"On {GROUP_NAMES[group]}, {best.label} is {lead} above {rest[0].label}{counted}.")
+        summary = best.result.accuracy.of(group)
+        if len(runs) == 1 and summary and summary.p10 is not None:
+            lines.append(f"A tenth of the {GROUP_NAMES[group]} get less than {scale(summary.p10)}.")
+    lines.append(privacy_sentence(runs))
+    return lines
+
+
+def privacy_sentence(runs: Sequence[Run]) -> str:
+    """Who is protected, and how well."""
+    parts = []
+    for run in runs:
+        privacy = run.result.privacy
+        if privacy.epsilon is not None and math.isfinite(privacy.epsilon):
+            if privacy.epsilon == 0:
+                parts.append(f"{run.label} releases nothing (ε = 0)")
+                continue
+            delta = f", δ = {privacy.delta:g}" if privacy.delta else ""
+            unit = f" for each {'data point' if privacy.unit == 'point' else 'client'}" if privacy.unit else ""
+            parts.append(f"{run.label} spends ε = {epsilon(privacy.epsilon)}{delta}{unit}")
+    if not parts:
+        return "No differential privacy: what clients sent carried no noise."
+    open_runs = [run.label for run in runs if run.result.privacy.epsilon in (None, math.inf)]
+    ends = f"; {listed(open_runs)} {'gives' if len(open_runs) == 1 else 'give'} no guarantee" if open_runs else ""
+    return f"Privacy: {listed(parts, 9)}{ends}."
+
+
+def numbers(sight: Sight) -> str:
+    """How many numbers one client sends."""
+    count = math.prod(sight.shape)
+    form = f" ({' × '.join(map(str, sight.shape))})" if len(sight.shape) > 1 else ""
+    return f"{count:,}{form}"
+
+
+def rounds_of(sight: Sight) -> str:
+    """In which rounds."""
+    if sight.last == 0:
+        return "before round 1"
+    return f"round {sight.first}" if sight.first == sight.last else f"rounds {sight.first}–{sight.last}"
+
+
+def senders(sight: Sight) -> str:
+    """From how many clients an ask got answers."""
+    each = sight.replies / max(sight.times, 1)
+    return f"{each:,.0f}" if each == int(each) else f"{each:,.1f} on average"
+
+
+SEEN_AS = {
+    "individual": ("Each client's own", "open", "The server sees the array of every single client."),
+    "sum": ("Sum only", "trusted", "Only the sum is kept; the server is trusted to add without looking."),
+    "mean": ("Mean only", "trusted", "Only the mean is kept; the server is trusted to add without looking."),
+    "secure sum": (
+        "Sum only, masked",
+        "hidden",
+        "Arrays are masked at the clients; the server can learn only their sum.",
+    ),
+    "secure mean": (
+        "Mean only, masked",
+        "hidden",
+        "Arrays are masked at the clients; the server can learn only their mean.",
+    ),
+}
+
+
+def transcript_summary(run: Run) -> str:
+    """What a privacy officer wants to know first."""
+    rows = [row for row in run.transcript or () if row.note != "simulation only"]
+    if not rows:
+        return "Nothing left the clients in this run."
+    single = sorted({row.array for row in rows if row.seen_as == "individual"})
+    bare = sorted({row.array for row in rows if row.noise is None})
+    kinds = len({row.array for row in rows})
+    parts = [
+        f"Clients sent {kinds} kind{'s' if kinds > 1 else ''} of array, {size(sum(row.bytes for row in rows))} in all."
+    ]
+    if single:
+        parts.append(f"The server saw {listed(single)} of each client individually.")
+    else:
+        parts.append("The server used no client's array individually, only sums or means.")
+    if bare:
+        parts.append(f"Sent without noise: {listed(bare)}; so there is no differential privacy guarantee.")
+    else:
+        parts.append("Everything carried noise.")
+    return " ".join(parts)
