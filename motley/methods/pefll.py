@@ -1,0 +1,232 @@
+"""PeFLL: a hypernetwork that makes any client's model from a descriptor of its data (Scott et al., ICLR 2024).
+
+T1 chapter 4: Algorithm 7 (predict) is ``personalize``, Algorithm 8 (train) is ``round``. Symbols: descriptor
+v(S) = mean of φ(x, y) over S, embedding network φ with parameters η_v, hypernetwork h with parameters η_h, θ = h(v).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import vjp
+
+from motley.client import Client
+from motley.draws import Draws
+from motley.federation import Cohort, Federation, each
+from motley.learn.embeddings import Labels, embedding_network, usual_labels
+from motley.learn.hypernet import Size, generate, generate_with_pull, hypernetwork
+from motley.learn.local import Batch, LocalSGD, Objective, Params, supervised
+from motley.learn.server import ServerOptimizer
+from motley.method import State
+from motley.methods.problem import Problem
+from motley.model import Model
+from motley.release import Each, Mean
+from motley.task import Sent, send, task
+
+NEVER = -1e4  # the score of a masked class: its probability is 0 in float32, and a loss on it stays finite
+
+
+@dataclass(frozen=True)
+class PeFLL:
+    """Personalized models from a hypernetwork fed with client descriptors (T1 Alg. 7-8); defaults are the paper's.
+
+    A round is three exchanges: the clients describe themselves, fit the model that the server makes of the description,
+    and backpropagate what the server makes of their updates. Together they are one step on the objective (4.1),
+    λ_h‖η_h‖² + λ_v‖η_v‖² + mean_i [L(θ_i; S_i) + λ_θ‖θ_i‖²], with Δθ of local SGD in the place of −∂L/∂θ.
+
+    labels: how they enter φ ("planes", "linear", or "none": serves unlabeled clients); None: planes for large images.
+    descriptor: its length l; None: a quarter of the number of training clients. size: hidden layers of h, 1, 3 or 5.
+    describe_rows: rows of the batch that φ averages in training; newcomer_rows: in ``personalize``; None: all rows.
+    mask_labels: a client that knows its classes gives the others a score of −∞ (T1 B.1.3).
+    clip: bound on the norm of the whole gradient. Regularisation is by decay, η ← (1 − 2βλ)η (Alg. 8, lines 17-18).
+    """
+
+    problem: Problem
+    cohort: int | float = 5
+    local: LocalSGD = LocalSGD(steps=50, batch=32, lr=2e-3, momentum=0.9, weight_decay=5e-5)
+    server: ServerOptimizer = ServerOptimizer("adam", lr=2e-4)
+    labels: Labels | None = None
+    descriptor: int | None = None
+    size: Size = "M"
+    describe_rows: int | None = 32
+    newcomer_rows: int | None = None
+    calibration: int = 20
+    mask_labels: bool = False
+    clip: float = 50.0
+    lambda_h: float = 1e-3
+    lambda_v: float = 1e-3
+    lambda_theta: float = 0.0
+
+    @classmethod
+    def for_problem(cls, problem: Problem, **hyperparameters: Any) -> PeFLL:
+        return cls(problem, **hyperparameters)
+
+    def __post_init__(self) -> None:
+        for name in ("clip", "calibration"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)}; expected a number above 0")
+        for name in ("lambda_h", "lambda_v", "lambda_theta"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)}; expected 0 or more")
+        for name in ("describe_rows", "newcomer_rows"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}; expected at least 1, or None for all rows of a client")
+        if self.mask_labels:
+            self._class_bias()  # refuses a model that has none
+        _ = self.embedding, self.hypernet  # made here, because a vectorised task must not draw initial values
+
+    @property
+    def model(self) -> Model:
+        return self.problem.model
+
+    @cached_property
+    def embedding(self) -> Model:
+        """φ, sized for the problem."""
+        problem = self.problem
+        labels = self.labels or usual_labels(problem.input_shape, problem.kind)
+        return embedding_network(problem.input_shape, problem.kind, problem.classes, self.length, labels)
+
+    @cached_property
+    def hypernet(self) -> Model:
+        """h, sized for the problem."""
+        return hypernetwork(self.length, self.model, self.size)
+
+    @property
+    def length(self) -> int:
+        """l, the length of a descriptor."""
+        return self.descriptor if self.descriptor is not None else max(1, round(self.problem.clients / 4))
+
+    @property
+    def serves_unlabeled(self) -> bool:
+        return self.labels == "none" and not self.mask_labels
+
+    # The clients' side
+
+    @task
+    def describe(self, client: Client, embedding: Tensor) -> Sent:
+        """Alg. 8, lines 5-7: v of a batch of the client's data; the client remembers which batch."""
+        batch = client.draws.bits(1)[0]
+        return send(descriptor=self._describe(client, embedding, batch, self.describe_rows), keep={"batch": batch})
+
+    @task
+    def introduce(self, client: Client, embedding: Tensor) -> Sent:
+        """Alg. 7, lines 2-4: the descriptor of a client that only wants a model."""
+        return send(descriptor=self._describe(client, embedding, client.draws.bits(1)[0], self.newcomer_rows))
+
+    @task
+    def fit(self, client: Client, theta: Tensor) -> Sent:
+        """Alg. 8, lines 10-11: local SGD on f_i from the generated θ; sends Δθ = θ_new − θ."""
+        # the gradient of λ_θ‖θ‖² is 2·λ_θ·θ, which is what weight decay adds
+        local = replace(self.local, weight_decay=self.local.weight_decay + 2 * self.lambda_theta)
+        objective = self._masked(client) if self.mask_labels else supervised(self.model)
+        fitted, loss = local.train(objective, theta, client)
+        return send(update=fitted - theta, loss=loss)
+
+    @task
+    def backpropagate(self, client: Client, embedding: Tensor, cotangent: Tensor) -> Sent:
+        """Alg. 8, lines 14-15: the gradient of η_v, from that of the descriptor the client sent before."""
+        batch = client.kept.get("batch", torch.zeros((), dtype=torch.int64))
+        _, back = vjp(lambda eta: self._describe(client, eta, batch, self.describe_rows), embedding)[:2]
+        return send(gradient=back(cotangent)[0])
+
+    @task
+    def mask(self, client: Client, theta: Tensor) -> Sent:
+        """Label masking at the client (a deployment keeps the result there; simulation sends it to be measured)."""
+        bias = self._class_bias()
+        return send(theta=torch.cat([theta[: bias.start], torch.where(self._present(client), theta[bias], NEVER)]))
+
+    def _describe(self, client: Client, embedding: Tensor, batch: Tensor, rows: int | None) -> Tensor:
+        """v(B; η_v): the mean of φ over a random batch without replacement, or over all rows."""
+        index = torch.arange(client.capacity)
+        if rows is not None:
+            index = Draws(batch).permutation(client.n, client.capacity)[:rows]
+        own = torch.arange(len(index)) < client.n
+        points = self.embedding(embedding, client.x[index], *([] if self.labels == "none" else [client.y[index]]))
+        return torch.where(own[:, None], points, 0).sum(0) / own.sum()
+
+    def _masked(self, client: Client) -> Objective:
+        present = self._present(client)
+
+        def objective(theta: Params, batch: Batch) -> Tensor:
+            assert isinstance(theta, Tensor) and batch.y is not None
+            scores = torch.where(present, self.model(theta, batch.x), -torch.inf)
+            return batch.mean(F.cross_entropy(scores, batch.y, reduction="none"))
+
+        return objective
+
+    def _present(self, client: Client) -> Tensor:
+        """[classes] which classes the client has."""
+        assert self.problem.classes is not None
+        return client.sum((client.y[:, None] == torch.arange(self.problem.classes)).to(torch.float32)) > 0
+
+    def _class_bias(self) -> slice:
+        """Where θ holds the last layer's bias, by which a class can be ruled out."""
+        name, shape = list(self.model.shapes.items())[-1]
+        if self.problem.classes is None or tuple(shape) != (self.problem.classes,):
+            raise ValueError(
+                f"mask_labels needs a classifier that ends in a bias for each class, but the last parameter of "
+                f"{self.model!r} is {name} of shape {tuple(shape)} and there are {self.problem.classes} classes"
+            )
+        return self.model.span(name)
+
+    # The server's side
+
+    def start(self, seed: int) -> State:
+        hypernet, embedding = self.hypernet.init(seed), self.embedding.init(seed + 1)
+        state = State(hypernet=hypernet, embedding=embedding, shift=torch.zeros(self.length), scale=torch.zeros(()))
+        state = state.with_part("server_h", self.server.start(hypernet))
+        return state.with_part("server_v", self.server.start(embedding))
+
+    def round(self, state: State, federation: Federation) -> State:
+        if float(state.scale) == 0:
+            state = self._calibrated(state, federation)
+        cohort = federation.sample(self.cohort, labeled=True)
+        described = cohort.ask(self.describe, embedding=state.embedding)
+        cohort, v = cohort.only(described.answered), described["descriptor"]
+        theta, pull = generate_with_pull(self.hypernet, state.hypernet, v, state.shift, state.scale)
+        fitted = cohort.ask(self.fit, theta=each(theta), into=[Each("update"), Mean("loss")])
+        federation.report(loss=fitted["loss"])
+        count = len(fitted.answered)
+        delta = torch.zeros_like(theta).index_copy_(0, fitted.answered, fitted["update"])  # Δθ, 0 for who is gone
+        g_h, g_v = pull(-delta / count)
+        backward = cohort.only(fitted.answered).ask(
+            self.backpropagate,
+            embedding=state.embedding,
+            cotangent=each(g_v[fitted.answered] * count),
+            into=Mean("gradient"),
+        )
+        return self._stepped(state, g_h, backward["gradient"])
+
+    def personalize(self, state: State, cohort: Cohort) -> Tensor:
+        v = cohort.ask(self.introduce, embedding=state.embedding)["descriptor"]
+        theta = generate(self.hypernet, state.hypernet, v, state.shift, state.scale)
+        return cohort.ask(self.mask, theta=each(theta))["theta"] if self.mask_labels else theta
+
+    def _calibrated(self, state: State, federation: Federation) -> State:
+        """The descriptors' shift and scale, from a few clients under the fresh φ; they stay what they are from now on.
+
+        A fresh φ gives all clients nearly the same descriptor. Centred and with a deviation of 1, clients differ enough
+        for h to tell them apart from the first round.
+        """
+        count = min(self.calibration, int(federation.clients.labeled.sum()))
+        v = federation.sample(max(1, count), labeled=True).ask(self.describe, embedding=state.embedding)["descriptor"]
+        spread = (v - v.mean(0)).square().mean().sqrt()
+        return state.replace(shift=v.mean(0), scale=1 / spread if float(spread) > 0 else torch.ones(()))
+
+    def _stepped(self, state: State, g_h: Tensor, g_v: Tensor) -> State:
+        """Alg. 8, lines 17-18: a step of both networks down their gradients, clipped together."""
+        norm = float(torch.sqrt(g_h.square().sum() + g_v.square().sum()))
+        factor = -min(1.0, self.clip / max(norm, 1e-12))
+        for name, part, gradient, weight in (
+            ("hypernet", "server_h", g_h, self.lambda_h),
+            ("embedding", "server_v", g_v, self.lambda_v),
+        ):
+            decayed = state[name] * (1 - 2 * self.server.lr * weight)
+            eta, moments = self.server.step(decayed, gradient.mul_(factor), state.part(part))
+            state = state.replace(**{name: eta}).with_part(part, moments)
+        return state

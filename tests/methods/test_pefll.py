@@ -1,0 +1,244 @@
+"""PeFLL: its three exchanges are one gradient step on objective (4.1); what its descriptors may depend on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from motley.client import Clients
+from motley.draws import Draws
+from motley.federation import Federation, each
+from motley.learn.architectures import build
+from motley.learn.evaluation import evaluate
+from motley.learn.local import LocalSGD
+from motley.learn.server import ServerOptimizer
+from motley.method import State, train
+from motley.methods.fedavg import FedAvg
+from motley.methods.pefll import PeFLL
+from motley.methods.problem import Problem
+from motley.model import Model
+from motley.runtime.simulate import Simulator
+
+SIZES = [7, 12, 5, 9]
+
+
+def clients_of(shape: tuple[int, ...], classes: int = 3, sizes: list[int] = SIZES, seed: int = 0) -> Clients:
+    random = torch.Generator().manual_seed(seed)
+    rows = sum(sizes)
+    x = torch.randn(rows, *shape, generator=random)
+    y = torch.randint(classes, (rows,), generator=random)
+    return Clients.from_sizes(x, y, torch.tensor(sizes))
+
+
+def problem_of(shape: tuple[int, ...], classes: int = 3, clients: int = 4) -> Problem:
+    kind = "image" if len(shape) == 3 else "features"
+    model = Model(build("lenet" if kind == "image" else "mlp", shape, classes))
+    return Problem(model, shape, classes, clients, kind)
+
+
+FULL_STEP = LocalSGD(steps=1, batch=None, lr=1.0)
+
+
+@pytest.mark.parametrize("labels", ["linear", "none"])
+@pytest.mark.parametrize("block", [1, 3, 4])
+def test_three_exchanges_are_one_joint_gradient_step(labels: str, block: int) -> None:
+    clients, problem = clients_of((6,)), problem_of((6,))
+    method = PeFLL(
+        problem, cohort=4, local=FULL_STEP, server=ServerOptimizer("sgd", lr=0.3), labels=labels, descriptor=5,  # type: ignore[arg-type]
+        describe_rows=None, clip=1e9, lambda_h=0.02, lambda_v=0.03, lambda_theta=0.01,
+    )  # fmt: skip
+    state = method.start(0).replace(shift=torch.full((5,), 0.1), scale=torch.tensor(1.7))
+
+    def objective(eta_h: Tensor, eta_v: Tensor) -> Tensor:
+        """(4.1), with the mean over the clients of Algorithm 8, lines 17-18."""
+        total = 0.02 * eta_h.square().sum() + 0.03 * eta_v.square().sum()
+        for i in range(4):
+            x, y = clients.rows(i)
+            assert y is not None
+            points = method.embedding(eta_v, x, y) if labels == "linear" else method.embedding(eta_v, x)
+            theta = method.hypernet(eta_h, (points.mean(0)[None] - 0.1) * 1.7)[0]
+            total = total + (F.cross_entropy(problem.model(theta, x), y) + 0.01 * theta.square().sum()) / 4
+        return total
+
+    g_h, g_v = torch.func.grad(objective, (0, 1))(state.hypernet, state.embedding)
+    after = method.round(state, Federation(clients, runtime=Simulator(block=block)).begin_round(1))
+    torch.testing.assert_close(after.hypernet, state.hypernet - 0.3 * g_h, atol=1e-6, rtol=0)
+    torch.testing.assert_close(after.embedding, state.embedding - 0.3 * g_v, atol=1e-6, rtol=0)
+    assert float(g_h.abs().max()) > 1e-3 and float(g_v.abs().max()) > 1e-3
+
+
+def test_planes_are_the_image_with_one_hot_channels() -> None:
+    """The embedding of an image and its label is LeNet on the image with C more channels (T1 Table B.2)."""
+    method = PeFLL(problem_of((1, 16, 16)), descriptor=4)
+    eta = method.embedding.init(0)
+    x, y = torch.randn(5, 1, 16, 16), torch.tensor([0, 2, 1, 1, 0])
+    planes = F.one_hot(y, 3)[:, :, None, None].expand(-1, -1, 16, 16).to(torch.float32)
+    lenet = Model(build("lenet", (4, 16, 16), 4))
+    torch.testing.assert_close(method.embedding(eta, x, y), lenet(eta, torch.cat([x, planes], 1)), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(6,), (1, 16, 16)])
+def test_descriptor_does_not_depend_on_order_or_block(shape: tuple[int, ...]) -> None:
+    clients = clients_of(shape)
+    method = PeFLL(problem_of(shape), descriptor=4, newcomer_rows=None)
+    state = method.start(3).replace(scale=torch.ones(()))
+    order = torch.cat([torch.randperm(n) + start for n, start in zip(SIZES, clients.start.tolist(), strict=True)])
+    assert clients.y is not None
+    shuffled = replace(clients, x=clients.x[order], y=clients.y[order])
+    first = method.personalize(state, Federation(clients, runtime=Simulator(block=4)).everyone())
+    second = method.personalize(state, Federation(shuffled, runtime=Simulator(block=1)).everyone())
+    torch.testing.assert_close(first, second, atol=1e-6, rtol=1e-5)
+    assert float((first[0] - first[1]).abs().max()) > 1e-6  # different clients differ
+
+
+def test_backpropagation_uses_the_batch_that_was_described() -> None:
+    """With a batch of 3 rows, describing and backpropagating differentiate the same descriptor, client by client."""
+    clients = clients_of((6,))
+    method = PeFLL(problem_of((6,)), descriptor=4, describe_rows=3)
+    eta = method.embedding.init(0)
+    federation = Federation(clients, runtime=Simulator(block=4)).begin_round(1)
+    cohort = federation.everyone()
+    sent = cohort.ask(method.describe, embedding=eta)["descriptor"]
+    cotangent = torch.randn_like(sent)
+    gradient = cohort.ask(method.backpropagate, embedding=eta, cotangent=each(cotangent))["gradient"]
+    kept = federation.kept.read(clients.ids).values["batch"]
+    for i, n in enumerate(SIZES):
+        x, y = clients.rows(i)
+        assert y is not None
+        rows = Draws(kept[i]).permutation(n, n)[:3]
+        v, back = torch.func.vjp(lambda e, x=x[rows], y=y[rows]: method.embedding(e, x, y).mean(0), eta)[:2]
+        torch.testing.assert_close(sent[i], v)
+        torch.testing.assert_close(gradient[i], back(cotangent[i])[0])
+
+
+def test_normaliser_is_computed_once_and_stays() -> None:
+    method = PeFLL(problem_of((6,)), cohort=2, local=FULL_STEP, descriptor=3)
+    federation = Federation(clients_of((6,)))
+    first = train(method, federation, 1)
+    later = train(method, federation, 2, first)
+    assert float(first.scale) > 0 and torch.equal(first.scale, later.scale) and torch.equal(first.shift, later.shift)
+    described = Federation(clients_of((6,))).everyone().ask(method.describe, embedding=method.start(0).embedding)
+    normal = (described["descriptor"] - first.shift) * first.scale
+    assert 0.2 < float(normal.std()) < 5
+
+
+def test_masked_classes_are_never_predicted_and_get_no_gradient() -> None:
+    sizes = [8, 8]
+    clients = clients_of((6,), classes=4, sizes=sizes)
+    y = torch.tensor([0, 1] * 4 + [2, 3] * 4)
+    clients = replace(clients, y=y)
+    method = PeFLL(
+        problem_of((6,), classes=4), cohort=2, local=LocalSGD(steps=5, lr=0.5), mask_labels=True, descriptor=3
+    )
+    state = train(method, Federation(clients), 1)
+    theta = method.personalize(state, Federation(clients).everyone())
+    for client, own in enumerate(([0, 1], [2, 3])):
+        scores = method.model(theta[client], torch.randn(200, 6))
+        assert set(scores.argmax(1).tolist()) <= set(own)
+    # the bias of an absent class gets no gradient from its client, so Δθ is 0 there (weight decay is off)
+    replies = Federation(clients).everyone().ask(method.fit, theta=torch.randn(method.model.size))
+    bias = replies["update"][:, method.model.span("layers.1.bias")]
+    assert bool((bias[0, 2:] == 0).all()) and bool((bias[1, :2] == 0).all()) and bool((bias[0, :2] != 0).all())
+
+
+def test_unlabeled_clients_are_served_only_without_labels_in_the_embedding() -> None:
+    clients, problem = clients_of((6,)), problem_of((6,))
+    free = PeFLL(problem, labels="none", descriptor=3)
+    assert free.serves_unlabeled and not PeFLL(problem, descriptor=3).serves_unlabeled
+    theta = free.personalize(free.start(0), Federation(clients.without_labels()).everyone())
+    assert theta.shape == (4, problem.model.size)
+
+
+def test_a_client_that_drops_out_between_the_exchanges_is_left_out() -> None:
+    """Who describes itself but does not fit changes nothing: the round equals one without it."""
+    clients, problem = clients_of((6,)), problem_of((6,))
+    method = PeFLL(
+        problem, cohort=4, local=FULL_STEP, server=ServerOptimizer("sgd", lr=0.3), descriptor=3, describe_rows=None
+    )
+    state = method.start(0).replace(scale=torch.ones(()))
+    poisoned = clients.x.clone()
+    poisoned[int(clients.start[2])] = torch.inf  # client 2's descriptor is not finite
+    bad = Federation(replace(clients, x=poisoned), runtime=Simulator(block=4)).begin_round(1)
+    good = Federation(clients.select([0, 1, 3]), runtime=Simulator(block=3)).begin_round(1)
+    expected = replace(method, cohort=3).round(state, good)
+    came = method.round(state, bad)
+    assert [failure.task for failure in bad.failures] == ["PeFLL.describe"]
+    torch.testing.assert_close(came.hypernet, expected.hypernet, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(came.embedding, expected.embedding, atol=1e-6, rtol=1e-5)
+
+
+def test_clip_bounds_the_whole_gradient() -> None:
+    clients, problem = clients_of((6,)), problem_of((6,))
+    method = PeFLL(
+        problem, cohort=4, local=FULL_STEP, server=ServerOptimizer("sgd", lr=1.0), descriptor=3, clip=1e-3,
+        lambda_h=0, lambda_v=0,
+    )  # fmt: skip
+    state = method.start(0).replace(scale=torch.ones(()))
+    after = method.round(state, Federation(clients).begin_round(1))
+    moved = sum(float((after[name] - state[name]).square().sum()) for name in ("hypernet", "embedding"))
+    assert moved**0.5 == pytest.approx(1e-3, rel=0.05)  # float32 rounding of η limits how exactly
+
+
+def test_traffic_is_what_the_thesis_counts() -> None:
+    """2c(|θ| + |η_v| + |v|) numbers a round (T1 B.1.3); Motley sends η_v once more, because tasks keep no network."""
+    problem = problem_of((6,))
+    method = PeFLL(problem, cohort=3, local=FULL_STEP, descriptor=5)
+    federation = Federation(clients_of((6,))).begin_round(1)
+    method.round(method.start(0).replace(scale=torch.ones(())), federation)
+    theta, eta, v = problem.model.size, method.embedding.size, 5
+    up, down = federation.traffic.up, federation.traffic.down
+    assert (up["update"], up["gradient"], up["descriptor"]) == (3 * 4 * theta, 3 * 4 * eta, 3 * 4 * v)
+    assert (down["theta"], down["embedding"], down["cotangent"]) == (3 * 4 * theta, 2 * 3 * 4 * eta, 3 * 4 * v)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lambda_h": -1.0}, "lambda_h"),
+        ({"clip": 0.0}, "clip"),
+        ({"describe_rows": 0}, "describe_rows"),
+        ({"size": "XL"}, "S, M or L"),
+        ({"labels": "planes"}, "labels='linear'"),
+    ],
+)
+def test_nonsense_is_refused_with_advice(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        method = PeFLL.for_problem(problem_of((6,)), **options)
+        method.start(0)
+
+
+def test_state_survives_a_checkpoint_and_goes_on_the_same() -> None:
+    method = PeFLL(problem_of((6,)), cohort=2, local=FULL_STEP, descriptor=3)
+    whole = train(method, Federation(clients_of((6,)), seed=5), 4)
+    federation = Federation(clients_of((6,)), seed=5)
+    half = train(method, federation, 2)
+    restored = State({name: value.clone() for name, value in half.items()})
+    resumed = train(method, Federation(clients_of((6,)), seed=5, round=2, kept=federation.kept), 2, restored)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_personal_models_beat_one_model_where_clients_contradict_each_other() -> None:
+    """Half of the clients swap the two classes: no single model can be right for all, a descriptor tells them apart."""
+    random = torch.Generator().manual_seed(1)
+    count, rows = 40, 20
+    x = torch.randn(count * rows, 4, generator=random)
+    flip = torch.arange(count) % 2 == 1
+    y = ((x[:, 0] > 0) ^ flip.repeat_interleave(rows)).to(torch.int64)
+    everyone = Clients.from_sizes(x, y, torch.full((count,), rows))
+    seen, unseen = everyone.select(range(30)), everyone.select(range(30, 40))
+    problem = problem_of((4,), classes=2, clients=30)
+    local = LocalSGD(steps=10, batch=10, lr=0.1, momentum=0.9)
+    personal = PeFLL(problem, cohort=10, local=local, server=ServerOptimizer("adam", lr=2e-3), descriptor=8)
+    one = FedAvg(problem.model, cohort=10, local=local)
+    scores = {}
+    for method in (personal, one):
+        federation = Federation(seen)
+        state = train(method, federation, 30)
+        scores[type(method)] = evaluate(
+            method.model, lambda cohort, m=method, s=state: m.personalize(s, cohort), federation, unseen, unseen
+        ).mean
+    assert scores[PeFLL] > 0.9 and scores[FedAvg] < 0.65
