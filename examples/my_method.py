@@ -1,0 +1,59 @@
+"""A method of one's own, outside of the package: FedRep in 60 lines (Collins et al., ICML 2021).
+
+The clients share a representation and each keeps a head of its own. Try it:
+motley run examples/my_method.py:FedRep --data digits --partition pathological --rounds 20
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from motley import Client, Cohort, Federation, LocalSGD, Mean, Model, State, send, task
+from motley.learn.local import Objective, supervised
+from motley.task import Sent
+
+
+@dataclass(frozen=True)
+class FedRep:
+    model: Model
+    cohort: int | float = 10
+    head: LocalSGD = field(default_factory=lambda: LocalSGD(epochs=5, batch=10, lr=0.05))
+    body: LocalSGD = field(default_factory=lambda: LocalSGD(epochs=1, batch=10, lr=0.05))
+    serves_unlabeled = False
+
+    def is_head(self) -> Tensor:
+        """1 for the parameters of the last layer, which stay at the client; 0 for the shared ones."""
+        layer = list(self.model.shapes)[-1].rsplit(".", 1)[0]
+        return torch.cat([torch.full((s.numel(),), float(n.startswith(layer))) for n, s in self.model.shapes.items()])
+
+    def only(self, part: Tensor, fixed: Tensor) -> Objective:
+        """The loss as a function of some parameters, the others held at ``fixed``."""
+        loss = supervised(self.model)
+        return lambda theta, batch: loss(torch.where(part > 0, theta, fixed), batch)  # type: ignore[arg-type]
+
+    def mine(self, client: Client, theta: Tensor, head: Tensor) -> Tensor:
+        """Train the head on the shared representation, starting from the head the client kept."""
+        start = torch.where(head > 0, client.kept.get("theta", theta), theta)
+        return self.head(self.only(head, theta), start, client)
+
+    @task
+    def fit(self, client: Client, theta: Tensor, head: Tensor) -> Sent:
+        mine = self.mine(client, theta, head)
+        fitted = self.body(self.only(1 - head, mine), mine, client)
+        return send(update=fitted - mine, n=client.n.float(), keep={"theta": mine})
+
+    @task
+    def own(self, client: Client, theta: Tensor, head: Tensor) -> Sent:
+        return send(theta=self.mine(client, theta, head))
+
+    def start(self, seed: int) -> State:
+        return State(theta=self.model.init(seed))
+
+    def round(self, state: State, federation: Federation) -> State:
+        cohort = federation.sample(self.cohort, labeled=True)
+        replies = cohort.ask(self.fit, theta=state.theta, head=self.is_head(), into=Mean("update", weight="n"))
+        return state.replace(theta=state.theta + replies["update"])
+
+    def personalize(self, state: State, cohort: Cohort) -> Tensor:
+        return cohort.ask(self.own, theta=state.theta, head=self.is_head())["theta"]
