@@ -1,0 +1,84 @@
+"""The ``motley`` command: puts the commands together and tells errors in a sentence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+
+from motley import __version__
+from motley.commands import data, demo, listing, run
+from motley.commands.options import examples
+from motley.federation import QuorumError
+from motley.privacy import BudgetExceeded
+from motley.studio.errors import Interrupted, UserError
+
+TRACEBACK = "MOTLEY_TRACEBACK"  # set it to see where an error comes from
+INTERRUPTED = 130  # what a shell expects after Ctrl-C
+
+
+class Commands(typer.core.TyperGroup):
+    """A group whose commands end with a message, not with a traceback, when the user can put things right."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if os.environ.get(TRACEBACK):
+            return super().invoke(ctx)
+        try:
+            return super().invoke(ctx)
+        except (Interrupted, KeyboardInterrupt) as error:
+            _say(str(error) or "stopped at once; `motley resume RUN` goes on from the last checkpoint", "stopped")
+            raise typer.Exit(INTERRUPTED) from None
+        except UserError as error:
+            _say(str(error), "error")
+        except (ValueError, TypeError, OSError, QuorumError, BudgetExceeded) as error:
+            _say(f"{error}\n(set {TRACEBACK}=1 to see where this comes from)", "error")
+        raise typer.Exit(1)
+
+
+def _say(text: str, kind: str) -> None:
+    console = Console(stderr=True, highlight=False)
+    console.print(f"[bold red]{kind}:[/bold red] ", end="")
+    console.print(text, markup=False, soft_wrap=True)
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    add_completion=True,
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"motley {__version__}")
+        raise typer.Exit()
+
+
+@app.callback(epilog=examples("motley demo", "motley run fedavg --data digits --partition pathological --rounds 20"))
+def motley(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Personalized, private federated learning among clients that are not alike."""
+
+
+COMMANDS: tuple[Callable[[typer.Typer], None], ...] = (
+    demo.register,
+    run.register,
+    data.register,
+    listing.register,
+)
+for _register in COMMANDS:
+    _register(app)
+
+
+def main() -> None:
+    """The entry point of the ``motley`` script."""
+    app(prog_name="motley")

@@ -1,0 +1,96 @@
+"""``motley methods``, ``datasets`` and ``recipes``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import tomli_w
+import typer
+from rich.table import Table
+
+from motley.commands.options import examples, printed
+from motley.data import partitions, sources
+from motley.learn import architectures
+from motley.methods import METHODS
+from motley.studio import shipped
+from motley.studio.errors import UserError
+from motley.studio.prepare import describe_hyperparameters, method_class
+from motley.studio.recipe import plan_of, read_toml
+from motley.suggest import nearest
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(help="Show this one's hyperparameters.")] = None,
+) -> None:
+    """List the methods, or show one with its hyperparameters and their defaults."""
+    console = printed()
+    if name is None:
+        table = _table("method", "what it does", "paper")
+        for key, entry in METHODS.items():
+            table.add_row(key, entry.summary, entry.paper)
+        console.print(table)
+        console.print("motley methods NAME shows a method's hyperparameters.", style="dim")
+        return
+    values = describe_hyperparameters(name)
+    if name in METHODS:
+        entry = METHODS[name]
+        console.print(f"# {entry.title}: {entry.summary} ({entry.paper})", markup=False)
+    document = (method_class(name).__doc__ or "").strip()
+    for line in document.splitlines():
+        console.print(f"# {line.strip()}".rstrip(), markup=False, soft_wrap=True)
+    console.print(tomli_w.dumps({"method": name, "hyperparameters": values}), markup=False, soft_wrap=True)
+
+
+def datasets() -> None:
+    """List the data sets, the partitions and the models that go by a name."""
+    console = printed()
+    table = _table("data set", "what it is", "here?")
+    for source in sources():
+        table.add_row(source.name, source.description, "yes" if source.local else "to download")
+    console.print(table)
+    table = _table("partition", "how rows are dealt out to clients")
+    for name, about in partitions().items():
+        table.add_row(name, about)
+    console.print(table)
+    table = _table("model", "what it is")
+    for name, about in architectures.names().items():
+        table.add_row(name, about)
+    console.print(table)
+    console.print("Your own data: --data my.npz, my.csv (with --client-column), or a folder.", style="dim")
+
+
+recipes_app = typer.Typer(rich_markup_mode="rich", invoke_without_command=True)
+
+
+@recipes_app.callback(epilog=examples("motley recipes", "motley recipes show digits-pathological"))
+def recipes(context: typer.Context) -> None:
+    """List the recipes that come with Motley; `motley run NAME` runs one."""
+    if context.invoked_subcommand is not None:
+        return
+    table = _table("recipe", "what it is", "methods")
+    for name, file in shipped.names().items():
+        plan = plan_of(read_toml(file), str(file))
+        table.add_row(name, plan.title, ", ".join(label for label, _ in plan.runs))
+    printed().print(table)
+
+
+@recipes_app.command(epilog=examples("motley recipes show digits-pathological"))
+def show(name: Annotated[str, typer.Argument(help="A name of `motley recipes`.")]) -> None:
+    """Print a recipe with its comments."""
+    known = shipped.names()
+    if name not in known:
+        raise UserError(f"no recipe is called {name!r}{nearest(name, list(known))}")
+    typer.echo(known[name].read_text(encoding="utf-8"), nl=False)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(title_justify="left")
+    for index, column in enumerate(columns):
+        table.add_column(column, no_wrap=index == 0)
+    return table
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog=examples("motley methods", "motley methods fedavg"))(methods)
+    app.command(epilog=examples("motley datasets"))(datasets)
+    app.add_typer(recipes_app, name="recipes")

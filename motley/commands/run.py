@@ -1,0 +1,185 @@
+"""``motley run``, ``compare``, ``resume`` and ``report``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from motley.commands import options
+from motley.commands.options import examples, printed, settings_from
+from motley.studio import folder
+from motley.studio.compare import Comparison, carry_out, resume_any
+from motley.studio.errors import UserError
+from motley.studio.progress import watcher_for
+from motley.studio.recipe import Plan
+from motley.studio.report import write_report
+from motley.studio.result import table
+from motley.studio.settings import plan_for
+
+
+def run(
+    target: Annotated[str, typer.Argument(help="A method, a recipe (name or .toml), or file.py:Class.")],
+    data: options.Data = None,
+    partition: options.Partition = None,
+    alpha: options.Alpha = None,
+    classes: options.Classes = None,
+    clients: options.ClientCount = None,
+    samples: options.Samples = None,
+    unseen: options.Unseen = None,
+    labeled: options.Labeled = None,
+    client_column: options.ClientColumn = None,
+    label_column: options.LabelColumn = None,
+    model: options.ModelName = None,
+    rounds: options.Rounds = None,
+    cohort: options.CohortSize = None,
+    local_epochs: options.LocalEpochs = None,
+    local_steps: options.LocalSteps = None,
+    batch: options.BatchSize = None,
+    lr: options.Rate = None,
+    seed: options.Seed = None,
+    seeds: options.Seeds = None,
+    set_: options.Set = None,
+    epsilon: options.Epsilon = None,
+    delta: options.Delta = None,
+    noise_multiplier: options.NoiseMultiplier = None,
+    clip: options.Clip = None,
+    unit: options.Unit = None,
+    eval_every: options.EvalEvery = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    block: options.BlockSize = None,
+    threads: options.Threads = None,
+    out: options.Out = None,
+    quiet: options.QuietFlag = False,
+    as_json: options.Json = False,
+) -> None:
+    """Train one method (or a recipe) and measure it on seen, unseen and unlabeled clients."""
+    plan = plan_for([target], settings_from(locals()), set_ or [])
+    carry_out_and_print(plan, out, quiet, as_json)
+
+
+def compare(
+    targets: Annotated[list[str], typer.Argument(help="Methods (names or file.py:Class), or one recipe.")],
+    data: options.Data = None,
+    partition: options.Partition = None,
+    alpha: options.Alpha = None,
+    classes: options.Classes = None,
+    clients: options.ClientCount = None,
+    samples: options.Samples = None,
+    unseen: options.Unseen = None,
+    labeled: options.Labeled = None,
+    client_column: options.ClientColumn = None,
+    label_column: options.LabelColumn = None,
+    model: options.ModelName = None,
+    rounds: options.Rounds = None,
+    cohort: options.CohortSize = None,
+    local_epochs: options.LocalEpochs = None,
+    local_steps: options.LocalSteps = None,
+    batch: options.BatchSize = None,
+    lr: options.Rate = None,
+    seed: options.Seed = None,
+    seeds: options.Seeds = None,
+    set_: options.Set = None,
+    epsilon: options.Epsilon = None,
+    delta: options.Delta = None,
+    noise_multiplier: options.NoiseMultiplier = None,
+    clip: options.Clip = None,
+    unit: options.Unit = None,
+    eval_every: options.EvalEvery = None,
+    checkpoint_every: options.CheckpointEvery = None,
+    block: options.BlockSize = None,
+    threads: options.Threads = None,
+    out: options.Out = None,
+    quiet: options.QuietFlag = False,
+    as_json: options.Json = False,
+) -> None:
+    """Train several methods over the same clients: one table, one report."""
+    plan = plan_for(targets, settings_from(locals()), set_ or [])
+    carry_out_and_print(plan, out, quiet, as_json)
+
+
+def resume(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or comparison.")],
+    quiet: options.QuietFlag = False,
+    as_json: options.Json = False,
+) -> None:
+    """Go on with a run that was stopped; it ends as if it had never been."""
+    comparison = resume_any(run_folder, watcher=watcher_for(options.progress_console(), quiet or as_json))
+    show(comparison, as_json)
+
+
+def report(
+    run_folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    out: Annotated[Path | None, typer.Option(help="The file.  [default: report.html in the (first) folder]")] = None,
+) -> None:
+    """Write the report of a finished run, or of several side by side."""
+    folders = [inner for path in run_folders for inner in _runs_in(path)]
+    target = out or (run_folders[0] if len(run_folders) == 1 else Path(".")) / folder.REPORT
+    with folder.disk_errors_told(target.parent):
+        write_report(folders, target)
+    printed().print(f"report: {target}", soft_wrap=True)
+
+
+def _runs_in(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise UserError(f"there is no run folder {path}")
+    if not (path / folder.COMPARISON).exists():
+        return [path]
+    return [path / str(run["folder"]) for run in folder.read_json(path / folder.COMPARISON)["runs"]]
+
+
+def carry_out_and_print(plan: Plan, out: Path | None, quiet: bool, as_json: bool) -> Comparison:
+    """What ``run``, ``compare`` and ``demo`` have in common."""
+    path = out or folder.fresh_name(Path("runs") / _run_name(plan))
+    comparison = carry_out(plan, path, watcher=watcher_for(options.progress_console(), quiet or as_json))
+    show(comparison, as_json)
+    return comparison
+
+
+def _run_name(plan: Plan) -> str:
+    label, recipe = plan.runs[0]
+    what = label if len(plan.runs) == 1 else plan.title or "comparison"
+    data = Path(recipe.data.name.partition(":")[0]).stem
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in f"{what}-{data}".lower())
+
+
+def show(comparison: Comparison, as_json: bool) -> None:
+    if as_json:
+        results: Sequence[Any] = [{**r.to_json(), "folder": str(r.folder)} for r in comparison.results]
+        typer.echo(json.dumps(results[0] if len(results) == 1 else results, indent=2))
+        return
+    console = printed()
+    console.print(table(comparison.groups, comparison.title))
+    if comparison.folder is not None:
+        console.print(f"report: {comparison.folder / folder.REPORT}", soft_wrap=True, markup=False)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        epilog=examples(
+            "motley run fedavg --data digits --partition dirichlet --alpha 0.3",
+            "motley run fedavg-finetune --classes 2 --clients 40 --rounds 20",
+            "motley run fedprox --rounds 10 --set mu=0.5 --set local.momentum=0.9",
+        )
+    )(run)
+    app.command(
+        epilog=examples(
+            "motley compare local fedavg --data digits --partition pathological",
+            "motley compare fedavg fedprox --alpha 0.1 --rounds 10 --seeds 3",
+        )
+    )(compare)
+    app.command(
+        epilog=examples(
+            "motley run fedavg --rounds 10 --out runs/mine",
+            "motley resume runs/mine",
+        )
+    )(resume)
+    app.command(
+        epilog=examples(
+            "motley run fedavg --rounds 10 --out runs/first",
+            "motley report runs/first --out first.html",
+        )
+    )(report)

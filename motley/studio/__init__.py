@@ -1,0 +1,70 @@
+"""The studio: from recipes to runs, run folders and reports. In three lines:
+
+from motley.studio import run
+result = run("fedavg", data="digits", partition="pathological", rounds=20)
+print(result)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from motley.data.population import Population
+from motley.studio.compare import Comparison, carry_out, resume_any
+from motley.studio.errors import Interrupted, UserError
+from motley.studio.progress import Watcher
+from motley.studio.recipe import Recipe
+from motley.studio.result import Result
+from motley.studio.settings import plan_for
+
+__all__ = ["Comparison", "Interrupted", "Recipe", "Result", "UserError", "compare", "resume", "run"]
+
+
+def run(
+    target: str,
+    data: str | Population = "digits",
+    *,
+    out: str | Path | None = None,
+    watcher: Watcher | None = None,
+    **settings: Any,
+) -> Result:
+    """Train one method and measure it.
+
+    target: a method's name, ``file.py:Class``, a recipe's name or file. settings: the flags of ``motley run`` with
+    underscores (``rounds=20, partition="dirichlet", alpha=0.3``), and ``hyperparameters={...}`` for all others.
+    out: a new folder to save everything in; without it nothing is written.
+    """
+    plan = plan_for([target], _named(target, data, settings))
+    if len(plan.with_seeds()) > 1:
+        raise UserError(f"{target} makes {len(plan.with_seeds())} runs; use compare(...) for several methods or seeds")
+    return carry_out(plan, _path(out), population=_given(data), watcher=watcher).results[0]
+
+
+def compare(
+    *targets: str,
+    data: str | Population = "digits",
+    out: str | Path | None = None,
+    watcher: Watcher | None = None,
+    **settings: Any,
+) -> Comparison:
+    """Train several methods over the same clients; the arguments are those of ``run``."""
+    plan = plan_for(targets, _named(targets[0] if targets else "", data, settings))
+    return carry_out(plan, _path(out), population=_given(data), watcher=watcher)
+
+
+def resume(folder: str | Path, *, data: Population | None = None, watcher: Watcher | None = None) -> Comparison:
+    """Go on with a run or comparison that was stopped; one that is finished is only read."""
+    return resume_any(Path(folder), population=data, watcher=watcher)
+
+
+def _named(target: str, data: str | Population, settings: dict[str, Any]) -> dict[str, Any]:
+    return settings if isinstance(data, Population) else {"data": data, **settings}
+
+
+def _given(data: str | Population) -> Population | None:
+    return data if isinstance(data, Population) else None
+
+
+def _path(out: str | Path | None) -> Path | None:
+    return None if out is None else Path(out)

@@ -1,0 +1,107 @@
+"""Checkpoints: all that a run needs to go on as if it had never stopped, in one safetensors file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from motley.federation import Federation
+from motley.method import State
+from motley.privacy.ledger import Ledger
+from motley.runtime.kept import KeptStore
+from motley.runtime.simulate import Simulator
+from motley.studio.errors import UserError
+from motley.studio.folder import CHECKPOINT, write_whole
+from motley.transcript import Traffic, Transcript
+
+STATE, KEPT, METADATA = "state.", "kept.", "motley"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run after a whole round."""
+
+    round: int
+    seconds: float
+    state: State
+    kept: dict[str, Tensor]
+    ledger: dict[str, Any]
+    transcript: list[dict[str, Any]]
+    traffic: dict[str, dict[str, int]]
+    plans: dict[str, Any]  # the simulator's block sizes: another block changes the last bits of a sum
+
+    @classmethod
+    def of(cls, federation: Federation, state: State, seconds: float) -> Checkpoint:
+        runtime = federation.runtime
+        return cls(
+            round=federation.round,
+            seconds=seconds,
+            state=state,
+            kept=federation.kept.state(),
+            ledger=federation.ledger.state(),
+            transcript=federation.transcript.rows(),
+            traffic={"up": dict(federation.traffic.up), "down": dict(federation.traffic.down)},
+            plans=runtime.plans() if isinstance(runtime, Simulator) else {},
+        )
+
+    def save(self, folder: Path) -> None:
+        tensors = {STATE + name: value.detach().contiguous().clone() for name, value in self.state.items()}
+        tensors |= {KEPT + name: value.contiguous() for name, value in self.kept.items()}
+        about = {
+            "round": self.round,
+            "seconds": self.seconds,
+            "ledger": self.ledger,
+            "transcript": self.transcript,
+            "traffic": self.traffic,
+            "plans": self.plans,
+        }
+        write_whole(folder / CHECKPOINT, safetensors.torch.save(tensors, {METADATA: json.dumps(about)}))
+
+    def restored(self) -> dict[str, Any]:
+        """Fields for a federation that goes on from here."""
+        traffic = Traffic()
+        traffic.up.update(self.traffic["up"])
+        traffic.down.update(self.traffic["down"])
+        return {
+            "ledger": Ledger.from_state(self.ledger),
+            "transcript": Transcript.from_rows(self.transcript),
+            "traffic": traffic,
+            "kept": KeptStore.from_state(self.kept),
+            "round": self.round,
+        }
+
+
+def load(folder: Path) -> Checkpoint | None:
+    """The folder's checkpoint; None if the run was stopped before its first one."""
+    file = folder / CHECKPOINT
+    if not file.exists():
+        return None
+    try:
+        with safe_open(file, framework="pt") as stored:
+            about = json.loads(stored.metadata()[METADATA])
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (it is no mapping)
+        return Checkpoint(
+            round=int(about["round"]),
+            seconds=float(about["seconds"]),
+            state=State(_part(tensors, STATE)),
+            kept=_part(tensors, KEPT),
+            ledger=about["ledger"],
+            transcript=about["transcript"],
+            traffic=about["traffic"],
+            plans=about["plans"],
+        )
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{file} is damaged or no checkpoint of Motley ({type(error).__name__}: {error}). The run cannot go on "
+            f"from it; start it afresh with: motley run {folder / 'recipe.toml'} --out NEW_FOLDER"
+        ) from error
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

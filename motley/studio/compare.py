@@ -1,0 +1,134 @@
+"""Plans: one run, several seeds, or several methods over the same clients; all can be resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from motley.data.population import Population
+from motley.studio import folder
+from motley.studio.errors import UserError
+from motley.studio.folder import disk_errors_told, read_json, write_json
+from motley.studio.prepare import prepare
+from motley.studio.progress import Watcher
+from motley.studio.recipe import Plan, Recipe, checked
+from motley.studio.report import write_report
+from motley.studio.result import Result, as_text, table
+from motley.studio.run import execute, resume_run
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Results side by side: one group for each method (or label), one result for each seed in it."""
+
+    title: str
+    groups: list[list[Result]]
+    folder: Path | None = None
+
+    def __str__(self) -> str:
+        return as_text(table(self.groups, self.title))
+
+    def __getitem__(self, label: str) -> Result:
+        """The (first seed's) result of a method."""
+        for group in self.groups:
+            if group[0].label == label:
+                return group[0]
+        raise KeyError(f"no run is called {label!r}; there are: {', '.join(group[0].label for group in self.groups)}")
+
+    @property
+    def results(self) -> list[Result]:
+        return [result for group in self.groups for result in group]
+
+
+def carry_out(
+    plan: Plan, out: Path | None, *, population: Population | None = None, watcher: Watcher | None = None
+) -> Comparison:
+    """Run all of a plan. A single run has ``out`` to itself; several have a folder each inside it."""
+    runs = plan.with_seeds()
+    if len(runs) == 1:
+        label, recipe = runs[0]
+        comparison = Comparison(
+            plan.title, [[execute(recipe, out, label=label, population=population, watcher=watcher)]], out
+        )
+    else:
+        for _, recipe in plan.runs:  # a mistake in the last run is told before the first one starts
+            prepare(recipe, population)
+        names = _folder_names(plan)
+        if out is not None:
+            with disk_errors_told(out):
+                folder.claim(out)
+                write_json(out / folder.COMPARISON, _planned(plan, names))
+        comparison = _go_on(plan.title, plan.seeds, runs, names, out, population, watcher)
+    _report(comparison)
+    return comparison
+
+
+def resume_any(path: Path, *, population: Population | None = None, watcher: Watcher | None = None) -> Comparison:
+    """Go on with a run or a comparison that was stopped, from its folder."""
+    if not path.is_dir():
+        raise UserError(f"there is no run folder {path}")
+    if (path / folder.COMPARISON).exists():
+        planned = read_json(path / folder.COMPARISON)
+        try:
+            title, seeds = str(planned["title"]), int(planned["seeds"])
+            runs = [(str(one["label"]), checked(one["recipe"], str(path))) for one in planned["runs"]]
+            names = [str(one["folder"]) for one in planned["runs"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(f"{path / folder.COMPARISON} is damaged: {type(error).__name__}: {error}") from error
+        comparison = _go_on(title, seeds, runs, names, path, population, watcher)
+    else:
+        comparison = Comparison("", [[resume_run(path, population=population, watcher=watcher)]], path)
+    _report(comparison)
+    return comparison
+
+
+def _go_on(
+    title: str,
+    seeds: int,
+    runs: Sequence[tuple[str, Recipe]],
+    names: Sequence[str],
+    out: Path | None,
+    population: Population | None,
+    watcher: Watcher | None,
+) -> Comparison:
+    """Every run of a comparison: those that are done are read, those that were begun go on, the others start."""
+    results = []
+    for (label, recipe), name in zip(runs, names, strict=True):
+        spoken = label if seeds == 1 else f"{label}, seed {recipe.seed}"
+        path = None if out is None else out / name
+        if path is not None and (path / folder.RECIPE).exists():
+            result = resume_run(path, label=spoken, population=population, watcher=watcher)
+        else:
+            result = execute(recipe, path, label=spoken, population=population, watcher=watcher)
+        results.append(result)
+    groups = [results[begin : begin + seeds] for begin in range(0, len(results), seeds)]
+    return Comparison(title, groups, out)
+
+
+def _folder_names(plan: Plan) -> list[str]:
+    several = plan.seeds > 1
+    names = []
+    for label, recipe in plan.with_seeds():
+        name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in label)
+        names.append(f"{name}-seed{recipe.seed}" if several else name)
+    if len(set(names)) < len(names):
+        raise UserError(f"two runs would share a folder ({', '.join(sorted(names))}); give them clearer labels")
+    return names
+
+
+def _planned(plan: Plan, names: Sequence[str]) -> dict[str, Any]:
+    runs = [
+        {"label": label, "folder": name, "recipe": json.loads(recipe.model_dump_json(exclude_none=True))}
+        for (label, recipe), name in zip(plan.with_seeds(), names, strict=True)
+    ]
+    return {"title": plan.title, "seeds": plan.seeds, "runs": runs}
+
+
+def _report(comparison: Comparison) -> None:
+    if comparison.folder is not None:
+        folders = [result.folder for result in comparison.results if result.folder is not None]
+        with disk_errors_told(comparison.folder):
+            write_report(folders, comparison.folder / folder.REPORT)

@@ -1,0 +1,26 @@
+"""The demonstration: unlike clients, a few methods, one table and one report, in a minute or two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from motley.methods import METHODS
+from motley.studio.recipe import Plan
+from motley.studio.settings import plan_for
+
+METHODS_SHOWN = ("local", "fedavg", "fedprox", "fedavg-finetune", "pefll", "flowdup")
+SETTINGS: dict[str, Any] = {
+    "title": "demo",
+    "data": "digits",
+    "partition": "pathological:2",
+    "clients": 100,
+    "unseen": 0.2,
+    "rounds": 200,
+    "seed": 1,
+}
+
+
+def demo_plan(rounds: int | None = None) -> Plan:
+    """100 clients that know two digits each; 20 of them arrive only after training."""
+    shown = [name for name in METHODS_SHOWN if name in METHODS]
+    return plan_for(shown, SETTINGS | ({} if rounds is None else {"rounds": rounds}))

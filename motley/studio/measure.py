@@ -1,0 +1,93 @@
+"""How good the personal models are: on seen clients, on unseen ones, and on newcomers without labels.
+
+Every score is made by the models that ``personalize`` gives, on the clients' own test rows. It is simulation only:
+nothing of it reaches the ledger or the method.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from motley.client import Clients
+from motley.data.population import Population
+from motley.federation import Federation
+from motley.learn.evaluation import Scores, evaluate
+from motley.method import Method, State
+
+Group = Literal["seen", "unseen", "unlabeled"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+Measurement = dict[Group, "Measured | None"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One group's scores; ``scores`` is NaN for a client that the method does not serve or that has no test labels."""
+
+    group: Group
+    train: Clients
+    test: Clients
+    scores: Scores
+
+    def summary(self) -> dict[str, float] | None:
+        """Mean, standard deviation over clients and worst decile; None if no client could be scored."""
+        scored = int((~self.scores.score.isnan()).sum())
+        if scored == 0:
+            return None
+        mean, std, p10 = self.scores.mean, self.scores.std, self.scores.p10
+        return {"mean": mean, "std": std, "p10": p10, "clients": len(self.train), "scored": scored}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The per-client table."""
+        score, loss = self.scores.score.tolist(), self.scores.loss.tolist()
+        return [
+            {
+                "client": self.train.name(i),
+                "group": self.group,
+                "n_train": int(self.train.size[i]),
+                "n_test": int(self.test.size[i]),
+                "score": None if math.isnan(score[i]) else score[i],
+                "loss": None if math.isnan(loss[i]) else loss[i],
+            }
+            for i in range(len(self.train))
+        ]
+
+
+def measure(method: Method, state: State, federation: Federation, population: Population) -> Measurement:
+    """Score all three groups; None: there is no such client, or the method does not serve clients without labels."""
+    serves_unlabeled = bool(getattr(method, "serves_unlabeled", False))
+
+    def score(group: Group, which: Tensor, hidden: bool = False) -> Measured | None:
+        if len(which) == 0 or (hidden and not serves_unlabeled):
+            return None
+        train, test = population.train.select(which), population.test.select(which)
+        train = train.without_labels() if hidden else train
+        served = test.labeled & (train.labeled | serves_unlabeled)
+        rows = served.nonzero().flatten()
+        empty = torch.full((len(which),), float("nan"))
+        scores = Scores(empty, empty.clone())
+        if len(rows):
+            part = evaluate(
+                method.model,
+                lambda cohort: method.personalize(state, cohort),
+                federation,
+                train.select(rows),
+                test.select(rows),
+            )
+            scores.score[rows], scores.loss[rows] = part.score, part.loss
+        return Measured(group, train, test, scores)
+
+    return {
+        "seen": score("seen", population.seen),
+        "unseen": score("unseen", population.unseen),
+        "unlabeled": score("unlabeled", population.unseen, hidden=True),
+    }
+
+
+def metric_of(population: Population) -> str:
+    """What a score is: the share of right classes, or minus the mean squared error."""
+    return "accuracy" if population.classes is not None else "negative mean squared error"

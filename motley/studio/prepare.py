@@ -1,0 +1,130 @@
+"""From a recipe to what runs: the population, the method and the federation; every default is filled in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+
+from motley import data, outside
+from motley.data.population import Population
+from motley.federation import Federation
+from motley.learn import architectures
+from motley.method import Method
+from motley.methods import METHODS
+from motley.methods.problem import Problem
+from motley.model import Model
+from motley.runtime.simulate import Simulator
+from motley.studio import hyperparameters
+from motley.studio.errors import UserError
+from motley.studio.privacy import private_fields, target_delta
+from motley.studio.recipe import Data, Network, Recipe
+from motley.suggest import nearest
+
+FROM_PYTHON = "python:"  # before the name of data that was handed over as an object
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run that could start: all is loaded, built and checked, and nothing has been written."""
+
+    recipe: Recipe  # every default filled in
+    population: Population
+    method: Method
+    delta: float
+
+    def federation(self, **restored: Any) -> Federation:
+        """The seen clients, ready to be asked; ``restored`` are fields from a checkpoint."""
+        runtime = self.recipe.runtime
+        simulator = Simulator(runtime.block, runtime.threads, runtime.strict, runtime.drop)
+        seen = self.population.train.select(self.population.seen)
+        return Federation(seen, self.recipe.seed, simulator, runtime.quorum, **restored)
+
+
+def prepare(recipe: Recipe, population: Population | None = None) -> Prepared:
+    """Load the data and build the method; ``population`` is data from Python in place of the recipe's own."""
+    if recipe.runtime.threads is not None:
+        torch.set_num_threads(recipe.runtime.threads)
+    if population is None:
+        population = load_data(recipe)
+    else:
+        recipe = recipe.model_copy(update={"data": Data(name=FROM_PYTHON + population.name)})
+    network = recipe.model.name or architectures.default_for(population.input_shape, population.kind)
+    module = architectures.build(
+        network, population.input_shape, population.outputs, population.kind, **recipe.model.options
+    )
+    problem = Problem(Model(module), population.input_shape, population.classes, len(population.seen), population.kind)
+    method, resolved = build_method(recipe, problem, population)
+    recipe = recipe.model_copy(
+        update={
+            "eval_every": recipe.evaluate_every,
+            "model": Network(name=network, options=recipe.model.options),
+            "hyperparameters": resolved,
+        }
+    )
+    return Prepared(recipe, population, method, target_delta(recipe, len(population.seen)))
+
+
+def load_data(recipe: Recipe) -> Population:
+    """The recipe's population; the same recipe and seed always give the same one."""
+    wanted = recipe.data.model_dump(exclude={"name", "options", "seed"})
+    name, options = recipe.data.name, recipe.data.options
+    if name.startswith(FROM_PYTHON):
+        raise UserError(
+            f"the data {name.removeprefix(FROM_PYTHON)!r} of this run was given from Python; resume it from Python as "
+            "well: motley.studio.resume(folder, data=population)"
+        )
+    seed = recipe.seed if recipe.data.seed is None else recipe.data.seed
+    return data.load(name, **wanted, seed=seed, **options)
+
+
+def method_class(name: str) -> type:
+    """The class behind a method's name or path."""
+    if not outside.is_path(name):
+        if name not in METHODS:
+            raise UserError(f"no method is called {name!r}{nearest(name, METHODS)}")
+        return METHODS[name].make
+    found = outside.load(name)
+    if not isinstance(found, type):
+        raise UserError(f"{name} is no class; a method is a frozen dataclass with start, round and personalize")
+    for needed in ("start", "round", "personalize"):
+        if not callable(getattr(found, needed, None)):
+            raise UserError(f"{name} has no {needed}(...); a method has start, round and personalize")
+    return found
+
+
+def build_method(recipe: Recipe, problem: Problem, population: Population) -> tuple[Method, dict[str, Any]]:
+    """The method, and its hyperparameters as plain values."""
+    cls = method_class(recipe.method)
+    known = hyperparameters.of_method(cls)
+    defaults: Mapping[str, Any] = METHODS[recipe.method].defaults if recipe.method in METHODS else {}
+    values = hyperparameters.merged(defaults, recipe.hyperparameters)
+    arguments = hyperparameters.read(recipe.method, known, values)
+    if "cohort" in arguments and "cohort" not in recipe.hyperparameters:
+        arguments["cohort"] = _fitting(arguments["cohort"], population)
+    build = getattr(cls, "for_problem", None)
+    first = {"problem": problem} if build is not None else {"model": problem.model}
+    try:
+        method = (build or cls)(**first, **{**arguments, **private_fields(recipe, cls)})
+    except ValueError as error:
+        raise UserError(f"{recipe.method}: {error}") from error
+    return cast(Method, method), hyperparameters.plain(known, arguments)
+
+
+def _fitting(cohort: Any, population: Population) -> Any:
+    """A default cohort is no larger than the clients there are (one that is asked for is refused if it is)."""
+    available = int(population.labeled[population.seen].sum()) or len(population.seen)
+    return min(cohort, available) if isinstance(cohort, int) else cohort
+
+
+def describe_hyperparameters(name: str) -> dict[str, Any]:
+    """A method's hyperparameters with their defaults, as a recipe would spell them."""
+    known = hyperparameters.of_method(method_class(name))
+    defaults: Mapping[str, Any] = METHODS[name].defaults if name in METHODS else {}
+    required = {key: "required" for key, one in known.items() if one.default is dataclasses.MISSING}
+    usable = {key: one for key, one in known.items() if key not in required}
+    values = hyperparameters.read(name, usable, {k: v for k, v in defaults.items() if k in usable})
+    return {**required, **hyperparameters.plain(usable, values)}
