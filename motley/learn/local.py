@@ -19,14 +19,16 @@ Params = Tensor | dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples of one step; ``weight`` is 0 for rows that only fill up a partial batch."""
+    """Samples of one step; ``weight`` is 0 for rows that only fill up a partial batch, None where there are none."""
 
     x: Tensor
     y: Tensor | None
-    weight: Tensor
+    weight: Tensor | None
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean of per-sample values [B] over the batch's real samples."""
+        if self.weight is None:
+            return values.mean()
         return (values * self.weight).sum() / self.weight.sum().clamp(min=1)
 
 
@@ -126,10 +128,13 @@ class LocalSGD:
     def _moved(self, params: Params, direction: Params, rate: Tensor | float) -> Params:
         if isinstance(params, Tensor):
             assert isinstance(direction, Tensor) and not isinstance(self.lr, Mapping)
-            return params - (self.lr * rate) * direction
+            return torch.addcmul(params, direction, torch.as_tensor(-self.lr * rate))  # one pass over the parameters
         assert isinstance(direction, dict)
         rates = self.lr if isinstance(self.lr, Mapping) else dict.fromkeys(params, self.lr)
         return {name: value - (rates[name] * rate) * direction[name] for name, value in params.items()}
+
+
+Rows = tuple[Tensor, Tensor | None]
 
 
 class _Batches:
@@ -137,7 +142,7 @@ class _Batches:
 
     def __init__(self, local: LocalSGD, client: Client) -> None:
         self._client = client
-        self._at: Callable[[int], tuple[Tensor, Tensor]]
+        self._at: Callable[[int], Rows]
         epochs = local.epochs or 0
         self._own: Tensor | None = None  # this client's number of steps, where clients of the block differ in it
         if local.batch is None:
@@ -157,27 +162,27 @@ class _Batches:
                 self._own = epochs * self._per_epoch
         self.own_steps: Tensor | int = max(1, self.steps) if self._own is None else self._own.clamp(min=1)
 
-    def at(self, step: int) -> tuple[Tensor, Tensor]:
-        """Row indices [B] and weights [B] of a step."""
+    def at(self, step: int) -> Rows:
+        """Row indices [B] and weights [B] of a step (None: every row counts)."""
         return self._at(step)
 
     def active(self, step: int) -> Tensor | None:
         """Does the client still train at this step? None: every client of the block does."""
         return None if self._own is None else step < self._own
 
-    def _everything(self, _: int) -> tuple[Tensor, Tensor]:
-        return torch.arange(self._client.capacity), self._client.mask.to(torch.float32)
+    def _everything(self, _: int) -> Rows:
+        rows = torch.arange(self._client.capacity)
+        return rows, None if self._client.full else self._client.mask.to(torch.float32)
 
-    def _fresh(self, _: int) -> tuple[Tensor, Tensor]:
-        return self._client.draws.integers(self._client.n, self._size), torch.ones(self._size)
+    def _fresh(self, _: int) -> Rows:
+        return self._client.draws.integers(self._client.n, self._size), None
 
-    def _in_turn(self, step: int) -> tuple[Tensor, Tensor]:
+    def _in_turn(self, step: int) -> Rows:
         """The next rows of the epoch's order; rows beyond the client's last one repeat its first, with weight 0."""
         size, capacity = self._size, self._client.capacity
         if self._own is None:
             epoch, turn = divmod(step, self._longest)
-            rows = self._orders[epoch][turn * size : (turn + 1) * size]
-            return rows, torch.ones(len(rows))
+            return self._orders[epoch][turn * size : (turn + 1) * size], None
         last = len(self._orders) - 1
         epoch_of = (step // self._per_epoch).clamp(max=last)
         place = (step - epoch_of * self._per_epoch) * size + torch.arange(size)

@@ -18,7 +18,7 @@ from motley import wire
 from motley.client import Block, Client, Kept
 from motley.draws import Draws, key
 from motley.runtime.request import Batch, Request
-from motley.runtime.tuning import Plan, Tuner
+from motley.runtime.tuning import Plan, Tuner, keep_freed_memory
 
 Outputs = tuple[list[dict[str, Tensor]], dict[str, Tensor]]  # what each release lets out, and what is kept
 MAX_BLOCK_BYTES = 1 << 28  # of inputs in one block: a larger cohort streams through
@@ -50,6 +50,7 @@ class Simulator:
             raise ValueError(f"block={self.block}; expected at least 1 client per block, or None to measure")
         if isinstance(self.drop, float | int) and not 0 <= self.drop <= 1:
             raise ValueError(f"drop={self.drop}; expected a fraction from 0 to 1")
+        keep_freed_memory()
 
     def plans(self) -> dict[str, list[int | None]]:
         """The blocks and threads measured so far, as plain values: a run that resumes goes on with the same ones."""

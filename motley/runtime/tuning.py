@@ -6,6 +6,8 @@ Remembered, because the block changes the last bits of a sum: two runs with equa
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import hashlib
 import json
 import os
@@ -47,6 +49,20 @@ class Plan:
 def cache_folder() -> Path:
     """Where Motley remembers things between runs: ``MOTLEY_CACHE``, or a folder in the user's cache."""
     return Path(os.environ.get("MOTLEY_CACHE") or Path.home() / ".cache" / "motley")
+
+
+@functools.cache
+def keep_freed_memory() -> None:
+    """Have the C library keep freed blocks of up to 256 MB for the next step instead of returning them at once.
+
+    A step's temporaries are a few MB each; fetching them from the kernel anew every time cost a fifth of a small
+    model's step. Without glibc nothing changes.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        m_trim_threshold, m_mmap_threshold, size = -1, -3, 1 << 28
+        libc.mallopt(m_mmap_threshold, size)
+        libc.mallopt(m_trim_threshold, size)
 
 
 @dataclass
