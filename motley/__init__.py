@@ -8,8 +8,8 @@ from motley.model import Model
 from motley.release import Each, Mean, Sum
 from motley.runtime.simulate import Simulator
 from motley.task import send, task
+from motley.version import __version__
 
-__version__ = "0.1.0"
 __all__ = [
     "Client",
     "Clients",
@@ -24,6 +24,7 @@ __all__ = [
     "Simulator",
     "State",
     "Sum",
+    "__version__",
     "each",
     "send",
     "task",
