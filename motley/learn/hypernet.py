@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import vjp
 
+from motley.learn.server import ServerOptimizer
+from motley.method import State
 from motley.model import Model
 
 Size = Literal["S", "M", "L"]
@@ -68,3 +71,35 @@ def generate_with_pull(
         return g_eta, g_v
 
     return theta, pull
+
+
+def descend(
+    state: State,
+    gradients: Mapping[str, Tensor],
+    server: ServerOptimizer,
+    clip: float,
+    decay: Mapping[str, float],
+    rates: Mapping[str, float] | None = None,
+) -> State:
+    """A step of the named networks down their gradients, clipped together to the norm ``clip``.
+
+    The gradient of λ‖η‖² enters as decay, η ← (1 − 2βλ)η with the step size β (T1 Alg. 8, lines 17-18); for plain SGD
+    that is the same as adding it. ``rates`` gives a network a step size of its own. Moments are kept in the state as
+    ``server.NAME.…``; ``begin`` makes them.
+    """
+    norm = float(torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt())
+    factor = -min(1.0, clip / max(norm, 1e-12))
+    for name, gradient in gradients.items():
+        optimizer = replace(server, lr=(rates or {}).get(name, server.lr))
+        kept = 1 - 2 * optimizer.lr * decay.get(name, 0.0)
+        eta = state[name] if kept == 1 else state[name] * kept
+        eta, moments = optimizer.step(eta, gradient * factor, state.part(f"server.{name}"))
+        state = state.replace(**{name: eta}).with_part(f"server.{name}", moments)
+    return state
+
+
+def begin(state: State, server: ServerOptimizer, *names: str) -> State:
+    """The state with the optimizer's first moments for these networks."""
+    for name in names:
+        state = state.with_part(f"server.{name}", server.start(state[name]))
+    return state

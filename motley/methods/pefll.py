@@ -19,7 +19,7 @@ from motley.client import Client
 from motley.draws import Draws
 from motley.federation import Cohort, Federation, each
 from motley.learn.embeddings import Labels, embedding_network, usual_labels
-from motley.learn.hypernet import Size, generate, generate_with_pull, hypernetwork
+from motley.learn.hypernet import Size, begin, descend, generate, generate_with_pull, hypernetwork
 from motley.learn.local import Batch, LocalSGD, Objective, Params, supervised
 from motley.learn.server import ServerOptimizer
 from motley.method import State
@@ -179,8 +179,7 @@ class PeFLL:
     def start(self, seed: int) -> State:
         hypernet, embedding = self.hypernet.init(seed), self.embedding.init(seed + 1)
         state = State(hypernet=hypernet, embedding=embedding, shift=torch.zeros(self.length), scale=torch.zeros(()))
-        state = state.with_part("server_h", self.server.start(hypernet))
-        return state.with_part("server_v", self.server.start(embedding))
+        return begin(state, self.server, "hypernet", "embedding")
 
     def round(self, state: State, federation: Federation) -> State:
         if float(state.scale) == 0:
@@ -200,7 +199,10 @@ class PeFLL:
             cotangent=each(g_v[fitted.answered] * count),
             into=Mean("gradient"),
         )
-        return self._stepped(state, g_h, backward["gradient"])
+        gradients = {"hypernet": g_h, "embedding": backward["gradient"]}
+        return descend(
+            state, gradients, self.server, self.clip, {"hypernet": self.lambda_h, "embedding": self.lambda_v}
+        )
 
     def personalize(self, state: State, cohort: Cohort) -> Tensor:
         v = cohort.ask(self.introduce, embedding=state.embedding)["descriptor"]
@@ -217,16 +219,3 @@ class PeFLL:
         v = federation.sample(max(1, count), labeled=True).ask(self.describe, embedding=state.embedding)["descriptor"]
         spread = (v - v.mean(0)).square().mean().sqrt()
         return state.replace(shift=v.mean(0), scale=1 / spread if float(spread) > 0 else torch.ones(()))
-
-    def _stepped(self, state: State, g_h: Tensor, g_v: Tensor) -> State:
-        """Alg. 8, lines 17-18: a step of both networks down their gradients, clipped together."""
-        norm = float(torch.sqrt(g_h.square().sum() + g_v.square().sum()))
-        factor = -min(1.0, self.clip / max(norm, 1e-12))
-        for name, part, gradient, weight in (
-            ("hypernet", "server_h", g_h, self.lambda_h),
-            ("embedding", "server_v", g_v, self.lambda_v),
-        ):
-            decayed = state[name] * (1 - 2 * self.server.lr * weight)
-            eta, moments = self.server.step(decayed, gradient.mul_(factor), state.part(part))
-            state = state.replace(**{name: eta}).with_part(part, moments)
-        return state
