@@ -16,6 +16,7 @@ from motley.privacy.checks import check_at_least, check_delta, check_epsilon, ch
 from motley.privacy.ledger import Ledger
 from motley.privacy.sampling import Everyone, Sampling
 
+_COARSE = 16  # the search starts on a loss grid this many times coarser
 _TOLERANCE = 1e-4  # relative, in the noise multiplier; the answer errs on the private side
 
 
@@ -65,10 +66,10 @@ def least_noise(released: Callable[[float], accountant.Account], epsilon: float,
     check_epsilon(epsilon)
     check_delta(delta)
 
-    def cost(log_z: float) -> float:
-        return accountant.epsilon(released(math.exp(log_z)), delta)
+    def cost(log_z: float, coarseness: int = _COARSE) -> float:
+        return accountant.epsilon(released(math.exp(log_z)), delta, coarseness)
 
-    least = cost(math.log(1e6))
+    least = cost(math.log(1e6), 1)
     if least > epsilon:
         raise ValueError(
             f"even with unlimited noise the run costs epsilon {least:.4g} at delta {delta:g}, more than the target "
@@ -82,11 +83,17 @@ def least_noise(released: Callable[[float], accountant.Account], epsilon: float,
     while cost(low) <= epsilon:
         high, low = low, low - 0.5
         if low < math.log(1e-3):
-            raise ValueError(
-                f"the target epsilon {epsilon:g} is met with hardly any noise; is it meant? expected below 1e4"
-            )
-    log_z = brentq(lambda x: math.log(max(cost(x), 1e-12) / epsilon), low, high, xtol=_TOLERANCE / 2)
-    while cost(log_z) > epsilon:
+            raise ValueError(f"epsilon {epsilon:g} is reached with hardly any noise; expected a target below about 1e4")
+    rough = brentq(lambda x: math.log(max(cost(x), 1e-12) / epsilon), low, high, xtol=0.01)
+
+    # The fine grid costs a little less than the coarse one, so the answer lies just below.
+    low = high = rough
+    while cost(high, 1) > epsilon:
+        low, high = high, high + 0.01
+    while cost(low, 1) <= epsilon:
+        high, low = low, low - 0.01
+    log_z = brentq(lambda x: math.log(max(cost(x, 1), 1e-12) / epsilon), low, high, xtol=_TOLERANCE / 2)
+    while cost(log_z, 1) > epsilon:
         log_z += _TOLERANCE / 2
     return math.exp(log_z)
 

@@ -72,9 +72,9 @@ def clip_per_sample(gradients: Tensor, bound: float) -> Tensor:
     finite = torch.isfinite(gradients).all(dim=-1, keepdim=True)
     safe = torch.where(finite, gradients, torch.zeros_like(gradients))
     norms = torch.linalg.vector_norm(safe, dim=-1, keepdim=True)
-    # A hair below the bound, more than the error of a norm in the gradient's own precision.
-    factor: Tensor = (1.0 - 2.0**-16) * bound / norms.clamp(min=bound)
-    return torch.where(norms > bound, safe * factor, safe)
+    limit = (1.0 - 2.0**-16) * bound  # a hair below, more than the error of a norm in the gradient's own precision
+    factor: Tensor = limit / norms.clamp(min=limit)
+    return safe * factor
 
 
 def private_gradient(

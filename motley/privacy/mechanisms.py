@@ -213,7 +213,7 @@ class RandomizedResponse:
         self._only_binary()
         value = value.nan_to_num(0.0).clamp(0.0, 1.0)
         high = uniform(draws, *value.shape) < self._high(value)
-        low_value, high_value = self.reports
+        low_value, high_value = (torch.tensor(sent, dtype=torch.float64) for sent in self.reports)
         return torch.where(high, high_value, low_value).to(value.dtype)
 
     @property
