@@ -92,7 +92,7 @@ def line_chart(series: Sequence[Series], ticks: Sequence[float], *, title: str, 
 
     parts = [_horizontal_grid(ticks, lambda y: at(x_low, y)[1], left, WIDTH - right, form)]
     base = at(x_low, ticks[0])[1]
-    for tick in nice_ticks(x_low, x_high, 4):
+    for tick in nice_ticks(x_low, x_high):
         if x_low <= tick <= x_high and tick == int(tick):
             parts.append(_words(at(tick, 0)[0], base + 20, f"{tick:,.0f}", "tick", "middle"))
     parts.append(_words((left + WIDTH - right) / 2, height - 6, "round", "axis", "middle"))
@@ -101,9 +101,11 @@ def line_chart(series: Sequence[Series], ticks: Sequence[float], *, title: str, 
         places = [at(x, y) for x, y in _thinned(line.points)]
         path = "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in places)
         marks = []
-        for x, y in _thinned(line.points, 40):
+        stride = math.ceil(len(line.points) / 50)
+        for x, y in line.points[::stride]:
             tip = f"{line.label}\nround {x:,.0f}: {form(y)}"
-            marks.append(_marker(shape_of(line.run), *at(x, y), 2.6, "mark", tip))
+            kind = "mark" if len(line.points) <= 25 else "mark unseen"  # many marks would hide the line
+            marks.append(_marker(shape_of(line.run), *at(x, y), 2.6, kind, tip))
         dashed = "line dashed" if (line.run // COLOURS) % 2 else "line"
         parts.append(
             tag(
@@ -135,10 +137,14 @@ def strip_chart(strips: Sequence[Strip], ticks: Sequence[float], *, title: str, 
     parts = [tag("path", d=f"M{at(tick):.1f} {top} V{base}", class_="grid") for tick in ticks]
     parts += [_words(at(tick), base + 18, form(tick), "tick", "middle") for tick in ticks]
     parts.append(_words((left + WIDTH - right) / 2, height - 6, x_title, "axis", "middle"))
+    counts = [_counted(strip, ticks) for strip in strips]
+    fits = max(map(max, counts)) <= 12 and max(len(strip.scores) for strip in strips) <= 400
     for i, strip in enumerate(strips):
         middle = top + row * i + 49
-        few = len(strip.scores) <= 400
-        inside = _swarm(strip, at, middle, row - 34) if few else _histogram(strip, at, middle + 20, row - 34, ticks)
+        if fits:
+            inside = _swarm(strip, at, middle, row - 34)
+        else:
+            inside = _bars(strip, counts[i], max(map(max, counts)), at, middle + 20, row - 34, ticks, form)
         marks = [
             tag("path", d=f"M{at(score):.1f} {middle - 20:.1f} v40", class_=cls)
             for score, cls in ((strip.mean, "mean"), (strip.p10, "decile"))
@@ -273,19 +279,34 @@ def _swarm(strip: Strip, at: Callable[[float], float], middle: float, room: floa
     return dots
 
 
-def _histogram(
-    strip: Strip, at: Callable[[float], float], base: float, room: float, ticks: Sequence[float]
-) -> list[Html]:
-    bins = 40
-    width = (ticks[-1] - ticks[0]) / bins
-    counts = [0] * bins
+_BINS = 40
+
+
+def _counted(strip: Strip, ticks: Sequence[float]) -> list[int]:
+    """Clients in each fortieth of the scale."""
+    counts = [0] * _BINS
     for score, _ in strip.scores:
-        counts[min(max(int((score - ticks[0]) / width), 0), bins - 1)] += 1
-    bars = []
+        counts[min(max(int((score - ticks[0]) / (ticks[-1] - ticks[0]) * _BINS), 0), _BINS - 1)] += 1
+    return counts
+
+
+def _bars(
+    strip: Strip,
+    counts: Sequence[int],
+    most: int,
+    at: Callable[[float], float],
+    base: float,
+    room: float,
+    ticks: Sequence[float],
+    form: Format,
+) -> list[Html]:
+    width = (ticks[-1] - ticks[0]) / _BINS
+    bars = [tag("path", d=f"M{at(ticks[0]):.1f} {base:.1f} H{at(ticks[-1]):.1f}", class_="grid")]
     for i, count in enumerate(counts):
         if count:
-            x, tall = at(ticks[0] + i * width), room * count / max(counts)
-            span = at(ticks[0] + (i + 1) * width) - x - 1
-            says = tag("title", f"{strip.label}: {count:,} clients")
-            bars.append(tag("rect", says, x=x, y=base - tall, width=span, height=tall, class_="client"))
+            low, high = ticks[0] + i * width, ticks[0] + (i + 1) * width
+            tall = max(room * count / most, 1.5)
+            says = tag("title", f"{strip.label}\n{form(low)} to {form(high)}: {count:,} clients")
+            span = at(high) - at(low) - 1
+            bars.append(tag("rect", says, x=at(low), y=base - tall, width=span, height=tall, class_="client"))
     return bars

@@ -16,7 +16,7 @@ from pathlib import Path
 from motley.studio import plots, report_charts
 from motley.studio.folder import write_whole
 from motley.studio.markup import Html, join, tag
-from motley.studio.report_data import GROUPS, ReportError, Run, Sight, Summary, read_runs
+from motley.studio.report_data import GROUPS, ReportError, Run, Sight, read_runs
 from motley.studio.report_words import (
     GROUP_MEANING,
     GROUP_NAMES,
@@ -33,6 +33,7 @@ from motley.studio.report_words import (
     senders,
     served,
     size,
+    spoken,
     transcript_summary,
 )
 
@@ -56,9 +57,12 @@ def render(runs: Sequence[Run]) -> str:
         )
     scale = Scale(metrics.pop())
     title = "Motley: " + (runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared")
-    reading = "Each dot is a client. The full line marks the mean, the dashed one the worst decile."
+    reading = (
+        "Each dot is a client; where dots would not fit, bars count clients. "
+        "The full line marks the mean, the dashed one the worst decile."
+    )
     mapping = (
-        "Clients near each other have alike data; a larger mark has more samples; a darker one is served worse. "
+        "Clients near each other have alike data; a larger mark has more samples; its colour is its score. "
         "Classes are written where the clients that have much of them are."
     )
     sections = [
@@ -172,7 +176,7 @@ def _result_table(runs: Sequence[Run], scale: Scale) -> Html:
         name = tag(
             "th", plots.key_mark(plots.shape_of(i), "mark"), run.label, scope="row", class_=f"pin {plots.colour(i)}"
         )
-        cells = [cell for group in groups for cell in _scores(result.accuracy.of(group), scale, best.get(group) is run)]
+        cells = [cell for group in groups for cell in _scores(run, group, scale, best.get(group) is run)]
         cells += [
             tag("td", size(result.bytes.up), class_="first"),
             tag("td", size(result.bytes.down)),
@@ -189,25 +193,31 @@ def _result_table(runs: Sequence[Run], scale: Scale) -> Html:
     unserved = [GROUP_NAMES[group].capitalize() for group in GROUPS if group not in groups]
     if unserved:
         notes += f" {listed(unserved)}: not served by any run here, or there are none."
+    for run in runs:
+        if run.result.failures:
+            notes += f" {run.label}: {run.result.failures:,} replies of clients failed to come."
     if len(runs) > 1:
-        notes += " Two runs count as level if their difference, client by client, is within two standard errors."
+        notes += " A lead counts only if the difference, client by client, is above two standard errors."
     return join([_scrolling(table, "Results"), tag("p", notes, class_="note")])
 
 
-def _scores(summary: Summary | None, scale: Scale, best: bool) -> list[Html]:
+def _scores(run: Run, group: str, scale: Scale, best: bool) -> list[Html]:
+    summary = run.result.accuracy.of(group)
     if summary is None or summary.mean is None:
         return [tag("td", "not served", colspan=2, class_="first unserved")]
     mean = tag("b", scale(summary.mean), class_="best" if best else None)
     spread = None if summary.std is None else tag("span", " " + scale.spread(summary.std), class_="spread")
     p10 = "—" if summary.p10 is None else scale(summary.p10)
-    return [tag("td", mean, spread, class_="first"), tag("td", p10)]
+    wanted = run.result.expected.get(group)
+    expected = None if wanted is None else tag("small", f"expected {scale(wanted)}")
+    return [tag("td", mean, spread, expected, class_="first"), tag("td", p10)]
 
 
 def _epsilon(run: Run) -> str | Html:
     privacy = run.result.privacy
-    if privacy.epsilon is None or math.isinf(privacy.epsilon) or not privacy.delta:
+    if privacy.epsilon is None or math.isinf(privacy.epsilon) or not (privacy.delta and privacy.epsilon):
         return epsilon(privacy.epsilon)
-    return join([epsilon(privacy.epsilon), tag("small", f"δ = {privacy.delta:g}")])
+    return join([epsilon(privacy.epsilon), tag("small", f"δ = {privacy.delta:.2g}")])
 
 
 def _transcript(run: Run) -> Html:
@@ -247,15 +257,15 @@ def _sight(row: Sight, run: Run) -> list[Html]:
     else:
         spent = "∞" if row.noise is None else f"in the total of {epsilon(run.result.privacy.epsilon)}"
     unit = "" if row.unit is None else f" (protects one {'data point' if row.unit == 'point' else 'client'})"
-    drawn = [row.sampling] if row.sampling else []
+    chosen = None if row.sampling is None else tag("small", spoken(row.sampling))
     return [
         tag("th", tag("code", row.array), tag("small", f"by {row.task}"), scope="row"),
         tag("td", numbers(row), class_="number"),
-        tag("td", senders(row), *(tag("small", text) for text in drawn), class_="number"),
+        tag("td", senders(row), chosen, class_="number"),
         tag("td", rounds_of(row), tag("small", f"{row.times:,} times")),
         tag("td", tag("span", words, class_=f"badge {kind}", title=meaning)),
         tag("td", "no limit" if row.clip is None else f"length {row.clip:g}"),
-        tag("td", "none" if row.noise is None else row.noise + unit),
+        tag("td", "none" if row.noise is None else spoken(row.noise) + unit),
         tag("td", spent, class_="number"),
         tag("td", size(row.bytes), class_="number"),
         tag("td", row.note or "—"),
@@ -273,7 +283,7 @@ def _recipes(runs: Sequence[Run]) -> Html:
         rows = [
             tag(
                 "tr",
-                tag("th", tag("code", key), scope="row", class_="pin"),
+                tag("th", tag("code", key.removeprefix("hyperparameters.")), scope="row", class_="pin"),
                 *(tag("td", run.settings.get(key, "—")) for run in runs),
             )
             for key in unlike
@@ -282,6 +292,8 @@ def _recipes(runs: Sequence[Run]) -> Html:
         parts.append(
             _scrolling(tag("table", tag("thead", head), tag("tbody", *rows), class_="plain"), "Differing settings")
         )
+    command = tag("code", "motley run recipe.toml --out NEW_FOLDER")
+    parts.append(tag("p", "A recipe, saved as recipe.toml, repeats its run: ", command, class_="note"))
     for run in runs:
         if run.recipe is None:
             parts.append(tag("p", f"{run.label}: there is no recipe.toml in the run folder.", class_="absent"))

@@ -80,11 +80,10 @@ def _strip(i: int, run: Run, group: str, scale: Scale) -> plots.Strip:
         if row.group == group and row.score is not None
     ]
     summary = run.result.accuracy.of(group)
-    says = "not served"
-    if summary is not None and summary.mean is not None:
-        says = f"{scale(summary.mean)} mean"
-        says += "" if summary.p10 is None else f", {scale(summary.p10)} worst decile"
-    return plots.Strip(i, run.label, says, marks, summary and summary.mean, summary and summary.p10)
+    if summary is None or summary.mean is None:
+        return plots.Strip(i, run.label, "not served", [], None, None)
+    worst = "" if summary.p10 is None else f", {scale(summary.p10)} worst decile"
+    return plots.Strip(i, run.label, f"{scale(summary.mean)} mean{worst}", marks, summary.mean, summary.p10)
 
 
 def _tested(count: float | None) -> str:
@@ -96,7 +95,7 @@ def costs(runs: Sequence[Run]) -> Html:
     panels = []
     for name, about, form, read in _COSTS:
         lines = [plots.Series(i, run.label, _cost(run, read)) for i, run in enumerate(runs)]
-        if any(line.points for line in lines):
+        if any(y for line in lines for _, y in line.points):
             ticks = plots.nice_ticks(0.0, max(y for line in lines for _, y in line.points))
             chart = plots.line_chart(lines, ticks, title=f"{name} over rounds", form=form)
             panels.append(_panel(name, about, chart))
@@ -127,7 +126,7 @@ def client_maps(runs: Sequence[Run], scale: Scale) -> Html:
     """Clients as points, near each other if alike, shaded by how well each run serves them."""
     scores = [row.score for run in runs for row in run.clients if row.score is not None]
     low, high = (min(scores), max(scores)) if scores else (0.0, 1.0)
-    kinds: list[Html] = []
+    kinds: list[list[Html]] = []
     for kind, about in (("label_histogram", "labels"), ("descriptor", "descriptors")):
         panels = []
         for i, run in enumerate(runs):
@@ -136,11 +135,12 @@ def client_maps(runs: Sequence[Run], scale: Scale) -> Html:
                 chart = _map(run, run.map, np.asarray(rows, dtype=np.float64), kind, scale, (low, high), len(runs))
                 panels.append(_panel(run.label, f"by {about}", chart, i))
         if panels:
-            kinds.append(_panels(panels, "maps"))
+            kinds.append(panels)
     if not kinds:
         return tag(
             "p", "The run folder holds neither label histograms nor descriptors, so there is no map.", class_="absent"
         )
+    rows = [[panel for panels in kinds for panel in panels]] if len(runs) == 1 else kinds
     shown = {group for run in runs if run.map for group in run.map.group}
     marks = [
         tag("span", plots.key_mark(shape, "dot none"), f" {group}", class_="item")
@@ -149,7 +149,7 @@ def client_maps(runs: Sequence[Run], scale: Scale) -> Html:
     ]
     steps = [tag("i", class_=f"q{step}") for step in range(plots.STEPS)]
     ramp = tag("span", scale.tick(low), tag("span", *steps, class_="ramp"), scale.tick(high), class_="item")
-    return join([tag("p", *marks, ramp if scores else None, class_="legend"), *kinds])
+    return join([tag("p", *marks, ramp if scores else None, class_="legend"), *(_panels(row, "maps") for row in rows)])
 
 
 def _map(

@@ -2,7 +2,7 @@
 
 Files of a run folder that a report uses (only ``result.json`` must be there; the report names each other one it lacks):
 
-- ``result.json``: method, label (may be left out), data, seed, rounds, seconds, metric,
+- ``result.json``: method, label (may be left out), data, seed, rounds, seconds, metric, expected, failures,
   ``accuracy.{seen,unseen,unlabeled}.{mean,std,p10}`` or null, ``bytes.{up,down}``,
   ``privacy.{private,epsilon,delta,unit}``;
 - ``metrics.jsonl``: one object for each round: round, seconds, loss, bytes_up, bytes_down (all totals since the start),
@@ -108,6 +108,8 @@ class Result(BaseModel):
     bytes: Traffic
     privacy: Privacy = Privacy()
     metric: str = "accuracy"
+    expected: dict[str, Number] = {}  # the mean scores to be reached, if the recipe names any
+    failures: int = 0
 
 
 class Round(ByGroup):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -128,11 +129,18 @@ def finding(runs: Sequence[Run], scale: Scale) -> str:
     for group, best in first.items():
         names = listed([run.label for run in best])
         alone = len(served(runs, group)) == 1
-        says = f"only {names} serves" if alone else f"{names} is best on" if len(best) == 1 else f"{names} are level on"
         scores = listed([scale(mean_of(run, group)) for run in best])
+        if alone:
+            says = f"only {names} serves"
+        elif len(best) == 1:
+            says = f"{names} is best on"
+        elif len(best) < len(served(runs, group)):
+            says = f"{names} share the lead on"
+        else:
+            says, scores = "no run is clearly ahead on", f"{best[0].label}: {scale(mean_of(best[0], group))}"
         clauses.setdefault(says, []).append(f"{GROUP_NAMES[group]} ({scores})")
     sentence = "; ".join(f"{says} {listed(where)}" for says, where in clauses.items()) + "."
-    return "O" + sentence[1:] if sentence.startswith("only ") else sentence
+    return sentence[0].upper() + sentence[1:] if sentence.startswith(("only ", "no run ")) else sentence
 
 
 def details(runs: Sequence[Run], scale: Scale) -> list[str]:
@@ -143,13 +151,14 @@ def details(runs: Sequence[Run], scale: Scale) -> list[str]:
         if not ranked:
             continue
         best = ranked[0]
-        rest = [run for run in ranked[1:] if not level(best, run, group)]
+        rest = [run for run in ranked[1:] if not level(best, run, group)] or ranked[1:]
         if rest:
             gaps = differences(best, rest[0], group)
             counted = ""
             if gaps:
                 better, worse = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
                 counted = f": better for {better} of {len(gaps)} clients, worse for {worse}"
+                counted += "; that may be chance" if level(best, rest[0], group) else ""
             lead = scale.gap(mean_of(best, group) - mean_of(rest[0], group))
             lines.append(f"On {GROUP_NAMES[group]}, {best.label} is {lead} above {rest[0].label}{counted}.")
         summary = best.result.accuracy.of(group)
@@ -168,7 +177,7 @@ def privacy_sentence(runs: Sequence[Run]) -> str:
             if privacy.epsilon == 0:
                 parts.append(f"{run.label} releases nothing (ε = 0)")
                 continue
-            delta = f", δ = {privacy.delta:g}" if privacy.delta else ""
+            delta = f", δ = {privacy.delta:.2g}" if privacy.delta else ""
             unit = f" for each {'data point' if privacy.unit == 'point' else 'client'}" if privacy.unit else ""
             parts.append(f"{run.label} spends ε = {epsilon(privacy.epsilon)}{delta}{unit}")
     if not parts:
@@ -196,6 +205,25 @@ def senders(sight: Sight) -> str:
     """From how many clients an ask got answers."""
     each = sight.replies / max(sight.times, 1)
     return f"{each:,.0f}" if each == int(each) else f"{each:,.1f} on average"
+
+
+_WORDS = (
+    (r"FixedSize\(size=(\d+), population=(\d+)\)", r"\1 of \2, drawn at random"),
+    (r"Poisson\(rate=([\d.e+-]+)\)", r"each with probability \1"),
+    (r"Everyone\(.*\)", "all that were asked"),
+    (r"Local\(.*\)", "each for itself"),
+    (r"Gaussian\(noise_multiplier=([\d.e+-]+)\)", r"Gaussian, \1 times the bound"),
+    (r"Laplace\(epsilon=([\d.e+-]+)\)", r"Laplace for ε = \1"),
+    (r"RandomizedResponse\(epsilon=([\d.e+-]+), .*\)", r"randomized response for ε = \1"),
+)
+
+
+def spoken(written: str) -> str:
+    """A way of sampling or a kind of noise in words; one without words of its own stays as it was written."""
+    for pattern, words in _WORDS:
+        if found := re.fullmatch(pattern, written):
+            return found.expand(words)
+    return written
 
 
 SEEN_AS = {

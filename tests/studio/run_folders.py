@@ -86,8 +86,8 @@ def make_run(
         "seen_as": "mean",
         "unit": "client" if private else None,
         "clip": 1.0 if private else None,
-        "noise": "Gaussian(multiplier=1.1)" if private else None,
-        "sampling": f"{cohort} of {clients - unseen} at random",
+        "noise": "Gaussian(noise_multiplier=1.1)" if private else None,
+        "sampling": f"FixedSize(size={cohort}, population={clients - unseen})",
         "note": "seeded noise: protects nobody outside a simulation" if private else None,
         "first": 1,
         "last": rounds,
@@ -97,7 +97,7 @@ def make_run(
     }
     count = {**sight, "task": "PeFLL.describe", "array": "descriptor", "shape": [32], "seen_as": "individual"}
     count |= {"unit": None, "clip": None, "noise": None, "note": None, "bytes": 32 * 4 * cohort * rounds}
-    transcript = [] if method == "local" else [sight] if method != "pefll" else [count, sight]
+    transcript = [] if method == "local" else [sight] if method != "pefll" or private else [count, sight]
     recipe = f'method = "{method}"\nrounds = {rounds}\nseed = {seed}\n\n[data]\nname = "digits"\nclients = {clients}\n'
     versions = {"python": "3.11.7", "system": "Linux", "motley-fl": "0.1.0", "torch": "2.13.0", "numpy": "2.4.1"}
     clients_file = {

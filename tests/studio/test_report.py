@@ -1,0 +1,269 @@
+"""The report: whole, true to the files, safe against what they hold, and clear about what is missing or broken."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from motley.studio.markup import Html, join, tag
+from motley.studio.plots import nice_ticks
+from motley.studio.report import ReportError, write_report
+from motley.studio.report_charts import plane
+from motley.studio.report_data import Run, read_runs
+from motley.studio.report_words import Scale, duration, finding, level, size, spoken
+from tests.studio.run_folders import make_run
+
+VOID = {"br", "link", "meta"}
+SCALE = Scale("accuracy")
+
+
+class Page(HTMLParser):
+    """Reads a page, checks that its elements are closed in order, and keeps what tests ask for."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.parts: dict[str, list[str]] = {}
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.append((name, dict(attributes)))
+        if name not in VOID:
+            self.open.append(name)
+
+    def handle_endtag(self, name: str) -> None:
+        assert self.open.pop() == name
+
+    def handle_data(self, text: str) -> None:
+        self.parts.setdefault(self.open[-1] if self.open else "", []).append(text)
+
+    @property
+    def words(self) -> str:
+        hidden = ("script", "style")
+        return " ".join(text for name, texts in self.parts.items() if name not in hidden for text in texts)
+
+
+def report(tmp_path: Path, *folders: Path) -> Page:
+    out = tmp_path / "report.html"
+    write_report(list(folders), out)
+    return Page(out.read_text(encoding="utf-8"))
+
+
+def edit(file: Path, **changes: object) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> list[Path]:
+    return [make_run(tmp_path / name, name) for name in ("local", "fedavg", "fedavg-finetune", "pefll")]
+
+
+def test_numbers_of_every_result_are_in_the_table(tmp_path: Path, runs: list[Path]) -> None:
+    page = report(tmp_path, *runs)
+    cells = {text.strip() for name in ("td", "b", "span") for text in page.parts[name]}
+    for folder in runs:
+        result = json.loads((folder / "result.json").read_text())
+        assert result["method"] in page.parts["th"]
+        assert size(result["bytes"]["up"]) in cells and duration(result["seconds"]) in cells
+        for summary in filter(None, result["accuracy"].values()):
+            assert f"{100 * summary['mean']:.1f}%" in cells
+            assert f"± {100 * summary['std']:.1f}" in cells
+            assert f"{100 * summary['p10']:.1f}%" in cells
+
+
+def test_every_group_that_a_method_does_not_serve_says_so(tmp_path: Path, runs: list[Path]) -> None:
+    page = report(tmp_path, *runs)
+    # local serves neither unseen nor unlabeled clients, fedavg-finetune no unlabeled ones
+    assert page.parts["td"].count("not served") == 3
+
+
+def test_one_run_gets_all_sections_and_its_guarantee(tmp_path: Path) -> None:
+    page = report(tmp_path, make_run(tmp_path / "run", "fedavg", private=True))
+    sections = [attributes["id"] for name, attributes in page.tags if name == "section"]
+    assert sections == ["result", "rounds", "clients", "map", "cost", "transcript", "recipe"]
+    assert "ε = 4.02, δ = 1e-05 for each client" in page.words
+    assert "Privacy spent" in page.words and "Everything carried noise." in page.words
+
+
+def test_a_run_without_noise_promises_nothing(tmp_path: Path) -> None:
+    page = report(tmp_path, make_run(tmp_path / "run", "fedavg"))
+    assert "No differential privacy" in page.words and "∞" in page.parts["td"]
+    assert "Privacy spent" not in page.words
+
+
+def test_no_page_refers_to_the_outside(tmp_path: Path, runs: list[Path]) -> None:
+    page = report(tmp_path, *runs)
+    targets = [value for _, attributes in page.tags for key, value in attributes.items() if key in ("src", "href")]
+    assert targets == ["data:,"]
+    text = (tmp_path / "report.html").read_text()
+    assert not re.search(r"https?://|@import|url\(", text)
+    policies = [attributes["content"] for _, attributes in page.tags if "http-equiv" in attributes]
+    assert len(policies) == 1 and str(policies[0]).startswith("default-src 'none';")
+
+
+def test_all_that_files_hold_is_escaped(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "fedavg")
+    evil = '<script>alert("1")</script>'
+    edit(folder / "result.json", method=evil, data=evil, metric=evil)
+    edit(folder / "versions.json", **{evil: evil})
+    table = (folder / "clients.csv").read_text()
+    (folder / "clients.csv").write_text(table.replace("client-000", '"' + evil.replace('"', '""') + '"'))
+    people = json.loads((folder / "clients.json").read_text())
+    edit(folder / "clients.json", names=[evil, *people["names"][1:]], class_names=[evil] * 10)
+    rows = json.loads((folder / "transcript.json").read_text())
+    hostile = {"array": evil, "task": evil, "noise": evil, "note": evil, "seen_as": evil, "sampling": evil}
+    (folder / "transcript.json").write_text(json.dumps([{**rows[0], **hostile}]))
+    (folder / "recipe.toml").write_text(f"title = '{evil}'\n")
+    page = report(tmp_path, folder)
+    assert [name for name, _ in page.tags].count("script") == 1
+    text = (tmp_path / "report.html").read_text()
+    assert "<script>alert" not in text and text.count("&lt;script&gt;") > 10
+    assert evil in page.words
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "clients.csv", "clients.json", "transcript.json", "recipe.toml", "versions.json"]
+)
+def test_an_absent_file_is_named_and_the_rest_is_shown(tmp_path: Path, name: str) -> None:
+    folder = make_run(tmp_path / "run", "fedavg")
+    (folder / name).unlink()
+    page = report(tmp_path, folder)
+    assert f"fedavg: no {name} in run; what is made from that is left out." in page.words
+    assert len([tag for tag, _ in page.tags if tag == "section"]) == 7
+
+
+def test_the_result_alone_is_enough(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "fedavg")
+    for file in folder.iterdir():
+        if file.name != "result.json":
+            file.unlink()
+    page = report(tmp_path, folder)
+    assert "no curve to show" in page.words and "there is no map" in page.words
+    mean = json.loads((folder / "result.json").read_text())["accuracy"]["seen"]["mean"]
+    assert SCALE(mean) in page.words
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("result.json", '{"method": "fed', "result.json is not valid JSON (line 1, column 12"),
+        ("result.json", '{"method": "fedavg"}', "result.json: data: Field required"),
+        ("metrics.jsonl", '{"round": 1}\n{"rou', "metrics.jsonl is not valid JSON (line 2"),
+        ("metrics.jsonl", '{"round": "first"}\n', "metrics.jsonl, line 1: round"),
+        ("clients.csv", "client,group,score\na,seen,high\n", "clients.csv, row 2: score"),
+        ("clients.json", '{"names": ["a"], "group": [], "n": [1]}', "group has 0 entries for 1 names"),
+        ("transcript.json", "[1]", "transcript.json: 0"),
+        ("recipe.toml", "method = ", "recipe.toml is not valid TOML"),
+        ("versions.json", b"\xff\xfe", "versions.json is not UTF-8 text"),
+    ],
+)
+def test_a_broken_file_is_named_with_the_fault_and_nothing_is_written(
+    tmp_path: Path, name: str, text: str | bytes, says: str
+) -> None:
+    folder = make_run(tmp_path / "run", "fedavg")
+    (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(ReportError) as caught:
+        write_report([folder], tmp_path / "report.html")
+    assert says in str(caught.value) and "repeat the run" in str(caught.value)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_an_unfinished_run_is_told_apart_from_no_run(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "fedavg")
+    (folder / "result.json").unlink()
+    with pytest.raises(ReportError, match=r"has not ended.*motley resume"):
+        write_report([folder], tmp_path / "report.html")
+    with pytest.raises(ReportError, match="no such folder"):
+        write_report([tmp_path / "nowhere"], tmp_path / "report.html")
+    with pytest.raises(ReportError, match="at least one"):
+        write_report([], tmp_path / "report.html")
+
+
+def test_runs_of_different_metrics_are_not_compared(tmp_path: Path, runs: list[Path]) -> None:
+    edit(runs[0] / "result.json", metric="negative mean squared error")
+    with pytest.raises(ReportError, match="cannot be compared"):
+        write_report(runs, tmp_path / "report.html")
+
+
+def test_equal_methods_are_told_apart_by_what_differs(tmp_path: Path) -> None:
+    seeds = [make_run(tmp_path / f"run{seed}", "fedavg", seed=seed) for seed in (1, 2)]
+    assert [run.label for run in read_runs(seeds)] == ["fedavg, seed 1", "fedavg, seed 2"]
+    twins = [make_run(tmp_path / name, "fedavg") for name in ("a", "b")]
+    assert [run.label for run in read_runs(twins)] == ["fedavg (a)", "fedavg (b)"]
+
+
+def with_scores(folder: Path, scores: list[float], method: str) -> Run:
+    """A run with these scores on seen clients and nothing else."""
+    make_run(folder, "local", clients=4)
+    rows = "".join(f"c{i},seen,{score}\n" for i, score in enumerate(scores))
+    (folder / "clients.csv").write_text("client,group,score\n" + rows)
+    mean = {"mean": float(np.mean(scores)), "std": 0.0, "p10": min(scores)}
+    edit(folder / "result.json", method=method, accuracy={"seen": mean, "unseen": None, "unlabeled": None})
+    return read_runs([folder])[0]
+
+
+def test_a_lead_counts_only_beyond_two_standard_errors(tmp_path: Path) -> None:
+    base = with_scores(tmp_path / "a", [0.5, 0.6, 0.7, 0.8], "a")
+    # differences 0.1, 0.1, 0.1, 0.2: mean 0.125, standard error 0.025
+    clear = with_scores(tmp_path / "b", [0.6, 0.7, 0.8, 1.0], "b")
+    # differences 0.2, -0.1, 0.2, -0.1: mean 0.05, standard error 0.087
+    vague = with_scores(tmp_path / "c", [0.7, 0.5, 0.9, 0.7], "c")
+    assert not level(clear, base, "seen") and level(vague, base, "seen")
+    assert finding([base, clear], SCALE) == "b serves its clients best: 77.5% on seen clients."
+    assert finding([base, vague], SCALE) == "No run is clearly ahead on seen clients (c: 70.0%)."
+
+
+def test_transcript_reads_as_plain_words(tmp_path: Path) -> None:
+    page = report(tmp_path, make_run(tmp_path / "run", "pefll"))
+    assert "The server saw descriptor of each client individually." in page.words
+    assert "Each client's own" in page.words and "Mean only" in page.words
+    assert "10 of 23, drawn at random" in page.words
+    assert spoken("Gaussian(noise_multiplier=1.1)") == "Gaussian, 1.1 times the bound"
+    assert spoken("Something(else)") == "Something(else)"
+
+
+def test_many_clients_make_bars_and_a_page_of_bounded_size(tmp_path: Path) -> None:
+    page = report(tmp_path, make_run(tmp_path / "run", "fedavg", clients=4000))
+    names = [name for name, _ in page.tags]
+    assert names.count("rect") > 10
+    assert (tmp_path / "report.html").stat().st_size < 2_500_000
+
+
+def test_scores_that_are_no_accuracy_are_plain_numbers(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "fedavg")
+    edit(folder / "result.json", metric="negative mean squared error")
+    mean = json.loads((folder / "result.json").read_text())["accuracy"]["seen"]["mean"]
+    page = report(tmp_path, folder)
+    assert f"{mean:.3g}" in page.words and "%" not in " ".join(page.parts["h1"])
+
+
+def test_the_map_keeps_distances_of_a_plane() -> None:
+    random = np.random.default_rng(0)
+    flat = random.normal(size=(12, 2))
+    turned = flat @ np.linalg.qr(random.normal(size=(5, 2)))[0].T
+    placed = plane(turned)
+    distance = np.linalg.norm(flat[:, None] - flat[None], axis=-1)
+    np.testing.assert_allclose(np.linalg.norm(placed[:, None] - placed[None], axis=-1), distance, atol=1e-12)
+    assert plane(np.ones((1, 1))).shape == (1, 2)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.61, 0.97), (3.0, 3.0), (-2e-7, 5e-7), (0.0, 12_345_678.0)])
+def test_ticks_span_the_values_with_few_round_steps(low: float, high: float) -> None:
+    ticks = nice_ticks(low, high)
+    assert ticks[0] <= low and ticks[-1] >= high and 3 <= len(ticks) <= 9
+    assert np.allclose(np.diff(ticks), ticks[1] - ticks[0])
+
+
+def test_markup_escapes_unless_it_made_the_text_itself() -> None:
+    assert tag("b", "a<b", tag("i", "&"), title='"') == '<b title="&quot;">a&lt;b<i>&amp;</i></b>'
+    assert join(["<", Html("<br>"), None]) == "&lt;<br>"
+    assert tag("p", None, hidden=None, id=math.pi) == '<p id="3.1"></p>'
