@@ -4,8 +4,8 @@
 """
 
 from motley.data.build import partitions
-from motley.data.entry import from_arrays, load
 from motley.data.describe import Description, describe, write_figure
+from motley.data.entry import from_arrays, load
 from motley.data.population import Population
 from motley.data.source import DataError, Source
 from motley.data.sources import sources

@@ -109,7 +109,7 @@ def build(
     if source.labeled is not None and dealt.natural is not None:
         have_labels &= source.labeled[dealt.natural[kept]]
     may_use = _hide_labels(have_labels, seen, labeled, default_rng([seed, _LABELED]))
-    names = None if dealt.names is None else _select_names(dealt.names, kept)
+    names = dealt.names if len(kept) == len(sizes) else _select_names(dealt.names, kept)
 
     def part(first: Array, size: Array, flags: Array) -> Clients:
         return Clients(
@@ -125,8 +125,7 @@ def build(
         )
 
     tensors = (torch.from_numpy(x), None if y is None else torch.from_numpy(np.require(y, requirements=["C", "W"])))
-    everyone = np.setdiff1d(np.arange(len(sizes)), kept) if len(kept) < len(sizes) else np.empty(0, dtype=np.int64)
-    left_out = [] if not len(everyone) else list(_select_names(dealt.names or Names(np.arange(len(sizes))), everyone))
+    left_out = _select_names(dealt.names, np.setdiff1d(np.arange(len(sizes)), kept))
     return Population(
         name=source.name,
         kind=source.kind,
@@ -213,16 +212,17 @@ def _natural(source: Source, clients: int | None, rng: Generator, group_size: in
     owner[drawn] = np.arange(wanted)[:, None]
     rows, sizes = group(owner[source.client], wanted)
     if group_size == 1:
-        return _Dealt(rows, sizes, drawn[:, 0], None if names is None else _select_names(names, drawn[:, 0]))
+        return _Dealt(rows, sizes, drawn[:, 0], _select_names(names, drawn[:, 0]))
     if source.labeled is not None and not source.labeled.all():
         raise DataError(f"{source.name}: some clients have no labels, so clients cannot be merged into groups")
     known = names or Names(np.arange(count))
     return _Dealt(rows, sizes, None, ["+".join(known[int(i)] for i in row) for row in drawn])
 
 
-def _select_names(names: Sequence[str], index: Array) -> Sequence[str]:
-    if len(index) == len(names):
-        return names
+def _select_names(names: Sequence[str] | None, index: Array) -> Sequence[str]:
+    """The names at these positions; a client without a name keeps its number."""
+    if names is None:
+        return Names(index)
     return Names(names.values[index]) if isinstance(names, Names) else [names[int(i)] for i in index]
 
 

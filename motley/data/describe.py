@@ -1,4 +1,4 @@
-"""How unlike the clients are: sizes, label distributions, and how far each is from the whole; as a table and a figure."""
+"""How unlike the clients are: sizes, labels, and how far each is from the whole; as a table and a figure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,8 +48,8 @@ def describe(population: Population) -> Description:
 
     ``entropy`` is that of a client's labels in bits. ``distance`` is the total variation between a client's label
     distribution and that of all rows: 0 is the same, 1 has no class in common. ``shift`` is the distance of a client's
-    mean input from the mean of all, for a typical feature in units of the scaled inputs; chance alone gives about
-    1 / √rows.
+    mean input from the mean of all, for a typical feature in units of the scaled inputs; the summary says what chance
+    alone would give.
     """
     sizes = population.sizes.to(torch.float64)
     columns: dict[str, Tensor] = {
@@ -71,7 +72,7 @@ def describe(population: Population) -> Description:
         known = population.test.labeled
         share = counts / counts.sum(1, keepdim=True).clamp(min=1)
         overall = counts.sum(0) / counts.sum()
-        entropy = -torch.where(share > 0, share * share.clamp(min=1e-300).log2(), 0).sum(1)
+        entropy = torch.where(share > 0, -share * share.clamp(min=1e-300).log2(), 0).sum(1).clamp(min=0)
         columns["classes"] = (counts > 0).sum(1)
         columns["entropy"] = entropy
         columns["distance"] = torch.where(known, 0.5 * (share - overall).abs().sum(1), torch.nan)
@@ -82,9 +83,9 @@ def describe(population: Population) -> Description:
         summary["distance to all"] = f"{_spread(columns['distance'][known], '.2f')} (0 the same, 1 nothing in common)"
     shift = _input_shift(population)
     if shift is not None:
-        columns["shift"] = shift
-        chance = float(sizes.rsqrt().mean())
-        summary["input shift"] = f"{_spread(shift, '.2f')} (by chance about {chance:.2f})"
+        columns["shift"] = shift[0]
+        chance = shift[1] * float(sizes.rsqrt().mean())
+        summary["input shift"] = f"{_spread(shift[0], '.2f')} (by chance about {chance:.2f})"
     names = _Named(population.train)
     return Description(population.name, summary, columns, names)
 
@@ -113,12 +114,16 @@ def _number(value: float, decimals: bool) -> str:
     return "–" if value != value else f"{value:.2f}" if decimals else f"{int(value):,}"
 
 
-def _input_shift(population: Population) -> Tensor | None:
-    """[clients]: root mean square over features of (client's mean − mean of all), in units of the scaled inputs."""
+def _input_shift(population: Population) -> tuple[Tensor, float] | None:
+    """[clients]: root mean square over features of (client's mean − mean of all), in units of the scaled inputs.
+
+    Also the root mean square over features of their standard deviation: divided by √rows it is what chance gives.
+    """
     x = population.train.x
     if population.kind == "tokens" or x.numel() > _MOST_NUMBERS:
         return None
     sums = torch.zeros(len(population), x[0].numel(), dtype=torch.float64)
+    squares = torch.zeros(x[0].numel(), dtype=torch.float64)
     for part in (population.train, population.validation, population.test):
         for a in range(0, len(part), 4096):
             some = torch.arange(a, min(len(part), a + 4096))
@@ -128,12 +133,15 @@ def _input_shift(population: Population) -> Tensor | None:
             for b in range(0, len(rows), 65_536):
                 piece = x[rows[b : b + 65_536]].reshape(-1, sums.shape[1]).to(torch.float64)
                 sums.index_add_(0, owner[b : b + 65_536], piece)
+                squares += piece.square_().sum(0)
     sizes = population.sizes.to(torch.float64)
-    difference = sums / sizes[:, None] - sums.sum(0) / sizes.sum()
+    mean = sums.sum(0) / sizes.sum()
+    difference = sums / sizes[:, None] - mean
+    deviation = (squares / sizes.sum() - mean.square()).clamp(min=0).sqrt()
     if population.train.scale is not None:
         scale = population.train.scale.to(torch.float64).expand(x.shape[1:]).reshape(-1)
-        difference = difference * scale
-    return difference.square().mean(1).sqrt()
+        difference, deviation = difference * scale, deviation * scale
+    return difference.square().mean(1).sqrt(), float(deviation.square().mean().sqrt())
 
 
 def figure(population: Population) -> Any:
@@ -159,7 +167,10 @@ def figure(population: Population) -> Any:
             plot.add_trace(bar, row=1, col=1)
     else:
         plot.add_trace(go.Bar(x=clients, y=sizes[shown].tolist(), showlegend=False), row=1, col=1)
-    plot.add_trace(go.Histogram(x=sizes.tolist(), marker_color="#888888", showlegend=False), row=1, col=2)
+    tall, edges = np.histogram(sizes.numpy(), bins=min(30, int(sizes.max() - sizes.min()) + 1))
+    middle, width = (edges[:-1] + edges[1:]) / 2, float(edges[1] - edges[0])  # binned here: the file stays small
+    bars = go.Bar(x=middle.tolist(), y=tall.tolist(), width=width, marker_color="#888888", showlegend=False)
+    plot.add_trace(bars, row=1, col=2)
     plot.update_layout(
         title=f"{population.name}: {len(population):,} clients, {int(sizes.sum()):,} rows",
         barmode="stack",

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from motley.data.arrays import Task, array_source
-from motley.data.folder import reading
+from motley.data.folder import open_npz
 from motley.data.pictures import PICTURES, picture_folder
 from motley.data.source import Array, DataError, Kind, Source
 from motley.data.tabular import Missing, read_table, take_apart
@@ -74,9 +74,7 @@ def _suffix(path: Path) -> str | None:
 
 
 def _read_npz(path: Path, known: set[str]) -> dict[str, Array]:
-    with reading(path), np.load(path, allow_pickle=False) as archive:
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise DataError(f"{path} is not an NPZ archive; save it with numpy.savez")
+    with open_npz(path) as archive:
         strange = sorted(set(archive.files) - known)
         if strange or "x" not in archive.files:
             raise DataError(

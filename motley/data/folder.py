@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tarfile
 import tempfile
 import urllib.error
 import urllib.request
@@ -13,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from motley.data.source import DataError
 
@@ -30,11 +33,11 @@ class File:
 
 
 def data_folder() -> Path:
-    """``MOTLEY_DATA`` if it is set, else a cache below the user's home."""
+    """``MOTLEY_DATA`` if it is set, else ``data`` in Motley's cache (``MOTLEY_CACHE``, or below the user's home)."""
     chosen = os.environ.get(VARIABLE)
     if chosen:
         return Path(chosen).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "motley"
+    return Path(os.environ.get("MOTLEY_CACHE") or Path.home() / ".cache" / "motley") / "data"
 
 
 def present(*files: File) -> bool:
@@ -98,7 +101,7 @@ def reading(path: Path, sha256: str | None = None) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile, tarfile.TarError) as error:
         problem = str(error) or type(error).__name__
         if sha256 is None:
             raise DataError(f"cannot read {path}: {problem}") from error
@@ -109,6 +112,17 @@ def reading(path: Path, sha256: str | None = None) -> Iterator[None]:
             else "its checksum is right, so this is a fault of Motley: please report it"
         )
         raise DataError(f"cannot read {path} ({problem}); {verdict}") from error
+
+
+@contextmanager
+def open_npz(path: Path, sha256: str | None = None) -> Iterator[np.lib.npyio.NpzFile]:
+    """The arrays of an NPZ file; Python objects inside are never loaded."""
+    with reading(path, sha256), path.open("rb") as file:
+        archive = np.load(file, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("it is not an NPZ archive; save it with numpy.savez")
+        with archive:
+            yield archive
 
 
 def checksum(path: Path) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from motley.data.folder import File, data_folder, locate, reading
+from motley.data.folder import File, data_folder, locate, open_npz, reading
 from motley.data.source import Array, DataError, Names, Source, channel_shape
 
 _IDX = (
@@ -157,7 +157,7 @@ def cifar10() -> Source:
 
 def _read_differences(path: Path, sha256: str) -> tuple[Array, Array]:
     """Undo (G, R−G, B−G) and the differences along both image axes; all of it modulo 256, so exactly."""
-    with reading(path, sha256), np.load(path, allow_pickle=False) as arrays:
+    with open_npz(path, sha256) as arrays:
         planes = np.cumsum(np.cumsum(arrays["r"], axis=-1, dtype=np.uint8), axis=-2, dtype=np.uint8)
         green = planes[0]
         return np.stack([planes[1] + green, green, planes[2] + green], axis=1), arrays["y"]
@@ -167,7 +167,7 @@ def read_cifar_archive(path: Path, sha256: str | None = None) -> list[tuple[Arra
     """The binary archive: files of records of one label byte and 3·1024 pixel bytes, red, green, blue."""
     names = [f"cifar-10-batches-bin/{part}.bin" for part in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]]
     parts = []
-    with reading(path, sha256), tarfile.open(path) as archive:
+    with reading(path, sha256), tarfile.open(path, "r:gz") as archive:
         for name in names:
             member = archive.extractfile(name)
             if member is None:
@@ -189,7 +189,7 @@ def femnist(task: str = "characters", extra_writers: bool = False) -> Source:
     pieces = []
     for file in (FEMNIST_FILE, FEMNIST_EXTRA) if extra_writers else (FEMNIST_FILE,):
         path = locate(file, "femnist", how)
-        with reading(path, file.sha256), np.load(path, allow_pickle=False) as arrays:
+        with open_npz(path, file.sha256) as arrays:
             pieces.append({key: arrays[key] for key in ("x", "y", "writer", "split", "writers")})
     offsets = np.cumsum([0] + [len(piece["writers"]) for piece in pieces])
     x = np.concatenate([piece["x"] for piece in pieces])[:, None]

@@ -38,7 +38,7 @@ def dirichlet(
     _enough(len(labels), clients, min_partition_size)
     owner = np.empty(len(labels), dtype=np.int64)
     for rows in _by_class(labels):
-        cuts = np.cumsum(rng.dirichlet(np.full(clients, float(alpha)))) * len(rows)
+        cuts = np.rint(np.cumsum(rng.dirichlet(np.full(clients, float(alpha)))) * len(rows))
         owner[rng.permutation(rows)] = np.searchsorted(cuts[:-1], np.arange(len(rows)), side="right")
     return _lists(_fill_up(owner, clients, min_partition_size, rng), clients)
 
@@ -172,7 +172,7 @@ def size_skew(
     else:
         known = "'lognormal', 'exponential', 'linear' or 'square'"
         raise DataError(f"size-skew: the distribution must be {known}, got {distribution!r}")
-    cuts = np.cumsum(weight) / weight.sum() * len(labels)
+    cuts = np.rint(np.cumsum(weight) / weight.sum() * len(labels))
     owner = np.empty(len(labels), dtype=np.int64)
     owner[rng.permutation(len(labels))] = np.searchsorted(cuts[:-1], np.arange(len(labels)), side="right")
     return _lists(_fill_up(owner, clients, min_partition_size, rng), clients)

@@ -64,6 +64,9 @@ def bind(
         if key in bound:
             raise DataError(f"{what}: option {key!r} is given twice")
         bound[key] = value
+    lacking = [key for key, option in known.items() if option.default is option.empty and key not in bound]
+    if lacking:
+        raise DataError(f"{what} needs {lacking[0]!r}")
     return bound
 
 

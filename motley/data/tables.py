@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from numpy.random import Generator, default_rng
 
-from motley.data.folder import File, locate, reading
+from motley.data.folder import File, locate, open_npz, reading
 from motley.data.source import Array, DataError, Names, Source
 
 ACS_FILE = File(
@@ -49,7 +49,7 @@ def acs(seed: int, task: str = "income", by: str = "puma", worker: str = "nonpro
         raise DataError(f"acs: worker must be one of {', '.join(WORKERS)}, got {worker!r}")
     how = "Make it from the Census Bureau's person files (census.gov, ACS PUMS): one integer array for each column."
     path = locate(ACS_FILE, "acs", how)
-    with reading(path, ACS_FILE.sha256), np.load(path, allow_pickle=False) as archive:
+    with open_npz(path, ACS_FILE.sha256) as archive:
         data = {key: archive[key] for key in archive.files}
     if task in ("income", "clusters"):
         keep = (data["AGEP"] > 16) & (data["PINCP"] > 100) & (data["WKHP"] > 0)
