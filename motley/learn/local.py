@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -109,10 +109,10 @@ class LocalSGD:
         params, velocity = start, None
         total = torch.zeros(())
         for step in range(schedule.steps):
-            index, weight = schedule.at(step)
+            index, weight = schedule.rows[step], schedule.weights[step]
             batch = Batch(client.x[index], None if y is None else y[index], weight)
             gradient, loss = step_gradient(params, batch)
-            active = schedule.active(step)
+            active = None if schedule.active is None else schedule.active[step]
             if self.clip is not None:
                 gradient = _shortened(gradient, self.clip)
             if self.weight_decay:
@@ -134,60 +134,41 @@ class LocalSGD:
         return {name: value - (rates[name] * rate) * direction[name] for name, value in params.items()}
 
 
-Rows = tuple[Tensor, Tensor | None]
-
-
 class _Batches:
-    """Which rows of the client every step takes, and with which weights."""
+    """Which rows of the client every step takes, and with which weights; all drawn before the first step."""
 
     def __init__(self, local: LocalSGD, client: Client) -> None:
-        self._client = client
-        self._at: Callable[[int], Rows]
-        epochs = local.epochs or 0
-        self._own: Tensor | None = None  # this client's number of steps, where clients of the block differ in it
+        capacity, epochs = client.capacity, local.epochs or 0
+        self.active: Tensor | None = None  # [steps]: does the client still train? None: every client of the block does
+        self.weights: Sequence[Tensor | None] | Tensor  # [steps, B]: 0 for rows that fill up; None: every row counts
         if local.batch is None:
-            self._at, self.steps = self._everything, epochs if local.steps is None else local.steps
+            self.steps = epochs if local.steps is None else local.steps
+            self.rows: Sequence[Tensor] | Tensor = torch.arange(capacity).expand(self.steps, -1)
+            self.weights = [None if client.full else client.mask.to(torch.float32)] * self.steps
         elif local.steps is not None:
-            self._at, self.steps, self._size = self._fresh, local.steps, local.batch
+            self.steps = local.steps
+            self.rows = client.draws.integers(client.n, self.steps, local.batch)
+            self.weights = [None] * self.steps
         else:
-            self._at, self._size = self._in_turn, min(local.batch, client.capacity)
-            self._orders = [client.draws.permutation(client.n, client.capacity) for _ in range(epochs)]
-            longest = math.ceil(client.capacity / self._size)
-            self.steps = epochs * longest
-            self._longest = longest
-            if not client.full:
-                # one table of all epochs: at the same step a small client may be in a later epoch than a large one
-                self._table = torch.cat(self._orders) if epochs else client.n
-                self._per_epoch = (client.n + self._size - 1) // self._size
-                self._own = epochs * self._per_epoch
-        self.own_steps: Tensor | int = max(1, self.steps) if self._own is None else self._own.clamp(min=1)
-
-    def at(self, step: int) -> Rows:
-        """Row indices [B] and weights [B] of a step (None: every row counts)."""
-        return self._at(step)
-
-    def active(self, step: int) -> Tensor | None:
-        """Does the client still train at this step? None: every client of the block does."""
-        return None if self._own is None else step < self._own
-
-    def _everything(self, _: int) -> Rows:
-        rows = torch.arange(self._client.capacity)
-        return rows, None if self._client.full else self._client.mask.to(torch.float32)
-
-    def _fresh(self, _: int) -> Rows:
-        return self._client.draws.integers(self._client.n, self._size), None
-
-    def _in_turn(self, step: int) -> Rows:
-        """The next rows of the epoch's order; rows beyond the client's last one repeat its first, with weight 0."""
-        size, capacity = self._size, self._client.capacity
-        if self._own is None:
-            epoch, turn = divmod(step, self._longest)
-            return self._orders[epoch][turn * size : (turn + 1) * size], None
-        last = len(self._orders) - 1
-        epoch_of = (step // self._per_epoch).clamp(max=last)
-        place = (step - epoch_of * self._per_epoch) * size + torch.arange(size)
-        real = place < self._client.n
-        return self._table[epoch_of * capacity + torch.where(real, place, 0)], real.to(torch.float32)
+            size = min(local.batch, capacity)
+            orders = [client.draws.permutation(client.n, capacity) for _ in range(epochs)]
+            self.steps = epochs * math.ceil(capacity / size)
+            if client.full:
+                starts = range(0, capacity, size)
+                self.rows = [order[start : start + size] for order in orders for start in starts]
+                self.weights = [None] * self.steps
+            elif epochs:
+                # at the same step a small client may be in a later epoch than a large one of its block
+                per_epoch = (client.n + size - 1) // size
+                step = torch.arange(self.steps)
+                epoch = torch.minimum(step // per_epoch, torch.tensor(epochs - 1))
+                place = (step - epoch * per_epoch)[:, None] * size + torch.arange(size)
+                real = place < client.n
+                self.rows = torch.cat(orders)[epoch[:, None] * capacity + torch.where(real, place, 0)]
+                self.weights = real.to(torch.float32)
+                self.active = step < epochs * per_epoch
+        count = self.steps if self.active is None else self.active.sum()
+        self.own_steps = torch.as_tensor(count).clamp(min=1)  # of this client
 
 
 def _map(function: Callable[..., Tensor], first: Params, second: Params) -> Params:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,12 +53,12 @@ class Simulator:
             raise ValueError(f"drop={self.drop}; expected a fraction from 0 to 1")
         keep_freed_memory()
 
-    def plans(self) -> dict[str, list[int | None]]:
+    def plans(self) -> dict[str, dict[str, Any]]:
         """The blocks and threads measured so far, as plain values: a run that resumes goes on with the same ones."""
-        return {kind: [plan.block, plan.threads] for kind, plan in self._tuner.plans.items()}
+        return {kind: asdict(plan) for kind, plan in self._tuner.plans.items()}
 
-    def use_plans(self, plans: Mapping[str, list[int | None]]) -> None:
-        self._tuner.plans.update({kind: Plan(block or 1, threads) for kind, (block, threads) in plans.items()})
+    def use_plans(self, plans: Mapping[str, dict[str, Any]]) -> None:
+        self._tuner.plans.update({kind: Plan(**plan) for kind, plan in plans.items()})
 
     def deliver(self, request: Request) -> Iterator[Batch]:
         """Stream the cohort's replies, block by block."""
@@ -71,9 +72,10 @@ class Simulator:
         if self.strict:
             request = _through_the_wire(request)
         with torch.no_grad():
+            rows = _by_size(request, rows)
             plan = self._plan(request, rows)
             with plan.threads_set():
-                for block_rows in _blocks(request, rows, plan.block):
+                for block_rows in _blocks(request, rows, plan):
                     yield self._run(request, block_rows)
 
     def _dropped(self, request: Request) -> set[int]:
@@ -88,9 +90,9 @@ class Simulator:
 
     def _plan(self, request: Request, rows: Tensor) -> Plan:
         if request.task.name in self._loop:
-            return Plan(1, self.threads)
+            return Plan(1, threads=self.threads)
         if self.block is not None:
-            return Plan(self.block, self.threads)
+            return Plan(self.block, threads=self.threads)
         return self._tuner.plan(request, rows, self.threads, lambda some: self._run(request, some, rehearsal=True))
 
     def _run(self, request: Request, rows: Tensor, rehearsal: bool = False) -> Batch:
@@ -148,7 +150,7 @@ class Simulator:
         sent = {name: value for release in arrays for name, value in release.items()}
         for name, value in [*sent.items(), *((f"kept {name}", value) for name, value in kept.items())]:
             if value.is_floating_point():
-                finite = torch.isfinite(value).reshape(len(rows), -1).all(1)
+                finite = torch.isfinite(value.reshape(len(rows), -1).sum(1))  # NaN or inf anywhere survives a sum
                 if not finite.all():
                     for row in rows[~finite & sound].tolist():
                         failed[row] = f"the array {name!r} is not finite (NaN or infinite)"
@@ -199,19 +201,23 @@ def _call(request: Request, row: Tensor, each: Mapping[str, Tensor]) -> Outputs:
     return _one_client(request, block, columns, kept, each)
 
 
-def _blocks(request: Request, rows: Tensor, block: int) -> Iterator[Tensor]:
-    """Rows in blocks of clients of similar size, the largest first; a block never pads by more than a quarter."""
+def _by_size(request: Request, rows: Tensor) -> Tensor:
+    """The rows, largest clients first, so that those of a block are alike and little of it is padding."""
+    return rows[torch.argsort(request.clients.size[request.positions[rows]], descending=True, stable=True)]
+
+
+def _blocks(request: Request, rows: Tensor, plan: Plan) -> Iterator[Tensor]:
+    """Rows (largest clients first) in blocks. A block ends where its padding would cost more than opening a new one."""
     size = request.clients.size[request.positions[rows]]
-    size, order = torch.sort(size, descending=True, stable=True)
-    rows = rows[order]
     row_bytes = max(1, request.clients.x[0].numel() * 4) if len(request.clients.x) else 1
     sizes = size.tolist()
     begin = 0
     while begin < len(sizes):
         largest = max(1, sizes[begin])
-        limit = min(block, max(1, MAX_BLOCK_BYTES // (largest * row_bytes)))
-        end = begin + 1
-        while end < len(sizes) and end - begin < limit and (sizes[end] * 4 >= largest * 3 or end - begin < limit // 4):
+        limit = min(plan.block, max(1, MAX_BLOCK_BYTES // (largest * row_bytes)))
+        end, padding = begin + 1, 0
+        while end < len(sizes) and end - begin < limit and padding <= plan.overhead * sizes[end]:
+            padding += largest - sizes[end]
             end += 1
         yield rows[begin:end]
         begin = end

@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -28,9 +28,13 @@ CHEAP = 0.02  # seconds: a cohort that runs this fast is not worth measuring
 
 @dataclass(frozen=True)
 class Plan:
-    """Clients per block, and PyTorch threads (None: as they are)."""
+    """Clients per block, and PyTorch threads (None: as they are).
+
+    overhead: what a block costs besides its clients, in clients: so much padding is cheaper than one more block.
+    """
 
     block: int
+    overhead: float = 8.0
     threads: int | None = None
 
     @contextlib.contextmanager
@@ -104,38 +108,47 @@ def _kind(request: Request, rows: Tensor, threads: int | None) -> str:
 
 
 def _measure(rows: Tensor, threads: int | None, rehearse: Callable[[Tensor], Batch]) -> Plan:
-    """Rehearse growing blocks of the first clients (nothing is kept or sent) and take what is fastest per client."""
+    """Rehearse growing blocks of one middle-sized client's copies (nothing is kept or sent); take the fastest."""
     limit = len(rows)
+    middle = rows[limit // 2]  # rows come sorted by size; copies, so that only the block's size differs
     begin = time.perf_counter()
-    speeds: dict[Plan, float] = {}
 
-    def try_out(plan: Plan) -> None:
-        with plan.threads_set():
+    def seconds(block: int, threads: int | None) -> float:
+        with Plan(block, threads=threads).threads_set():
             start = time.perf_counter()
-            rehearse(rows[: plan.block])
-            speeds[plan] = (time.perf_counter() - start) / min(plan.block, limit)
+            rehearse(middle.expand(block))
+            return time.perf_counter() - start
 
     candidates = sorted({min(size, limit) for size in CANDIDATES})
-    rehearse(rows[: candidates[0]])  # the first call pays for lazy set-up; it is not measured
+    seconds(candidates[0], threads)  # the first call pays for lazy set-up; it is not counted
+    taken: dict[int, float] = {}
     for block in candidates:
-        try_out(Plan(block, threads))
-        spent = time.perf_counter() - begin
-        slower = speeds[Plan(block, threads)] > 1.3 * min(speeds.values())
-        if spent > PATIENCE or slower:
+        taken[block] = seconds(block, threads)
+        slower = taken[block] / block > 1.3 * min(time / size for size, time in taken.items())
+        if slower or time.perf_counter() - begin > PATIENCE:
             break
-    best = min(speeds, key=lambda plan: speeds[plan])
+    overhead = _overhead(taken)
     if time.perf_counter() - begin < PATIENCE:
-        try_out(Plan(1, threads))  # no vectorisation at all: large models may prefer it
-    if threads is None and torch.get_num_threads() > 1 and speeds[best] * limit > CHEAP and best.block > 1:
-        try_out(best)
-        try_out(Plan(best.block, 1))
-    return min(speeds, key=lambda plan: speeds[plan])
+        taken[1] = seconds(1, threads)  # no vectorisation at all: large models may prefer it
+    best = min(taken, key=lambda block: taken[block] / block)
+    if threads is None and torch.get_num_threads() > 1 and best > 1 and taken[best] / best * limit > CHEAP:
+        threads = 1 if seconds(best, 1) < 0.95 * min(taken[best], seconds(best, None)) else None
+    return Plan(best, overhead, threads)
+
+
+def _overhead(taken: dict[int, float]) -> float:
+    """The fixed cost of a block in clients, from the line through the smallest and the largest block's times."""
+    small, large = min(taken), max(taken)
+    if small == large:
+        return Plan.overhead
+    per_client = max(1e-9, (taken[large] - taken[small]) / (large - small))
+    return min(100.0, max(0.0, taken[small] / per_client - small))
 
 
 def _recall(kind: str) -> Plan | None:
     try:
         stored = json.loads((cache_folder() / "tuning.json").read_text()).get(kind)
-        return None if stored is None else Plan(int(stored["block"]), stored["threads"])
+        return None if stored is None else Plan(int(stored["block"]), float(stored["overhead"]), stored["threads"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # no cache yet, or one that cannot be read: measure
 
@@ -148,7 +161,7 @@ def _remember(kind: str, plan: Plan) -> Plan:
             plans = json.loads(file.read_text())
         except (OSError, ValueError):
             plans = {}
-        plans[kind] = {"block": plan.block, "threads": plan.threads}
+        plans[kind] = asdict(plan)
         fresh = file.with_suffix(f".{os.getpid()}")
         fresh.write_text(json.dumps(plans))
         fresh.replace(file)
