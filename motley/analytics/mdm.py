@@ -54,8 +54,8 @@ class MDM:
     """Settings and both sides of the algorithm.
 
     With ``noise`` (client-level privacy) cohorts are Poisson samples, every client's share is clipped (only ``clip``,
-    on the statistics of A, ever binds) and no likelihood is released. ``largest`` is the bound M on a client's number of
-    samples; it must be known beforehand, because the data's own maximum would be a release.
+    on the statistics of A, ever binds) and no likelihood is released. ``largest`` is the bound M on a client's number
+    of samples; it must be known beforehand, because the data's own maximum would be a release.
     """
 
     categories: int

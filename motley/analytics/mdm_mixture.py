@@ -110,9 +110,7 @@ class Mixture:
         table = rise_table(with_total(self.alpha), self.largest)
         width = (self.edges[1:] - self.edges[:-1]).to(torch.float64)
         log_pi = torch.log(self.pi / width)
-        return vmap(lambda c: torch.logsumexp(joint(c, table, self.tau.log(), log_pi, self.edges)[0], 0))(
-            counts
-        )
+        return vmap(lambda c: torch.logsumexp(joint(c, table, self.tau.log(), log_pi, self.edges)[0], 0))(counts)
 
     def sample(self, clients: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Histograms [clients, C] of new clients: k ~ τ, m ~ π_k, p ~ Dir(α_k), c ~ Mult(m, p)."""
@@ -181,7 +179,7 @@ def joint(counts: Tensor, table: Tensor, log_tau: Tensor, log_pi: Tensor, edges:
     """
     found = look_up(table, with_total(counts))
     rises, slopes = found.chunk(2, -1)
-    coefficient = torch.lgamma(counts.sum() + 1.0) - torch.lgamma(counts + 1.0).sum()
+    coefficient = torch.lgamma(counts.sum().double() + 1) - torch.lgamma(counts.double() + 1).sum()
     bin_of = torch.bucketize(counts.sum(), edges, right=True) - 1
     return log_tau + rises[:-1].sum(0) - rises[-1] + coefficient + log_pi.T[bin_of], slopes
 
