@@ -1,0 +1,235 @@
+"""ODPFL-HN: set encoders know no order, three exchanges are one gradient step, and a newcomer's ε is what it paid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import get_args
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from motley.client import Clients
+from motley.federation import Federation
+from motley.learn.local import LocalSGD
+from motley.learn.server import ServerOptimizer
+from motley.learn.sets import Encoder, set_encoder
+from motley.method import train
+from motley.methods.borrowed import Borrowed
+from motley.methods.odpfl import ODPFL
+from motley.methods.pfedhn import PFedHN
+from motley.runtime.simulate import Simulator
+from tests.methods.test_pefll import FULL_STEP, SIZES, clients_of, problem_of
+
+ENCODERS = get_args(Encoder)
+
+
+@pytest.mark.parametrize("shape", [(6,), (1, 16, 16)])
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_an_encoder_ignores_order_and_padding_but_not_content(encoder: Encoder, shape: tuple[int, ...]) -> None:
+    g = set_encoder(encoder, shape, 5)
+    gamma = g.init(0)
+    x = torch.randn(9, *shape, generator=torch.Generator().manual_seed(0))
+    own = torch.ones(9, dtype=torch.bool)
+    expected = g(gamma, x, own)
+    torch.testing.assert_close(g(gamma, x[torch.randperm(9)], own), expected, atol=1e-5, rtol=1e-4)
+    padded = torch.cat([x, 100 * torch.randn(4, *shape)])
+    torch.testing.assert_close(g(gamma, padded, torch.arange(13) < 9), expected, atol=1e-5, rtol=1e-4)
+    changed = x.clone()
+    changed[0] += 3
+    assert float((g(gamma, changed, own) - expected).abs().max()) > 1e-5
+
+
+@pytest.mark.parametrize("encoder", ["dss", "set-transformer"])
+def test_these_encoders_let_samples_look_at_each_other(encoder: Encoder) -> None:
+    """A mean of independent points would be additive; these must not be."""
+    g = set_encoder(encoder, (6,), 5)
+    gamma = g.init(0)
+    a, b = torch.randn(4, 6), torch.randn(4, 6)
+    both = g(gamma, torch.cat([a, b]), torch.ones(8, dtype=torch.bool))
+    own = torch.ones(4, dtype=torch.bool)
+    assert float((both - (g(gamma, a, own) + g(gamma, b, own)) / 2).abs().max()) > 1e-4
+
+
+def test_replacing_one_sample_moves_a_sphere_descriptor_by_at_most_two_over_n() -> None:
+    g = set_encoder("sphere", (6,), 5)
+    own = torch.ones(10, dtype=torch.bool)
+    largest = 0.0
+    for seed in range(50):
+        gamma = g.init(seed)
+        x = torch.randn(10, 6, generator=torch.Generator().manual_seed(seed))
+        other = x.clone()
+        other[3] = -50 * x[3] + 100
+        largest = max(largest, float((g(gamma, x, own) - g(gamma, other, own)).norm()))
+    assert 0.01 < largest <= 2 / 10 + 1e-6
+
+
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_three_exchanges_are_one_joint_gradient_step(encoder: Encoder) -> None:
+    clients, problem = clients_of((6,)), problem_of((6,))
+    method = ODPFL(
+        problem, cohort=4, local=FULL_STEP, server=ServerOptimizer("sgd", lr=0.3), encoder=encoder, descriptor=5,
+        clip=1e9, lambda_h=0.02, lambda_g=0.03,
+    )  # fmt: skip
+    state = method.start(0).replace(shift=torch.full((5,), 0.1), scale=torch.tensor(1.7))
+
+    def objective(eta: Tensor, gamma: Tensor) -> Tensor:
+        total = 0.02 * eta.square().sum() + 0.03 * gamma.square().sum()
+        for i in range(4):
+            x, y = clients.rows(i)
+            assert y is not None
+            v = method.network(gamma, x, torch.ones(len(x), dtype=torch.bool))
+            theta = method.hypernet(eta, (v[None] - 0.1) * 1.7)[0]
+            total = total + F.cross_entropy(problem.model(theta, x), y) / 4
+        return total
+
+    g_h, g_g = torch.func.grad(objective, (0, 1))(state.hypernet, state.encoder)
+    after = method.round(state, Federation(clients, runtime=Simulator(block=3)).begin_round(1))
+    torch.testing.assert_close(after.hypernet, state.hypernet - 0.3 * g_h, atol=1e-6, rtol=0)
+    torch.testing.assert_close(after.encoder, state.encoder - 0.3 * g_g, atol=1e-6, rtol=0)
+    assert float(g_g.abs().max()) > 1e-5
+
+
+@pytest.mark.parametrize("block", [1, 4])
+def test_a_mean_over_parts_of_a_mean_pooled_encoder_is_the_whole(block: int) -> None:
+    """The parts count by their rows, so for an encoder that is a mean nothing changes, padding or not."""
+    clients, problem = clients_of((6,)), problem_of((6,))
+    whole = ODPFL(problem, encoder="sphere", descriptor=5)
+    parts = ODPFL(problem, encoder="sphere", descriptor=5, rows=4)
+    state = whole.start(0)
+    federation = Federation(clients, runtime=Simulator(block=block))
+    expected = whole.describe_newcomers(state, federation.everyone())
+    torch.testing.assert_close(parts.describe_newcomers(state, federation.everyone()), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_two_phases_train_table_and_encoder_then_the_hypernetwork_alone() -> None:
+    clients = clients_of((6,))
+    method = ODPFL(problem_of((6,)), cohort=4, local=FULL_STEP, descriptor=3, two_phase=2)
+    start = method.start(0)
+    federation = Federation(clients)
+    first = train(method, federation, 2, start)
+    assert not torch.equal(first.encoder, start.encoder) and not torch.equal(first.descriptors, start.descriptors)
+    assert "encoder_gap" in federation.metrics
+    second = train(method, federation, 1, first)
+    assert torch.equal(second.encoder, first.encoder) and torch.equal(second.descriptors, first.descriptors)
+    assert not torch.equal(second.hypernet, first.hypernet)
+
+
+def test_the_encoder_learns_the_table_in_the_first_phase() -> None:
+    method = ODPFL(
+        problem_of((6,)), cohort=4, local=LocalSGD(steps=0), server=ServerOptimizer("adam", lr=3e-3), descriptor=3,
+        descriptor_lr=1e-9, two_phase=60,
+    )  # fmt: skip
+    federation = Federation(clients_of((6,)))
+    gaps = []
+    train(method, federation, 60, after_round=lambda n, s: gaps.append(federation.metrics["encoder_gap"]))
+    assert gaps[-1] < 0.05 * gaps[0]
+
+
+def test_a_private_newcomer_pays_what_it_declared_and_the_noise_has_that_size() -> None:
+    sizes = [40] * 200 + [80] * 200
+    clients = clients_of((6,), sizes=sizes)
+    problem = problem_of((6,))
+    private = ODPFL(problem, encoder="sphere", descriptor=4, newcomer_epsilon=1.0, newcomer_delta=1e-3)
+    open_ = ODPFL(problem, encoder="sphere", descriptor=4)
+    state = private.start(0)
+    federation = Federation(clients)
+    noisy = private.describe_newcomers(state, federation.everyone())
+    exact = open_.describe_newcomers(state, Federation(clients).everyone())
+    assert federation.ledger.epsilon(1e-3, client=0) == pytest.approx(1.0, rel=1e-3)
+    assert federation.ledger.unit == "point"
+    assert private.noise is not None
+    for rows, n in ((slice(0, 200), 40), (slice(200, 400), 80)):
+        assert float((noisy - exact)[rows].std()) == pytest.approx(private.noise.std(2 / n), rel=0.1)
+
+
+def test_without_noise_a_newcomers_epsilon_is_infinite() -> None:
+    method = ODPFL(problem_of((6,)), encoder="sphere", descriptor=4)
+    federation = Federation(clients_of((6,)))
+    method.personalize(method.start(0).replace(scale=torch.ones(())), federation.everyone())
+    assert federation.ledger.epsilon(1e-3) == float("inf")
+
+
+def test_unlabeled_newcomers_are_served() -> None:
+    method = ODPFL(problem_of((6,)), descriptor=3)
+    theta = method.personalize(method.start(0), Federation(clients_of((6,)).without_labels()).everyone())
+    assert theta.shape == (4, method.model.size) and method.serves_unlabeled
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"newcomer_epsilon": 1.0}, "encoder='sphere'"),
+        ({"newcomer_epsilon": 1.0, "encoder": "sphere", "rows": 8}, "all rows at once"),
+        ({"newcomer_epsilon": -1.0, "encoder": "sphere"}, "epsilon"),
+        ({"encoder": "rnn"}, "expected one of deepset"),
+        ({"rows": 0}, "rows=0"),
+    ],
+)
+def test_nonsense_is_refused_with_advice(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ODPFL.for_problem(problem_of((6,)), **options)
+
+
+# PFL-sampled, PFL-nearest, PFL-ensemble
+
+
+def _twins() -> Clients:
+    """Four training clients around four far-apart centres, and newcomers 4..7, each around one of the same centres."""
+    random = torch.Generator().manual_seed(0)
+    centres = 5 * torch.randn(4, 6, generator=random)
+    order = [0, 1, 2, 3, 2, 0, 3, 1]
+    x = torch.cat([centres[i] + torch.randn(15, 6, generator=random) for i in order])
+    return Clients.from_sizes(x, torch.randint(3, (120,), generator=random), torch.full((8,), 15))
+
+
+def _trained(choice: str) -> tuple[Borrowed, Clients, object, Tensor]:
+    clients = _twins()
+    method = Borrowed(problem_of((6,)), choice=choice, cohort=4, local=LocalSGD(steps=5, lr=0.1), descriptor=4)  # type: ignore[arg-type]
+    state = train(method, Federation(clients.select(range(4))), 3)
+    own = method.trainer.personalize(state, Federation(clients.select(range(4))).everyone())
+    return method, clients, state, own
+
+
+def test_nearest_borrows_from_the_client_with_the_same_centre() -> None:
+    method, clients, state, own = _trained("nearest")
+    newcomers = Federation(clients.select(range(4, 8)).without_labels()).everyone()
+    torch.testing.assert_close(method.personalize(state, newcomers), own[[2, 0, 3, 1]])  # type: ignore[arg-type]
+    seen = Federation(clients.select(range(4))).everyone()
+    torch.testing.assert_close(method.personalize(state, seen), own)  # type: ignore[arg-type]
+
+
+def test_sampled_borrows_one_of_the_trained_models() -> None:
+    method, clients, state, own = _trained("sampled")
+    theta = method.personalize(state, Federation(clients.select(range(4, 8))).everyone())  # type: ignore[arg-type]
+    gaps = torch.cdist(theta, own)
+    assert bool((gaps.min(1).values < 1e-4).all())
+
+
+def test_ensemble_averages_the_outputs_of_all_models() -> None:
+    method, clients, state, own = _trained("ensemble")
+    theta = method.personalize(state, Federation(clients.select(range(4, 6))).everyone())  # type: ignore[arg-type]
+    x = torch.randn(7, 6)
+    expected = torch.stack([method.trainer.model(member, x) for member in own]).mean(0)
+    torch.testing.assert_close(method.model(theta[1], x), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_borrowing_trains_exactly_as_pfedhn() -> None:
+    clients = clients_of((6,))
+    options = {"cohort": 2, "local": FULL_STEP, "descriptor": 3}
+    plain = train(PFedHN(problem_of((6,)), **options), Federation(clients), 2)  # type: ignore[arg-type]
+    borrowed = train(Borrowed(problem_of((6,)), choice="sampled", **options), Federation(clients), 2)  # type: ignore[arg-type]
+    assert torch.equal(plain.hypernet, borrowed.hypernet) and torch.equal(plain.descriptors, borrowed.descriptors)
+
+
+def test_rows_of_a_client_may_repeat_its_parts_in_any_block() -> None:
+    """Encoding in parts draws the same parts in every block."""
+    clients, problem = clients_of((6,), sizes=[*SIZES, 30]), problem_of((6,))
+    method = ODPFL(problem, encoder="dss", descriptor=5, rows=4)
+    state = method.start(0)
+    results = [
+        method.describe_newcomers(state, replace(Federation(clients), runtime=Simulator(block=block)).everyone())
+        for block in (1, 5)
+    ]
+    torch.testing.assert_close(results[0], results[1], atol=1e-6, rtol=1e-5)
