@@ -41,6 +41,12 @@ CohortId = int | str
 BARE: DpEvent = dp_accounting.NonPrivateDpEvent()
 """The event of an ask without noise: ε = ∞, on purpose."""
 
+# If the sampled sum shows that a client took part, whoever sees it is as sure of one of its points as without sampling.
+_POINTS_OF_A_SAMPLE = (
+    "no amplification is claimed for points by the sampling of clients: a client that takes part may be recognised by "
+    "its other points; accounted as if every client had taken part"
+)
+
 
 @dataclass(frozen=True)
 class Charge:
@@ -72,6 +78,11 @@ class Charge:
     def is_own(self) -> bool:
         """Does it touch named clients only?"""
         return self.clients is not None or self.newcomers is not None
+
+    @property
+    def relation(self) -> Relation | None:
+        """The neighbours that the sampling implies; between points it is those that the sensitivity was made for."""
+        return self.sampling.relation if self.unit == "client" else None
 
     @property
     def is_bare(self) -> bool:
@@ -194,14 +205,22 @@ class Ledger:
             _add_to(self._clients, charge.clients or (), event)
             _add_to(self._newcomers, charge.newcomers or (), event)
         else:
+            if charge.unit == "point" and _amplifies(sampling):
+                sampling = Everyone()
+                self._note(_POINTS_OF_A_SAMPLE)
             self._shared, notes = self._shared_after(event, sampling, cohort)
-            self.notes += [note for note in notes if note not in self.notes]
+            for note in notes:
+                self._note(note)
             if cohort is not None and _amplifies(sampling):
                 asked = self._cohorts.get(cohort, (sampling, NOTHING))[1]
                 self._cohorts[cohort] = (sampling, _within(asked, event))
         if not charge.is_bare:
             self.unit = self.unit or charge.unit
-            self.relation = self.relation or sampling.relation
+            self.relation = self.relation or charge.relation
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
 
     def _shared_after(self, event: DpEvent, sampling: Sampling, cohort: CohortId | None) -> tuple[Account, list[str]]:
         if cohort is None or not _amplifies(sampling):
@@ -232,15 +251,15 @@ class Ledger:
         """Refuse noise that protects another unit, or between other neighbours, than the ledger speaks about."""
         if charge.is_bare:
             return  # it reveals everything: unit and relation make no difference
-        unit, sampling = charge.unit, charge.sampling
+        unit, relation = charge.unit, charge.relation
         if self.unit is not None and unit != self.unit:
             raise Unaccountable(
                 f"this ledger protects one {self.unit}, but the release bounds the effect of one {unit}; noise for one "
                 "says nothing about the other: use the same unit in every release, or a ledger for each"
             )
-        if self.relation is not None and sampling.relation not in (None, self.relation):
+        if self.relation is not None and relation not in (None, self.relation):
             raise Unaccountable(
-                f"this ledger's neighbours are {self.relation!r}, but {sampling} is {sampling.relation!r}; a "
+                f"this ledger's neighbours are {self.relation!r}, but {charge.sampling} is {relation!r}; a "
                 "sensitivity of one does not hold for the other: use Poisson cohorts with Everyone('add_remove'), or "
                 "fixed-size cohorts with Everyone('replace_one')"
             )

@@ -144,6 +144,16 @@ def test_no_amplification_is_claimed_where_none_is_proven_and_the_ledger_says_so
     assert "no amplification is claimed for Laplace" in ledger.notes[0]
 
 
+@pytest.mark.parametrize("sampling", [Poisson(0.01), FixedSize(10, 1000)])
+def test_sampling_clients_does_not_amplify_the_privacy_of_their_points(sampling: Sampling) -> None:
+    """Without its client the sum may look quite different, so who sees it knows whether the point was at risk."""
+    ledger = Ledger()
+    ledger.record(Gaussian(2.0).event(), unit="point", sampling=sampling, cohort=0)
+    ledger.record(Gaussian(2.0).event(), unit="point", sampling=Everyone())
+    assert ledger.epsilon(DELTA) == pytest.approx(dp.get_epsilon_gaussian(2.0 / math.sqrt(2), DELTA), abs=1e-9)
+    assert "no amplification is claimed for points" in ledger.notes[0]
+
+
 def test_gaussian_between_replace_one_neighbours_counts_the_doubled_sensitivity_once() -> None:
     """Noise of std 3 on clip 1 is z = 1.5 for sensitivity 2; dp_accounting's loss accountant takes std / clip = 3."""
     ledger = Ledger()
