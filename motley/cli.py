@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from motley import __version__
-from motley.commands import data, demo, listing, run
+from motley.commands import data, demo, kmeans, listing, run
 from motley.commands.options import examples
 from motley.federation import QuorumError
 from motley.privacy import BudgetExceeded
@@ -74,6 +74,7 @@ COMMANDS: tuple[Callable[[typer.Typer], None], ...] = (
     run.register,
     data.register,
     listing.register,
+    kmeans.register,
 )
 for _register in COMMANDS:
     _register(app)
