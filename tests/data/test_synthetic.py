@@ -98,6 +98,6 @@ def test_the_seed_decides() -> None:
 def test_unknown_settings() -> None:
     with pytest.raises(DataError, match=r"setting must be one of low-1, .*, got 'low-4'"):
         load("mdm:low-4")
-    with pytest.raises(DataError, match="prior must be 'normal', 'uniform', '3-spike' or 'beta', got 'cauchy'"):
+    with pytest.raises(DataError, match=r"prior must be 'normal', 'uniform', '3-spike' or 'beta', got 'cauchy'"):
         load("bernoulli:cauchy")
     assert np.allclose([sum(tau) for tau, _ in MDM_SETTINGS.values()], 1)
