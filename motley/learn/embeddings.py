@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from motley.learn.networks import MLP, CharLSTM, LeNet, LeNetEmbedding
 from motley.model import Model
 
-Labels = Literal["planes", "linear", "none"]
+Labels = Literal["auto", "planes", "linear", "ignored"]
 LABEL_WIDTH = 16  # of a label's linear embedding, where it joins the features
 
 
@@ -67,18 +67,18 @@ class SumEmbedding(nn.Module):
         return embedded
 
 
-def usual_labels(input_shape: Sequence[int], kind: str) -> Labels:
-    """How labels enter when nobody says: as planes beside an image that LeNet can read, else linearly."""
-    return "planes" if kind == "image" and _fits_lenet(input_shape) else "linear"
-
-
 def embedding_network(
     input_shape: Sequence[int], kind: str, classes: int | None, descriptor: int, labels: Labels
 ) -> Model:
-    """φ for this kind of input. An image that LeNet can read gets T1 Table B.2 (with planes, or without labels)."""
+    """φ for this kind of input; "auto" lets labels enter as planes beside an image that LeNet can read, else linearly.
+
+    With planes, or with labels ignored, such an image gets the network of T1 Table B.2.
+    """
     if descriptor < 1:
         raise ValueError(f"descriptor={descriptor}; expected a length of at least 1")
     lenet = kind == "image" and _fits_lenet(input_shape)
+    if labels == "auto":
+        labels = "planes" if lenet and classes is not None else "linear"
     if labels == "planes":
         if not lenet or classes is None:
             raise ValueError(
@@ -86,8 +86,8 @@ def embedding_network(
                 f"{kind} of shape {tuple(input_shape)}; use labels='linear'"
             )
         return Model(LeNetEmbedding(input_shape, classes, descriptor=descriptor))
-    if labels not in ("linear", "none"):
-        raise ValueError(f"labels={labels!r}; expected 'planes', 'linear' or 'none'")
+    if labels not in ("linear", "ignored"):
+        raise ValueError(f"labels={labels!r}; expected 'auto', 'planes', 'linear' or 'ignored'")
     with_labels = labels == "linear"
     if kind == "tokens":
         if classes is None:

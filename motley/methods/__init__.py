@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from motley.methods.borrowed import Borrowed
 from motley.methods.fedavg import FedAvg, Local
+from motley.methods.odpfl import ODPFL
+from motley.methods.pefll import PeFLL
+from motley.methods.pfedhn import PFedHN
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ class Entry:
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-# One pass in batches of 10, as in McMahan et al.: the same work at a client in every method that trains the model there.
+# One pass in batches of 10, as in McMahan et al.: equal work at a client in every method that trains the model there.
 _PASS: dict[str, Any] = {"local": {"epochs": 1, "batch": 10, "lr": 0.1}}
 
 METHODS: dict[str, Entry] = {
@@ -51,5 +55,51 @@ METHODS: dict[str, Entry] = {
         "McMahan et al., AISTATS 2017",
         "FedAvg, then every client trains the common model a little further on its own labels",
         {**_PASS, "finetune": {"epochs": 5, "batch": 10, "lr": 0.1}},
+    ),
+    "pefll": Entry(
+        PeFLL,
+        "PeFLL",
+        "Scott et al., ICLR 2024",
+        "a hypernetwork makes any client's model from a descriptor of its data",
+    ),
+    "pefll-unlabeled": Entry(
+        PeFLL,
+        "PeFLL, unlabeled",
+        "Scott et al., ICLR 2024",
+        "PeFLL whose descriptors use no labels, so that unlabeled clients are served too",
+        {"labels": "ignored"},
+    ),
+    "pfedhn": Entry(
+        PFedHN,
+        "pFedHN",
+        "Shamsian et al., ICML 2021",
+        "a hypernetwork with a learned descriptor for every client; a newcomer's is optimised over rounds",
+    ),
+    "odpfl": Entry(
+        ODPFL,
+        "ODPFL-HN",
+        "Amosy, Eyal and Chechik, 2022",
+        "a set encoder and a hypernetwork give unlabeled newcomers a model",
+    ),
+    "pfl-sampled": Entry(
+        Borrowed,
+        "PFL-sampled",
+        "Amosy, Eyal and Chechik, 2022",
+        "pFedHN; a newcomer borrows the model of a training client drawn at random",
+        {"choice": "sampled"},
+    ),
+    "pfl-nearest": Entry(
+        Borrowed,
+        "PFL-nearest",
+        "Amosy, Eyal and Chechik, 2022",
+        "pFedHN; a newcomer borrows the model of the training client with the most similar inputs",
+        {"choice": "nearest"},
+    ),
+    "pfl-ensemble": Entry(
+        Borrowed,
+        "PFL-ensemble",
+        "Amosy, Eyal and Chechik, 2022",
+        "pFedHN; everybody gets the mean output of all training clients' models",
+        {"choice": "ensemble"},
     ),
 }

@@ -81,7 +81,7 @@ class ODPFL:
                 )
             _ = self.noise
         if self.problem.kind == "tokens":
-            raise ValueError("the set encoders read images and features, not tokens; use 'pefll' with labels='none'")
+            raise ValueError("the set encoders read images and features, not tokens; use 'pefll' with labels='ignored'")
         _ = self.network, self.hypernet
 
     @property

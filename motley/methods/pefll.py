@@ -18,7 +18,7 @@ from torch.func import vjp
 from motley.client import Client
 from motley.draws import Draws
 from motley.federation import Cohort, Federation, each
-from motley.learn.embeddings import Labels, embedding_network, usual_labels
+from motley.learn.embeddings import Labels, embedding_network
 from motley.learn.hypernet import Size, begin, descend, generate, generate_with_pull, hypernetwork
 from motley.learn.local import Batch, LocalSGD, Objective, Params, supervised
 from motley.learn.server import ServerOptimizer
@@ -39,7 +39,7 @@ class PeFLL:
     and backpropagate what the server makes of their updates. Together they are one step on the objective (4.1),
     λ_h‖η_h‖² + λ_v‖η_v‖² + mean_i [L(θ_i; S_i) + λ_θ‖θ_i‖²], with Δθ of local SGD in the place of −∂L/∂θ.
 
-    labels: how they enter φ ("planes", "linear", or "none": serves unlabeled clients); None: planes for large images.
+    labels: how they enter φ: as "planes" of an image, "linear"ly, or "ignored", which serves unlabeled clients too.
     descriptor: its length l; None: a quarter of the number of training clients. size: hidden layers of h, 1, 3 or 5.
     describe_rows: rows of the batch that φ averages in training; newcomer_rows: in ``personalize``; None: all rows.
     mask_labels: a client that knows its classes gives the others a score of −∞ (T1 B.1.3).
@@ -50,7 +50,7 @@ class PeFLL:
     cohort: int | float = 5
     local: LocalSGD = LocalSGD(steps=50, batch=32, lr=2e-3, momentum=0.9, weight_decay=5e-5)
     server: ServerOptimizer = ServerOptimizer("adam", lr=2e-4)
-    labels: Labels | None = None
+    labels: Labels = "auto"
     descriptor: int | None = None
     size: Size = "M"
     describe_rows: int | None = 32
@@ -88,8 +88,7 @@ class PeFLL:
     def embedding(self) -> Model:
         """φ, sized for the problem."""
         problem = self.problem
-        labels = self.labels or usual_labels(problem.input_shape, problem.kind)
-        return embedding_network(problem.input_shape, problem.kind, problem.classes, self.length, labels)
+        return embedding_network(problem.input_shape, problem.kind, problem.classes, self.length, self.labels)
 
     @cached_property
     def hypernet(self) -> Model:
@@ -103,7 +102,7 @@ class PeFLL:
 
     @property
     def serves_unlabeled(self) -> bool:
-        return self.labels == "none" and not self.mask_labels
+        return self.labels == "ignored" and not self.mask_labels
 
     # The clients' side
 
@@ -146,7 +145,7 @@ class PeFLL:
         if rows is not None:
             index = Draws(batch).permutation(client.n, client.capacity)[:rows]
         own = torch.arange(len(index)) < client.n
-        points = self.embedding(embedding, client.x[index], *([] if self.labels == "none" else [client.y[index]]))
+        points = self.embedding(embedding, client.x[index], *([] if self.labels == "ignored" else [client.y[index]]))
         return torch.where(own[:, None], points, 0).sum(0) / own.sum()
 
     def _masked(self, client: Client) -> Objective:

@@ -66,7 +66,10 @@ def _is_plain(hint: Any) -> bool:
         return isinstance(origin, type) and issubclass(origin, tuple | list | Mapping) and all(map(_is_plain, wanted))
     if hint in (int, float, str, bool, type(None)):
         return True
-    return isinstance(hint, type) and dataclasses.is_dataclass(hint) and not issubclass(hint, Model)
+    if not isinstance(hint, type) or not dataclasses.is_dataclass(hint) or issubclass(hint, Model):
+        return False
+    inner = get_type_hints(hint)
+    return all(_is_plain(inner[field.name]) for field in dataclasses.fields(hint))
 
 
 def read(owner: str, known: Mapping[str, Hyperparameter], values: Mapping[str, Any], path: str = "") -> dict[str, Any]:

@@ -43,7 +43,7 @@ def problem_of(shape: tuple[int, ...], classes: int = 3, clients: int = 4) -> Pr
 FULL_STEP = LocalSGD(steps=1, batch=None, lr=1.0)
 
 
-@pytest.mark.parametrize("labels", ["linear", "none"])
+@pytest.mark.parametrize("labels", ["linear", "ignored"])
 @pytest.mark.parametrize("block", [1, 3, 4])
 def test_three_exchanges_are_one_joint_gradient_step(labels: str, block: int) -> None:
     clients, problem = clients_of((6,)), problem_of((6,))
@@ -147,7 +147,7 @@ def test_masked_classes_are_never_predicted_and_get_no_gradient() -> None:
 
 def test_unlabeled_clients_are_served_only_without_labels_in_the_embedding() -> None:
     clients, problem = clients_of((6,)), problem_of((6,))
-    free = PeFLL(problem, labels="none", descriptor=3)
+    free = PeFLL(problem, labels="ignored", descriptor=3)
     assert free.serves_unlabeled and not PeFLL(problem, descriptor=3).serves_unlabeled
     theta = free.personalize(free.start(0), Federation(clients.without_labels()).everyone())
     assert theta.shape == (4, problem.model.size)
