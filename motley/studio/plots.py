@@ -163,19 +163,14 @@ def strip_chart(strips: Sequence[Strip], ticks: Sequence[float], *, title: str, 
 
 def scatter(dots: Sequence[Dot], words: Sequence[tuple[float, float, str]], *, title: str) -> Html:
     """A map of clients without scales (its axes have no unit); ``words`` are written behind the dots."""
-    xs, ys = [dot.x for dot in dots], [dot.y for dot in dots]
-    wide = max(max(xs) - min(xs), 1e-9)
-    high = max(max(ys) - min(ys), 1e-9)
+    left, right = min(dot.x for dot in dots), max(dot.x for dot in dots)
+    low, high = min(dot.y for dot in dots), max(dot.y for dot in dots)
     margin = 16.0
-    unit = min(
-        (MAP_WIDTH - 2 * margin) / wide, (MAP_HEIGHT - 2 * margin) / high
-    )  # one unit for both, so distances are true
+    room = ((MAP_WIDTH - 2 * margin) / max(right - left, 1e-9), (MAP_HEIGHT - 2 * margin) / max(high - low, 1e-9))
+    unit = min(room)  # one for both directions, so that distances are true
 
     def at(x: float, y: float) -> tuple[float, float]:
-        return (
-            MAP_WIDTH / 2 + (x - (max(xs) + min(xs)) / 2) * unit,
-            MAP_HEIGHT / 2 - (y - (max(ys) + min(ys)) / 2) * unit,
-        )
+        return MAP_WIDTH / 2 + (x - (left + right) / 2) * unit, MAP_HEIGHT / 2 - (y - (low + high) / 2) * unit
 
     parts = [_marker(dot.shape, *at(dot.x, dot.y), dot.radius, _shade(dot.shade), dot.tip) for dot in dots]
     taken: list[tuple[float, float]] = []
@@ -306,7 +301,9 @@ def _bars(
         if count:
             low, high = ticks[0] + i * width, ticks[0] + (i + 1) * width
             tall = max(room * count / most, 1.5)
-            says = tag("title", f"{strip.label}\n{form(low)} to {form(high)}: {count:,} clients")
+            says = tag(
+                "title", f"{strip.label}\n{form(low)} to {form(high)}: {count:,} client{'' if count == 1 else 's'}"
+            )
             span = at(high) - at(low) - 1
             bars.append(tag("rect", says, x=at(low), y=base - tall, width=span, height=tall, class_="client"))
     return bars

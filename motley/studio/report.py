@@ -26,6 +26,7 @@ from motley.studio.report_words import (
     duration,
     epsilon,
     finding,
+    leaders,
     listed,
     numbers,
     present,
@@ -159,7 +160,8 @@ def _legend(runs: Sequence[Run]) -> Html:
 
 def _result_table(runs: Sequence[Run], scale: Scale) -> Html:
     groups = present(runs)
-    best = {group: ranked[0] for group in groups if len(ranked := served(runs, group)) > 1}
+    best = {group: leaders(runs, group) for group in groups}
+    clear = {group for group in groups if len(best[group]) < len(served(runs, group))}
     top = [tag("th", "Method", rowspan=2, scope="col", class_="pin")]
     below = []
     for group in groups:
@@ -176,7 +178,7 @@ def _result_table(runs: Sequence[Run], scale: Scale) -> Html:
         name = tag(
             "th", plots.key_mark(plots.shape_of(i), "mark"), run.label, scope="row", class_=f"pin {plots.colour(i)}"
         )
-        cells = [cell for group in groups for cell in _scores(run, group, scale, best.get(group) is run)]
+        cells = [cell for group in groups for cell in _scores(run, group, scale, group in clear and run in best[group])]
         cells += [
             tag("td", size(result.bytes.up), class_="first"),
             tag("td", size(result.bytes.down)),
@@ -275,7 +277,7 @@ def _sight(row: Sight, run: Run) -> list[Html]:
 def _recipes(runs: Sequence[Run]) -> Html:
     parts = []
     keys = list(dict.fromkeys(key for run in runs for key in run.settings))
-    unlike = [key for key in keys if len({run.settings.get(key) for run in runs}) > 1]
+    unlike = [key for key in keys if _differs(key, runs)]
     if unlike:
         head = tag(
             "tr", tag("th", "Setting", scope="col", class_="pin"), *(tag("th", run.label, scope="col") for run in runs)
@@ -302,6 +304,14 @@ def _recipes(runs: Sequence[Run]) -> Html:
                 tag("details", tag("summary", f"Recipe of {run.label}"), tag("pre", run.recipe), open=len(runs) == 1)
             )
     return join(parts)
+
+
+def _differs(key: str, runs: Sequence[Run]) -> bool:
+    """Do runs differ in a setting? A hyperparameter that only one method has is no difference between runs."""
+    values = [run.settings.get(key) for run in runs]
+    if key.startswith("hyperparameters."):
+        values = [value for value in values if value is not None]
+    return len(set(values)) > 1
 
 
 def _versions(runs: Sequence[Run]) -> Html:

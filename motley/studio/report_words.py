@@ -107,7 +107,7 @@ def mean_of(run: Run, group: str) -> float:
 
 
 def leaders(runs: Sequence[Run], group: str) -> list[Run]:
-    """The best run on a group and those that are level with it."""
+    """The best run on a group and those that are level with it; none if nobody serves the group."""
     ranked = served(runs, group)
     return [run for run in ranked if run is ranked[0] or level(ranked[0], run, group)]
 

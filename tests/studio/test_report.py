@@ -222,6 +222,26 @@ def test_a_lead_counts_only_beyond_two_standard_errors(tmp_path: Path) -> None:
     assert finding([base, vague], SCALE) == "No run is clearly ahead on seen clients (c: 70.0%)."
 
 
+def test_only_a_clear_lead_is_marked_in_the_table(tmp_path: Path) -> None:
+    scores = {"a": [0.5, 0.6, 0.7, 0.8], "b": [0.6, 0.7, 0.8, 1.0], "c": [0.7, 0.5, 0.9, 0.7]}
+    for name, values in scores.items():
+        with_scores(tmp_path / name, values, name)
+    clear = report(tmp_path, tmp_path / "a", tmp_path / "b")
+    assert [tag for tag, attributes in clear.tags if attributes.get("class") == "best"] == ["b"]
+    vague = report(tmp_path, tmp_path / "a", tmp_path / "c")
+    assert not [tag for tag, attributes in vague.tags if attributes.get("class") == "best"]
+
+
+def test_what_differs_between_recipes_is_listed(tmp_path: Path) -> None:
+    folders = [make_run(tmp_path / name, "fedavg") for name in ("a", "b")]
+    for folder, rate in zip(folders, ("0.1", "0.2"), strict=True):
+        own = f"\n[hyperparameters]\nlr = {rate}\nonly_{folder.name} = 1\n"
+        (folder / "recipe.toml").write_text((folder / "recipe.toml").read_text() + own)
+    page = report(tmp_path, *folders)
+    assert "lr" in page.parts["code"] and {"0.1", "0.2"} <= set(page.parts["td"])
+    assert "rounds" not in page.parts["code"] and "only_a" not in page.parts["code"]
+
+
 def test_transcript_reads_as_plain_words(tmp_path: Path) -> None:
     page = report(tmp_path, make_run(tmp_path / "run", "pefll"))
     assert "The server saw descriptor of each client individually." in page.words
