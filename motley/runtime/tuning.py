@@ -22,7 +22,8 @@ from torch import Tensor
 from motley.runtime.request import Batch, Request
 
 CANDIDATES = (8, 32, 128, 512)
-PATIENCE = 2.0  # seconds of rehearsal at most before the best so far is taken
+PATIENCE = 1.0  # seconds of rehearsal before the best so far is taken
+FEW = 16  # clients: a cohort this small is one block, without a measurement
 CHEAP = 0.02  # seconds: a cohort that runs this fast is not worth measuring
 
 
@@ -76,6 +77,8 @@ class Tuner:
     plans: dict[str, Plan] = field(default_factory=dict)
 
     def plan(self, request: Request, rows: Tensor, threads: int | None, rehearse: Callable[[Tensor], Batch]) -> Plan:
+        if len(rows) <= FEW:
+            return Plan(len(rows), threads=threads)
         kind = _kind(request, rows, threads)
         if kind not in self.plans:
             self.plans[kind] = _recall(kind) or _remember(kind, _measure(rows, threads, rehearse))
