@@ -105,12 +105,13 @@ class Federation:
 
     def everyone(self) -> Cohort:
         """All clients."""
-        return Cohort(self, torch.arange(len(self.clients)), Everyone(), len(self.clients), self._cohort_name())
+        return self.cohort(torch.arange(len(self.clients)))
 
     def cohort(self, positions: Tensor | Sequence[int]) -> Cohort:
         """The clients at these positions, chosen by the caller (so no privacy amplification by sampling)."""
         chosen = torch.as_tensor(positions, dtype=torch.int64)
-        return Cohort(self, chosen, Everyone(), len(chosen), self._cohort_name())
+        sampling = Everyone(self.ledger.relation or "add_remove")  # one run, one neighbouring relation
+        return Cohort(self, chosen, sampling, len(chosen), self._cohort_name())
 
     def sample(self, count: int | float, *, poisson: bool = False, labeled: bool | None = None) -> Cohort:
         """A random cohort: ``count`` clients (an int) or that share of them (a float up to 1).

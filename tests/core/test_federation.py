@@ -118,6 +118,7 @@ def picky(client: Client) -> Sent:
     return send(value=torch.where(first < -5, torch.nan, first))
 
 
+@pytest.mark.filterwarnings("ignore::motley.runtime.simulate.LoopInstead")
 def test_errors_and_nans_become_failures_that_name_task_round_and_client() -> None:
     store = clients([2] * 6)
     store.x[0, 0], store.x[4, 0] = 9.0, -9.0  # clients 0 and 2
@@ -131,6 +132,7 @@ def test_errors_and_nans_become_failures_that_name_task_round_and_client() -> No
     assert federation.failures == replies.failures
 
 
+@pytest.mark.filterwarnings("ignore::motley.runtime.simulate.LoopInstead")
 def test_below_the_quorum_the_run_stops_with_the_reasons() -> None:
     store = clients([2] * 4)
     store.x[[0, 2, 4], 0] = 9.0
