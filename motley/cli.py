@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from motley import __version__
-from motley.commands import data, demo, kmeans, listing, run
+from motley.commands import data, demo, kmeans, listing, mdm, run
 from motley.commands.options import examples
 from motley.federation import QuorumError
 from motley.privacy import BudgetExceeded
@@ -75,6 +75,7 @@ COMMANDS: tuple[Callable[[typer.Typer], None], ...] = (
     data.register,
     listing.register,
     kmeans.register,
+    mdm.register,
 )
 for _register in COMMANDS:
     _register(app)
