@@ -169,8 +169,6 @@ class FedDPKMeans:
         origin = server.mean(0) if self.center else torch.zeros(dimension)
         points = server - origin
         radius = self.radius or float(torch.linalg.vector_norm(points, dim=1).max())
-        if not radius > 0:
-            raise ValueError("all server points are identical, so they have no radius to clip to; give radius=...")
         noise = Noise()
         if self.privacy is not None:
             refinements = self.steps + (initial is None)
@@ -196,8 +194,12 @@ class FedDPKMeans:
                 f"the server data is {tuple(server.shape)}, but the clients' points have {shape[0]} features; "
                 f"expected [points, {shape[0]}] with the features in the same order"
             )
+        if len(server) == 0:
+            raise ValueError("there is not a single server point; FedDP-Init finds its first centres among them")
         if not bool(torch.isfinite(server).all()):
             raise ValueError("the server data contains NaN or infinite values; leave those points out")
+        if self.radius is None and bool((server == server[0]).all()):
+            raise ValueError("all server points are identical, so they have no radius to clip to; give radius=...")
         wanted = self.k if self.k is not None else self.k_max
         total = int(federation.clients.size.sum())
         if wanted > total:

@@ -1,0 +1,190 @@
+"""Bad input is refused with a sentence that says what to do, and before any client is asked."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from motley.analytics.kmeans import FedDPKMeans
+from motley.analytics.kmeans_budget import Privacy, Split
+from motley.analytics.kmeans_data import read_points
+from motley.cli import app
+from motley.client import Clients
+from motley.data import DataError
+from motley.federation import Federation
+from tests.analytics.test_kmeans import federation, in_order, mixture
+
+
+def refused(method: FedDPKMeans, clients: Clients, server: torch.Tensor, message: str) -> None:
+    asked = federation(clients)
+    with pytest.raises(ValueError, match=message):
+        method.fit(asked, server)
+    assert asked.transcript.rows() == []
+    assert asked.ledger.epsilon(1e-6) == 0.0
+
+
+def test_more_clusters_than_points() -> None:
+    clients, server, _ = mixture(sizes=(3, 4))
+    refused(FedDPKMeans(k=8), clients, server, "k=8 clusters of 7 points in all: choose k between 1 and 7")
+
+
+def test_more_clusters_than_distinct_server_points() -> None:
+    clients, server, _ = mixture()
+    refused(FedDPKMeans(k=4), clients, server[:3].repeat(10, 1), r"only 3 distinct points \(30 in all\)")
+    refused(FedDPKMeans(k=1), clients, server[:1].repeat(30, 1), "all server points are identical")
+    refused(FedDPKMeans(k=1), clients, server[:0], "there is not a single server point")
+
+
+def test_server_data_of_another_dimension() -> None:
+    clients, server, _ = mixture()
+    refused(
+        FedDPKMeans(k=4), clients, server[:, :5], r"server data is \(40, 5\), but the clients' points have 6 features"
+    )
+
+
+def test_server_data_with_nan() -> None:
+    clients, server, _ = mixture()
+    server[3, 2] = torch.nan
+    refused(FedDPKMeans(k=4), clients, server, "server data contains NaN")
+
+
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan"), float("inf")])
+def test_epsilon_must_be_above_zero(epsilon: float) -> None:
+    with pytest.raises(ValueError, match="epsilon must be a finite number above 0, got"):
+        Privacy(epsilon)
+
+
+def test_settings_that_make_no_sense() -> None:
+    with pytest.raises(ValueError, match="k=0; expected a whole number of at least 1"):
+        FedDPKMeans(k=0)
+    with pytest.raises(ValueError, match="needs client_points"):
+        FedDPKMeans(k=3, privacy=Privacy(1.0, unit="client"))
+    with pytest.raises(ValueError, match="radius=-1"):
+        FedDPKMeans(k=3, radius=-1.0)
+    with pytest.raises(ValueError, match="share 'weights' of the budget"):
+        Split(0.5, 0.0, 0.3, 0.2)
+
+
+def test_a_client_with_no_data() -> None:
+    clients = Clients.from_sizes(torch.zeros(3, 2), None, torch.tensor([2, 0, 1]))
+    with pytest.raises(ValueError, match=r"1 clients have no samples \(1"):
+        Federation(clients)
+
+
+def test_all_points_identical(tmp_path: Path) -> None:
+    file = tmp_path / "same.npz"
+    np.savez(file, x=np.ones((20, 3), dtype=np.float32), client=np.arange(20) % 4)
+    with pytest.raises(DataError, match="all 20 points are identical; there is nothing to cluster"):
+        read_points(str(file), server_points=5)
+
+
+def test_a_constant_feature_stays_what_it_is() -> None:
+    """Nothing is divided by a deviation, so it is only a feature that separates nobody; scaling leaves it alone."""
+    clients, server, _ = mixture()
+    x, q = clients.x.clone(), server.clone()
+    x[:, 2] = q[:, 2] = 7.0
+    constant = Clients.from_sizes(x, None, clients.size)
+    found = FedDPKMeans(k=4, steps=1).fit(federation(constant), q)
+    torch.testing.assert_close(found.centers[:, 2], torch.full((4,), 7.0), rtol=1e-4, atol=1e-4)
+
+
+def write_own(folder: Path) -> tuple[Path, Path]:
+    clients, server, _ = mixture(sizes=(300, 200, 250))
+    owner = np.repeat(["north", "south", "west"], [300, 200, 250])
+    header = "shop," + ",".join(f"f{i}" for i in range(6))
+    rows = [f"{o}," + ",".join(f"{v:.6f}" for v in row) for o, row in zip(owner, clients.x.tolist(), strict=True)]
+    own, public = folder / "shops.csv", folder / "public.npz"
+    own.write_text("\n".join([header, *rows]) + "\n")
+    np.savez(public, x=server.numpy())
+    return own, public
+
+
+def test_own_files_with_a_server_file_and_with_points_made_public(tmp_path: Path) -> None:
+    own, public = write_own(tmp_path)
+    points = read_points(str(own), server=public, client_column="shop")
+    assert points.clients.size.tolist() == [300, 200, 250]
+    drawn = read_points(str(own), server_points=60, client_column="shop", seed=1)
+    assert len(drawn.server) == 60
+    assert drawn.total == 690
+    everything = torch.cat([drawn.server, drawn.clients.x])
+    torch.testing.assert_close(in_order(everything), in_order(points.clients.x), check_dtype=False)
+    with pytest.raises(DataError, match="there is no server data"):
+        read_points(str(own), client_column="shop")
+    with pytest.raises(DataError, match="give one of the two"):
+        read_points(str(own), server=public, server_points=9, client_column="shop")
+
+
+def test_scaling_by_the_server_data(tmp_path: Path) -> None:
+    own, public = write_own(tmp_path)
+    points = read_points(str(own), server=public, client_column="shop")
+    points.server[:, 1] = 3.0
+    scaled = points.standardized()
+    torch.testing.assert_close(
+        scaled.server.std(0, correction=0), torch.tensor([1.0, 0, 1, 1, 1, 1]), check_dtype=False
+    )
+    assert scaled.clients.scale is not None and float(scaled.clients.scale[1]) == 1.0
+
+
+def command(*words: str) -> str:
+    result = CliRunner().invoke(app, ["kmeans", *words])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def failure(*words: str) -> str:
+    result = CliRunner().invoke(app, ["kmeans", *words])
+    assert result.exit_code == 1
+    return " ".join(result.output.split())
+
+
+SMALL = ("--data", "gaussian-mixture:clients=20,points=200,dim=10", "--json")
+
+
+def test_the_command_prints_what_was_found_and_writes_files(tmp_path: Path) -> None:
+    page, centers = tmp_path / "page.html", tmp_path / "centers.csv"
+    told = json.loads(command(*SMALL, "--epsilon", "2", "--baselines", "--plot", str(page), "--centers", str(centers)))
+    assert told["epsilon"] <= 2
+    assert told["optimal_cost"] <= told["cost"]
+    assert told["seconds"] > 0
+    assert {row["method"] for row in told["baselines"]} == {"ServerKMeans++", "ServerLloyds", "SpherePacking", "k-FED"}
+    assert np.loadtxt(centers, delimiter=",").shape == (10, 10)
+    assert "plotly" in page.read_text()
+    assert "nothing is overwritten" in failure(*SMALL, "--plot", str(page))
+
+
+def test_the_command_sweeps_budgets(tmp_path: Path) -> None:
+    page = tmp_path / "front.html"
+    words = ("--k", "10", "--epsilon", "0.2", "--pareto", "--baselines", "--starts", "1", "--plot", str(page))
+    told = json.loads(command(*SMALL, *words))
+    ours = told["fronts"]["FedDP-KMeans"]
+    assert all(a["epsilon"] < b["epsilon"] and a["cost"] > b["cost"] for a, b in pairwise(ours))
+    assert all(one["epsilon"] <= 0.2 for one in told["runs"])
+    assert told["fronts"]["ServerLloyds"][0]["epsilon"] == 0.0
+    assert page.exists()
+
+
+def test_the_command_without_json_prints_a_table() -> None:
+    shown = command(*SMALL[:2], "--epsilon", "2", "--starts", "1", "--k", "auto", "--k-max", "12")
+    assert "FedDP-KMeans" in shown and "Optimal" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--epsilon", "0"), "epsilon must be a finite number above 0, got 0.0"),
+        (("--k", "5000"), "k=5000 clusters of 4000 points in all"),
+        (("--k", "many"), "--k must be a whole number or 'auto'"),
+        (("--unit", "person", "--epsilon", "1"), "--unit must be 'point' or 'client'"),
+        (("--unit", "client", "--epsilon", "1"), "needs client_points"),
+        (("--epsilon", "1", "--split", "1,2"), "--split must be four numbers above 0"),
+        (("--pareto",), "give the largest"),
+    ],
+)
+def test_the_command_says_what_is_wrong(words: tuple[str, ...], message: str) -> None:
+    assert message in failure(*SMALL, *words)
