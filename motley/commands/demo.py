@@ -22,10 +22,10 @@ def demo(
     plan = demo_plan(rounds)
     if not quiet and not as_json:
         console = options.progress_console()
-        console.print("100 clients write 2 of the 10 digits each. 80 train together; 20 arrive afterwards (unseen),")
+        console.print("100 clients write 2 of the 10 digits each. 70 train together; 30 arrive afterwards (unseen),")
         console.print("and are then served once more with their labels hidden (unlabeled).")
     carry_out_and_print(plan, out, quiet, as_json)
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog=examples("motley demo", "motley demo --rounds 5 --out runs/quick"))(demo)
+    app.command(epilog=examples("motley demo", "motley demo --rounds 2 --out runs/quick"))(demo)

@@ -160,15 +160,15 @@ def show(comparison: Comparison, as_json: bool) -> None:
 def register(app: typer.Typer) -> None:
     app.command(
         epilog=examples(
-            "motley run fedavg --data digits --partition dirichlet --alpha 0.3",
-            "motley run fedavg-finetune --classes 2 --clients 40 --rounds 20",
+            "motley run fedavg --data digits --partition dirichlet --rounds 10",
+            "motley run fedavg-finetune --classes 2 --clients 40 --rounds 10",
             "motley run fedprox --rounds 10 --set mu=0.5 --set local.momentum=0.9",
         )
     )(run)
     app.command(
         epilog=examples(
-            "motley compare local fedavg --data digits --partition pathological",
-            "motley compare fedavg fedprox --alpha 0.1 --rounds 10 --seeds 3",
+            "motley compare local fedavg --partition pathological --rounds 10",
+            "motley compare fedavg fedprox --alpha 0.1 --rounds 5 --seeds 2",
         )
     )(compare)
     app.command(

@@ -8,6 +8,8 @@ from typing import Any
 
 from motley.methods.borrowed import Borrowed
 from motley.methods.fedavg import FedAvg, Local
+from motley.methods.fedtta import FedTTA
+from motley.methods.flowdup import FLowDUP, LDFedAvg
 from motley.methods.odpfl import ODPFL
 from motley.methods.pefll import PeFLL
 from motley.methods.pfedhn import PFedHN
@@ -101,5 +103,23 @@ METHODS: dict[str, Entry] = {
         "Amosy, Eyal and Chechik, 2022",
         "pFedHN; everybody gets the mean output of all training clients' models",
         {"choice": "ensemble"},
+    ),
+    "flowdup": Entry(
+        FLowDUP,
+        "FLowDUP",
+        "Scott, 2026, chapter 5",
+        "a small hypernetwork at the client makes its model, in a random subspace, from unlabeled data",
+    ),
+    "ld-fedavg": Entry(
+        LDFedAvg,
+        "LD-FedAvg",
+        "Scott, 2026, chapter 5",
+        "FedAvg in the random subspace that FLowDUP uses",
+    ),
+    "fedtta": Entry(
+        FedTTA,
+        "FedTTA",
+        "Scott, 2026, chapter 5",
+        "a common model that takes one learned step on a client's unlabeled data",
     ),
 }

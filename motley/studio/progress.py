@@ -6,8 +6,18 @@ import time
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+import rich.live
+from rich.console import Console, Group
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 from motley.studio.result import epsilon, number, size
 
@@ -43,41 +53,44 @@ class Quiet:
 
 
 class Live:
-    """One line that moves: bar, round, scores, loss, bytes, ε and the time left."""
+    """Two lines that move: a bar with the round and the time left; below it scores, loss, bytes and ε."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._progress: Progress | None = None
+        self._display: rich.live.Live | None = None
+        self._progress = Progress()
         self._task = TaskID(0)
-        self._seen: dict[str, Any] = {}
+        self._latest: dict[str, Any] = {}
         self._share = True
 
     def begin(self, label: str, rounds: int, done: int, metric: str) -> None:
-        self._seen, self._share = {}, metric == "accuracy"
+        self._latest, self._share = {}, metric == "accuracy"
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
-            BarColumn(bar_width=20),
+            BarColumn(bar_width=24),
+            TextColumn("round"),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[scores]}"),
-            TimeRemainingColumn(compact=True),
-            console=self._console,
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
         )
-        self._progress.start()
-        self._task = self._progress.add_task(label, total=rounds, completed=done, scores="starting")
+        self._task = self._progress.add_task(label, total=rounds, completed=done)
+        self._display = rich.live.Live(self._progress, console=self._console, refresh_per_second=8)
+        self._display.start()
 
     def round(self, record: Mapping[str, Any]) -> None:
-        assert self._progress is not None
-        self._seen.update({name: value for name, value in record.items() if value is not None})
-        scores = describe(self._seen, self._share)
-        self._progress.update(self._task, completed=record["round"], scores=scores)
+        assert self._display is not None
+        self._latest.update({name: value for name, value in record.items() if value is not None or name == "epsilon"})
+        self._progress.update(self._task, completed=record["round"])
+        self._display.update(Group(self._progress, Text("  " + describe(self._latest, self._share), style="dim")))
 
     def note(self, text: str) -> None:
         self._console.print(text, style="yellow", highlight=False)
 
     def end(self) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
+        if self._display is not None:
+            self._display.stop()
+            self._display = None
 
 
 class Lines:

@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from motley.studio import UserError, shipped
+from motley.studio.prepare import prepare
+from motley.studio.recipe import checked, overridden, plan_of, read_recipe, read_toml
+from motley.studio.settings import nested, plan_for
+
+
+def test_unknown_key_names_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"unknown key 'data\.partitoin'; did you mean 'data\.partition'\?"):
+        checked({"method": "fedavg", "data": {"partitoin": "iid"}}, "r.toml")
+    with pytest.raises(UserError, match=r"unknown key 'ronds'; did you mean 'rounds'\?"):
+        checked({"method": "fedavg", "ronds": 3}, "r.toml")
+
+
+def test_wrong_values_are_named_with_what_came() -> None:
+    with pytest.raises(UserError, match=r"rounds = -3: input should be greater than or equal to 0"):
+        checked({"method": "fedavg", "rounds": -3}, "r.toml")
+    with pytest.raises(UserError, match="the key 'method' is missing"):
+        checked({"rounds": 3}, "r.toml")
+
+
+def test_broken_toml_is_told_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "broken.toml"
+    file.write_text("rounds = = 3")
+    with pytest.raises(UserError, match=r"broken\.toml is not valid TOML: .*line 1"):
+        read_toml(file)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="not a text file"):
+        read_toml(file)
+
+
+def test_overrides_are_dotted_and_reach_the_method() -> None:
+    values = overridden(
+        {"method": "fedavg", "data": {"clients": 5}},
+        ["data.clients=7", "data.partition=dirichlet:0.3", "local.lr=0.05", "server.kind=adam", "local.batch=none"],
+    )
+    assert values["data"] == {"clients": 7, "partition": "dirichlet:0.3"}
+    assert values["hyperparameters"] == {"local": {"lr": 0.05, "batch": "none"}, "server": {"kind": "adam"}}
+    with pytest.raises(UserError, match="expected key=value"):
+        overridden({}, ["rounds"])
+
+
+def test_compare_entries_are_laid_over_the_rest() -> None:
+    plan = plan_of(
+        {
+            "rounds": 5,
+            "seeds": 2,
+            "hyperparameters": {"local": {"lr": 0.1}},
+            "compare": [
+                {"method": "local"},
+                {"method": "fedavg", "label": "slow", "hyperparameters": {"local": {"lr": 0.01}}},
+            ],
+        },
+        "r.toml",
+    )
+    assert [(label, recipe.seed) for label, recipe in plan.with_seeds()] == [
+        ("local", 0),
+        ("local", 1),
+        ("slow", 0),
+        ("slow", 1),
+    ]
+    assert plan.runs[1][1].hyperparameters == {"local": {"lr": 0.01}}
+    with pytest.raises(UserError, match="two runs are called 'local'"):
+        plan_of({"compare": [{"method": "local"}, {"method": "local"}]}, "r.toml")
+
+
+def test_resolved_recipe_spells_everything_out_and_reads_back(tmp_path: Path) -> None:
+    recipe = checked(
+        {"method": "fedavg-finetune", "hyperparameters": {"local": {"batch": "none"}}, "data": {"clients": 30}}, "r"
+    )
+    resolved = prepare(recipe).recipe
+    file = tmp_path / "recipe.toml"
+    file.write_text(resolved.to_toml())
+    again = prepare(read_recipe(file))
+    assert again.recipe == resolved
+    written = tomllib.loads(file.read_text())
+    assert written["model"]["name"] == "small-cnn"
+    assert written["hyperparameters"]["local"]["batch"] == "none"
+    assert written["hyperparameters"]["finetune"]["epochs"] == 5
+    assert written["eval_every"] == 5
+
+
+def test_short_names() -> None:
+    assert nested({"lr": 0.2, "alpha": 1.0, "seed": None}) == {"hyperparameters": {"local": {"lr": 0.2}}}
+    with pytest.raises(UserError, match=r"no setting is called 'roudns'; did you mean 'rounds'\?"):
+        nested({"roudns": 3})
+    with pytest.raises(UserError, match="not both"):
+        nested({"local_steps": 3, "local_epochs": 2})
+    (_, recipe), *_ = plan_for(["fedavg"], {"partition": "dirichlet", "alpha": 0.3}).runs
+    assert recipe.data.partition == "dirichlet:alpha=0.3"
+    (_, recipe), *_ = plan_for(["fedavg"], {"classes": 3}).runs
+    assert recipe.data.partition == "pathological:num_classes_per_partition=3"
+
+
+def test_unknown_target_names_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"no method or recipe is called 'fedavgg'; did you mean 'fedavg'\?"):
+        plan_for(["fedavgg"], {})
+
+
+def test_hyperparameters_are_checked_against_the_method() -> None:
+    def built(**values: object) -> object:
+        return prepare(checked({"method": "fedavg", "data": {"clients": 20}, "hyperparameters": values}, "r")).method
+
+    with pytest.raises(UserError, match=r"fedavg has no hyperparameter 'local\.epoch'; did you mean 'local\.epochs'\?"):
+        built(local={"epoch": 2})
+    with pytest.raises(UserError, match=r"local\.lr = 'fast'"):
+        built(local={"lr": "fast"})
+    with pytest.raises(UserError, match=r"mu=-1"):
+        built(mu=-1)
+    with pytest.raises(UserError, match="'sgd', 'momentum', 'adam' or 'yogi'"):
+        built(server={"kind": "adm"})
+
+
+@pytest.mark.parametrize("name", shipped.names())
+def test_shipped_recipes_are_valid_and_explained(name: str) -> None:
+    file = shipped.names()[name]
+    plan = plan_of(read_toml(file), str(file))
+    assert plan.title, "a recipe says what it is"
+    assert file.read_text().startswith("#"), "a recipe explains itself in comments"

@@ -1,0 +1,263 @@
+"""Runs, their folders, and what is left of them after crashes of every kind."""
+
+from __future__ import annotations
+
+import csv
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from motley.data import from_arrays
+from motley.studio import Interrupted, UserError, compare, resume, run
+from motley.studio import folder as folders
+from motley.studio.checkpoint import load as load_checkpoint
+from tests.studio.helpers import SMALL, At, Crash, crash, metrics, timeless
+
+
+def test_three_lines() -> None:
+    from motley.studio import run
+
+    result = run("fedavg", data="digits", partition="pathological", rounds=2)
+    text = str(result)
+
+    assert "fedavg" in text and "unseen" in text
+    assert result.accuracy["unseen"] is not None and 0 <= result.accuracy["unseen"]["mean"] <= 1
+
+
+def test_a_run_folder_has_everything(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    result = run("fedavg", out=out, seed=3, **SMALL)
+    stored = json.loads((out / "result.json").read_text())
+    assert stored == result.to_json()
+    assert (stored["method"], stored["data"], stored["seed"], stored["rounds"]) == ("fedavg", "digits", 3, 8)
+    assert set(stored["accuracy"]) == {"seen", "unseen", "unlabeled"}
+    assert stored["privacy"] == {"private": False, "epsilon": None, "delta": None, "unit": None}
+    assert stored["bytes"]["up"] > 0 and stored["bytes"]["down"] > 0
+    recipe = tomllib.loads((out / "recipe.toml").read_text())
+    assert recipe["seed"] == 3 and recipe["hyperparameters"]["local"]["lr"] == 0.1
+    assert json.loads((out / "versions.json").read_text())["torch"].startswith("2.")
+    assert [record["round"] for record in metrics(out)] == list(range(1, 9))
+    assert [record["round"] for record in metrics(out) if "seen" in record] == [4, 8]
+    assert len(list(csv.DictReader((out / "metrics.csv").read_text().splitlines()))) == 8
+    rows = list(csv.DictReader((out / "clients.csv").read_text().splitlines()))
+    assert [row["group"] for row in rows] == ["seen"] * 9 + ["unseen"] * 3 + ["unlabeled"] * 3
+    scores = [float(row["score"]) for row in rows if row["group"] == "seen"]
+    assert sum(scores) / 9 == pytest.approx(stored["accuracy"]["seen"]["mean"], abs=1e-6)
+    assert stored["accuracy"]["seen"]["p10"] == pytest.approx(float(torch.tensor(scores).quantile(0.1)), abs=1e-6)
+    transcript = json.loads((out / "transcript.json").read_text())
+    assert {row["array"] for row in transcript} == {"update", "loss", "n"}
+    assert load_file(out / "checkpoint.safetensors")["state.theta"].shape == (650,)
+    assert "<html" in (out / "report.html").read_text()
+
+
+def test_the_same_settings_give_the_same_result_and_writing_changes_nothing(tmp_path: Path) -> None:
+    first = run("fedavg", out=tmp_path / "a", **SMALL)
+    second = run("fedavg", **SMALL)
+    assert first.accuracy == second.accuracy and first.bytes == second.bytes
+    assert run("fedavg", seed=1, **SMALL).accuracy != first.accuracy
+
+
+def test_what_is_not_served_is_not_scored() -> None:
+    served, labels_needed = run("fedavg", **SMALL), run("fedavg-finetune", **SMALL)
+    assert served.accuracy["unlabeled"] == served.accuracy["unseen"], "one model for all needs no labels of newcomers"
+    assert labels_needed.accuracy["unlabeled"] is None and labels_needed.accuracy["unseen"] is not None
+    assert "not served" in str(labels_needed) and "not served" not in str(served)
+
+
+def test_clients_without_labels_are_counted_but_not_scored_where_labels_are_needed() -> None:
+    half = run("fedavg-finetune", labeled=0.5, **SMALL).accuracy["seen"]
+    everyone = run("fedavg", labeled=0.5, **SMALL).accuracy["seen"]
+    assert half is not None and everyone is not None
+    assert (half["clients"], half["scored"]) == (9, 4)
+    assert (everyone["clients"], everyone["scored"]) == (9, 9)
+
+
+def test_no_unseen_clients_means_null() -> None:
+    result = run("fedavg", **{**SMALL, "unseen": 0.0})
+    assert result.accuracy["unseen"] is None and result.accuracy["unlabeled"] is None and result.accuracy["seen"]
+
+
+def test_no_rounds_measures_the_start(tmp_path: Path) -> None:
+    result = run("local", out=tmp_path / "run", **{**SMALL, "rounds": 0})
+    assert result.accuracy["unseen"] is not None and [record["round"] for record in metrics(tmp_path / "run")] == [0]
+
+
+def test_own_arrays_run_and_resume_from_python(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, client = torch.randn(300, 5, generator=generator), torch.arange(300) % 10
+    population = from_arrays(x, (x[:, 0] > 0).long(), client, name="mine")
+    settings = {"rounds": 6, "checkpoint_every": 2, "eval_every": 6, "block": 4}
+    whole = run("fedavg", data=population, out=tmp_path / "a", **settings)
+    with pytest.raises(Crash):
+        run("fedavg", data=population, out=tmp_path / "b", watcher=At(5, crash), **settings)
+    with pytest.raises(UserError, match="given from Python"):
+        resume(tmp_path / "b")
+    assert resume(tmp_path / "b", data=population).results[0].accuracy == whole.accuracy
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg-finetune"])
+@pytest.mark.parametrize("crashed_after", [2, 5, 8])  # before the first checkpoint, between two, before the result
+def test_a_resumed_run_ends_like_an_uninterrupted_one(method: str, crashed_after: int, tmp_path: Path) -> None:
+    settings = {**SMALL, "hyperparameters": {} if method == "local" else {"server": {"kind": "adam", "lr": 0.01}}}
+    whole = run(method, out=tmp_path / "whole", **settings)
+    with pytest.raises(Crash):
+        run(method, out=tmp_path / "broken", watcher=At(crashed_after, crash), **settings)
+    assert not (tmp_path / "broken" / "result.json").exists()
+    resumed = resume(tmp_path / "broken").results[0]
+    assert resumed.accuracy == whole.accuracy and resumed.bytes == whole.bytes
+    assert timeless(tmp_path / "broken") == timeless(tmp_path / "whole")
+    for name in ("clients.csv", "transcript.json", "ledger.json"):
+        assert (tmp_path / "broken" / name).read_text() == (tmp_path / "whole" / name).read_text(), name
+    one, other = (load_file(tmp_path / name / "checkpoint.safetensors") for name in ("whole", "broken"))
+    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+DIES = """
+import os, signal
+from dataclasses import dataclass
+from pathlib import Path
+from motley.methods.fedavg import FedAvg
+
+@dataclass(frozen=True)
+class Dies(FedAvg):
+    def round(self, state, federation):
+        result = super().round(state, federation)
+        mark = Path(__file__).with_name("died")
+        if federation.round == 7 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+"""
+
+
+def test_kill_9_then_resume(tmp_path: Path) -> None:
+    """A process killed in the middle of round 7, from a method that lives outside of the package."""
+    (tmp_path / "dies.py").write_text(DIES)
+    method, out = f"{tmp_path / 'dies.py'}:Dies", tmp_path / "run"
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+    command = [sys.executable, "-m", "motley", "run", method, *flags, "--out", str(out), "--quiet"]
+    killed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    saved = load_checkpoint(out)
+    assert saved is not None and saved.round == 6, "at most one checkpoint interval is lost"
+    command = [sys.executable, "-m", "motley", "resume", str(out), "--json"]
+    resumed = subprocess.run(command, capture_output=True, text=True, check=True)
+    whole = run(method, **SMALL)
+    assert json.loads(resumed.stdout)["accuracy"] == whole.accuracy
+    assert json.loads((out / "result.json").read_text())["accuracy"] == whole.accuracy
+    assert [record["round"] for record in metrics(out)] == list(range(1, 9))
+
+
+def test_ctrl_c_finishes_the_round_and_saves(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(Interrupted, match=r"stopped after round 5 of 8\. Go on with: motley resume .*run"):
+        run("fedavg", out=tmp_path / "run", watcher=At(4, lambda: os.kill(os.getpid(), signal.SIGINT)), **SMALL)
+    assert signal.getsignal(signal.SIGINT) is before
+    saved = load_checkpoint(tmp_path / "run")
+    assert saved is not None and saved.round == 5
+    assert resume(tmp_path / "run").results[0].accuracy == run("fedavg", **SMALL).accuracy
+
+
+def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
+    def twice() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run("fedavg", out=tmp_path / "run", watcher=At(4, twice), **SMALL)
+    assert resume(tmp_path / "run").results[0].accuracy == run("fedavg", **SMALL).accuracy
+
+
+def test_a_finished_run_is_only_read(tmp_path: Path) -> None:
+    result = run("fedavg", out=tmp_path / "run", **SMALL)
+    before = (tmp_path / "run" / "checkpoint.safetensors").stat().st_mtime_ns
+    assert resume(tmp_path / "run").results == [result]
+    assert (tmp_path / "run" / "checkpoint.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Crash):
+        run("fedavg", out=tmp_path / "run", watcher=At(5, crash), **SMALL)
+    with folders.RunFolder(tmp_path / "run"), pytest.raises(UserError, match="in use by another run"):
+        resume(tmp_path / "run")
+
+
+def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill() -> None:
+        def full(handle: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "fsync", full)
+
+    with pytest.raises(UserError, match=r"the disk is full: .* motley resume .*run"):
+        run("fedavg", out=tmp_path / "run", watcher=At(5, fill), **SMALL)
+    saved = load_checkpoint(tmp_path / "run")
+    assert saved is not None and saved.round == 3
+    assert not list((tmp_path / "run").glob(".*.part")), "no half-written file is left"
+    monkeypatch.undo()
+    assert resume(tmp_path / "run").results[0].accuracy == run("fedavg", **SMALL).accuracy
+
+
+def test_seeds_give_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
+    comparison = compare("fedavg", out=tmp_path / "c", seeds=2, **SMALL)
+    assert [result.seed for result in comparison.groups[0]] == [0, 1]
+    assert "mean ± std over 2 seeds" in str(comparison)
+    with pytest.raises(UserError, match=r"use compare\(\.\.\.\)"):
+        run("fedavg", seeds=2, **SMALL)
+
+
+def test_a_comparison_is_over_the_same_clients_and_can_be_resumed(tmp_path: Path) -> None:
+    whole = compare("local", "fedavg", "fedavg-finetune", out=tmp_path / "whole", **SMALL)
+    maps = [(tmp_path / "whole" / name / "clients.json").read_text() for name in ("local", "fedavg", "fedavg-finetune")]
+    assert maps[0] == maps[1] == maps[2]
+    assert (tmp_path / "whole" / "report.html").exists()
+
+    class CrashInSecond(At):
+        label = ""
+
+        def begin(self, label: str, rounds: int, done: int, metric: str) -> None:
+            self.label = label
+
+    watcher = CrashInSecond(5, lambda: crash() if watcher.label == "fedavg" else None)
+    with pytest.raises(Crash):
+        compare("local", "fedavg", "fedavg-finetune", out=tmp_path / "broken", watcher=watcher, **SMALL)
+    resumed = resume(tmp_path / "broken")
+    assert [r.accuracy for r in resumed.results] == [r.accuracy for r in whole.results]
+    assert [r.label for r in resumed.results] == ["local", "fedavg", "fedavg-finetune"]
+
+
+def test_a_mistake_in_the_last_method_is_told_before_the_first_one_trains(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no method is called"):
+        compare(str(_recipe(tmp_path)), out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def _recipe(tmp_path: Path) -> Path:
+    file = tmp_path / "two.toml"
+    file.write_text('[[compare]]\nmethod = "local"\n[[compare]]\nmethod = "fedvag"\n')
+    return file
+
+
+def test_fedprox_without_mu_is_fedavg_and_with_it_is_not() -> None:
+    plain = run("fedavg", **SMALL).accuracy
+    assert run("fedprox", hyperparameters={"mu": 0.0}, **SMALL).accuracy == plain
+    assert run("fedprox", hyperparameters={"mu": 50.0, "local": {"lr": 0.01}}, **SMALL).accuracy != plain
+
+
+def test_noise_is_declared_and_accounted() -> None:
+    result = run("fedavg", noise_multiplier=1.0, clip=0.5, delta=1e-3, **SMALL)
+    assert result.privacy["private"] and result.privacy["unit"] == "client" and result.privacy["delta"] == 1e-3
+    assert 0 < result.privacy["epsilon"] < 100
+    with pytest.raises(UserError, match="noise without a bound"):
+        run("fedavg", noise_multiplier=1.0, **SMALL)
+    with pytest.raises(UserError, match="local has no client-level privacy"):
+        run("local", noise_multiplier=1.0, clip=0.5, **SMALL)
