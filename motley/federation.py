@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,7 @@ from motley.privacy.ledger import BARE, Budget, Charge, Ledger
 from motley.privacy.sampling import Everyone, FixedSize, Local, Poisson, Sampling
 from motley.release import Each, Mean, Release
 from motley.runtime.kept import KeptStore
-from motley.runtime.request import Failure, Request, Runtime
+from motley.runtime.request import Batch, Failure, Request, Runtime
 from motley.runtime.simulate import Simulator
 from motley.task import Task
 from motley.transcript import Entry, Traffic, Transcript
@@ -216,7 +216,7 @@ class Cohort:
         answered: list[Tensor] = []
         failures: list[Failure] = []
         record = _Record(federation, request, self.sampling)
-        for batch in federation.runtime.deliver(request) if len(self) else ():
+        for batch in _alike(federation.runtime.deliver(request)) if len(self) else ():
             for row, reason in batch.failed.items():
                 name = federation.clients.name(int(self.positions[row]))
                 failures.append(Failure(name, task.name, federation.round, reason))
@@ -281,6 +281,20 @@ class Cohort:
                     f"{task.name}: the input {name!r} is a {type(value).__name__}; tasks take tensors and numbers only"
                 )
         return shared, per_client
+
+
+def _alike(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches; one whose arrays differ in name or shape from the first one's is a failure of its clients."""
+    expected: list[dict[str, tuple[int, ...]]] | None = None
+    for batch in batches:
+        shapes = batch.shapes()
+        if len(batch.rows) and expected is None:
+            expected = shapes
+        if len(batch.rows) and shapes != expected:
+            reason = f"sent arrays of shapes {shapes}, but others sent {expected}"
+            yield Batch(batch.rows[:0], [], {**batch.failed, **dict.fromkeys(batch.rows.tolist(), reason)})
+        else:
+            yield batch
 
 
 class _Record:

@@ -15,9 +15,10 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from motley.privacy.mechanisms import AdditiveNoise, DrawsLike
+from motley.privacy.mechanisms import AdditiveNoise, DrawsLike, Randomizer
 from motley.privacy.mechanisms import clip as clipped
 from motley.privacy.sampling import Local, Sampling
+from motley.suggest import nearest
 
 Unit = Literal["client", "point"]
 
@@ -31,7 +32,7 @@ class Release(Protocol):
         ...
 
     @property
-    def noise(self) -> AdditiveNoise | None: ...
+    def noise(self) -> AdditiveNoise | Randomizer | None: ...
 
     @property
     def unit(self) -> Unit: ...
@@ -73,22 +74,33 @@ def _check_bound(
         )
 
 
+def _array(arrays: Mapping[str, Tensor], name: str) -> Tensor:
+    if name not in arrays:
+        raise KeyError(f"the release wants {name!r}, which the task does not send{nearest(name, arrays)}")
+    return arrays[name]
+
+
 class Each:
     """The server sees every client's own arrays (all of them, or those named), in cohort order.
 
     With ``noise`` every client adds it before sending (local privacy): two possible inputs of a client differ by at
-    most 2·clip, or by ``sensitivity`` where the task bounds it.
+    most 2·clip, or by ``sensitivity`` where the task bounds it. A randomizer (randomized response, k-bit rounding)
+    bounds its input by itself and takes neither.
     """
 
     def __init__(
         self,
         *names: str,
         clip: float | None = None,
-        noise: AdditiveNoise | None = None,
+        noise: AdditiveNoise | Randomizer | None = None,
         sensitivity: float | None = None,
         unit: Unit = "client",
     ) -> None:
-        _check_bound("Each", clip, sensitivity, noise, unit)
+        if isinstance(noise, Randomizer):
+            if clip is not None or sensitivity is not None or unit != "client":
+                raise ValueError(f"Each: {noise} bounds its input by itself; leave out clip, sensitivity and unit")
+        else:
+            _check_bound("Each", clip, sensitivity, noise, unit)
         if noise is not None and len(names) != 1:
             raise ValueError(f"Each: noise is accounted for one array; name exactly one, not {len(names)}")
         self.names = names
@@ -96,7 +108,9 @@ class Each:
         self.sensitivity = sensitivity if sensitivity is not None or clip is None else Local().sensitivity(clip)
 
     def at_client(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
-        sent = {name: arrays[name] for name in self.names or arrays}
+        sent = {name: _array(arrays, name) for name in self.names or arrays}
+        if isinstance(self.noise, Randomizer):
+            return {name: self.noise.randomize(value, draws) for name, value in sent.items()}
         if self.clip is not None:
             norm = "l2" if self.noise is None else self.noise.norm
             sent = {name: clipped(value, self.clip, norm) for name, value in sent.items()}
@@ -149,7 +163,7 @@ class Sum:
         return (self.name,)
 
     def at_client(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
-        value = arrays[self.name]
+        value = _array(arrays, self.name)
         if self.clip is not None:
             value = clipped(value, self.clip, "l2" if self.noise is None else self.noise.norm)
         return {self.name: value}
@@ -219,7 +233,7 @@ class Mean(Sum):
 
     def at_client(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
         sent = super().at_client(arrays, draws)
-        return sent if self.weight is None else {**sent, self.weight: arrays[self.weight]}
+        return sent if self.weight is None else {**sent, self.weight: _array(arrays, self.weight)}
 
     def collect(self, shapes: dict[str, torch.Size]) -> Collector:
         return _Average(self, shapes)

@@ -49,6 +49,10 @@ class Batch:
     arrays: Sequence[Mapping[str, Tensor]]  # one mapping for each release, arrays [b, ...]
     failed: Mapping[int, str] = field(default_factory=dict)  # row -> reason
 
+    def shapes(self) -> list[dict[str, tuple[int, ...]]]:
+        """For each release, the shape that one client's arrays have."""
+        return [{name: tuple(value.shape[1:]) for name, value in release.items()} for release in self.arrays]
+
 
 class Runtime(Protocol):
     """Delivers a request and streams the replies."""

@@ -229,20 +229,16 @@ def _joined(batches: list[Batch]) -> Batch:
     good = [batch for batch in batches if len(batch.rows)]
     if not good:
         return Batch(torch.zeros(0, dtype=torch.int64), [], failed)
-    first = _shapes(good[0])
+    first = good[0].shapes()
     for batch in good:
-        if _shapes(batch) != first:
-            failed[int(batch.rows[0])] = f"sent arrays of shapes {_shapes(batch)}, but others sent {first}"
+        if batch.shapes() != first:
+            failed[int(batch.rows[0])] = f"sent arrays of shapes {batch.shapes()}, but others sent {first}"
     good = [batch for batch in good if int(batch.rows[0]) not in failed]
     arrays = [
         {name: torch.cat([batch.arrays[i][name] for batch in good]) for name in good[0].arrays[i]}
         for i in range(len(good[0].arrays))
     ]
     return Batch(torch.cat([batch.rows for batch in good]), arrays, failed)
-
-
-def _shapes(batch: Batch) -> list[dict[str, tuple[int, ...]]]:
-    return [{name: tuple(value.shape[1:]) for name, value in release.items()} for release in batch.arrays]
 
 
 def _through_the_wire(request: Request) -> Request:

@@ -58,6 +58,11 @@ def test_a_wrong_call_is_refused_before_anything_is_sent() -> None:
     assert not federation.transcript.entries and federation.traffic.total_down == 0
 
 
+def test_a_release_of_an_array_that_the_task_does_not_send_is_said() -> None:
+    with pytest.raises(QuorumError, match="release wants 'totl', which the task does not send; did you mean 'total'"):
+        Federation(clients([2])).everyone().ask(total, into=Sum("totl"))
+
+
 def test_a_name_that_was_not_released_is_said() -> None:
     with pytest.raises(KeyError, match="no array 'mean' was released by this ask; there are: total, n"):
         Federation(clients([2])).everyone().ask(total)["mean"]
@@ -147,10 +152,11 @@ def uneven(client: Client) -> Sent:
 
 
 @pytest.mark.filterwarnings("ignore::motley.runtime.simulate.LoopInstead")
-def test_a_reply_of_another_shape_is_a_failure() -> None:
+@pytest.mark.parametrize("block", [1, 2, 4])
+def test_a_reply_of_another_shape_is_a_failure(block: int) -> None:
     store = clients([2] * 4)
     store.x[2, 0] = 9.0
-    replies = Federation(store).everyone().ask(uneven)
+    replies = Federation(store, runtime=Simulator(block=block)).everyone().ask(uneven)
     assert replies["value"].shape == (3, 3)
     assert "shapes [{'value': (2,)}], but others sent [{'value': (3,)}]" in str(replies.failures[0])
 
