@@ -57,6 +57,19 @@ class AdditiveNoise(Protocol):
         ...
 
 
+@runtime_checkable
+class Randomizer(Protocol):
+    """A mechanism that bounds its input by itself and needs no sensitivity: randomized response, k-bit rounding."""
+
+    def randomize(self, value: Tensor, draws: DrawsLike) -> Tensor:
+        """What a client sends in place of the value, in the value's own type."""
+        ...
+
+    def event(self) -> DpEvent:
+        """What one use costs."""
+        ...
+
+
 def uniform(draws: DrawsLike, *shape: int) -> Tensor:
     """Uniform float64 inside (0, 1), never 0 or 1, 52 random bits each: what logarithms need."""
     high = (draws.bits(math.prod(shape)) >> 12) & ((1 << 52) - 1)
@@ -216,6 +229,12 @@ class RandomizedResponse:
         low_value, high_value = (torch.tensor(sent, dtype=torch.float64) for sent in self.reports)
         return torch.where(high, high_value, low_value).to(value.dtype)
 
+    def randomize(self, value: Tensor, draws: DrawsLike) -> Tensor:
+        """``report`` of one number: the event of a release is that of one answer."""
+        if value.numel() != 1:
+            raise ValueError(f"one number is reported by one answer, got {value.numel()}; send one number per release")
+        return self.report(value, draws)
+
     @property
     def reports(self) -> tuple[float, float]:
         """The two values that ``report`` sends."""
@@ -313,6 +332,10 @@ class Quantizer:
         below = torch.floor(level)
         up = uniform(draws, *value.shape) < level - below
         return ((below + up) * self.step - self.bound).to(value.dtype)
+
+    def randomize(self, value: Tensor, draws: DrawsLike) -> Tensor:
+        """The same as ``round``, under the name by which a release calls it."""
+        return self.round(value, draws)
 
     def variance(self, value: Tensor) -> Tensor:
         """Exact variance of ``round`` at each value."""
