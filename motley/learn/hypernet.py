@@ -21,18 +21,43 @@ HIDDEN_LAYERS: dict[Size, int] = {"S": 1, "M": 3, "L": 5}  # T1 B.1.5
 Pull = Callable[[Tensor], tuple[Tensor, Tensor]]  # cotangents of θ [C, d] to gradients of (η_h, v)
 
 
+HEAD_SCALE = 0.03  # of the head's first weights: models of different clients start apart by a fifth of a usual weight
+
+
+class HeLinear(nn.Linear):
+    """A layer whose first values keep a ReLU network's variance (He et al. 2015), without bias at first."""
+
+    def reset_parameters(self) -> None:
+        nn.init.kaiming_normal_(self.weight, nonlinearity="relu")
+        nn.init.zeros_(self.bias)
+
+
+class Head(nn.Linear):
+    """The last layer, with small first weights."""
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        with torch.no_grad():
+            self.weight.mul_(HEAD_SCALE)
+
+
 class Hypernetwork(nn.Module):
     """h: R^l → R^d (T1 Table B.3): hidden layers of ``width`` with ReLU, then one linear head.
 
     A linear head for each tensor of the model, as in pFedHN and ODPFL-HN, is the same function: the heads lie side by
-    side in one matrix, and PyTorch's initial values depend on a head's input alone.
+    side in one matrix.
+
+    The papers leave the first values to PyTorch. Then three layers shrink the differences between descriptors to a
+    few percent, and a generated model starts as no network would be started. Here the hidden layers keep the
+    differences, and ``first_values`` lets every client's model start near one usual initial model; this learns in far
+    fewer rounds.
     """
 
     def __init__(self, descriptor: int, parameters: int, layers: int = 3, width: int = 100) -> None:
         super().__init__()
         widths = [descriptor] + [width] * layers
-        self.trunk = nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(widths)])
-        self.head = nn.Linear(width, parameters)
+        self.trunk = nn.ModuleList([HeLinear(a, b) for a, b in itertools.pairwise(widths)])
+        self.head = Head(width, parameters)
 
     def forward(self, v: Tensor) -> Tensor:
         """Descriptors [C, l] to models [C, d]."""
@@ -47,6 +72,13 @@ def hypernetwork(descriptor: int, model: Model, size: Size = "M") -> Model:
     if size not in HIDDEN_LAYERS:
         raise ValueError(f"hypernetwork size {size!r}; expected S, M or L (1, 3 or 5 hidden layers)")
     return Model(Hypernetwork(descriptor, model.size, HIDDEN_LAYERS[size]))
+
+
+def first_values(hypernet: Model, model: Model, seed: int) -> Tensor:
+    """η_h before the first round: the head's bias is a fresh θ of the model, so that all models start near it."""
+    eta = hypernet.init(seed)
+    eta[hypernet.span("head.bias")] = model.init(seed)
+    return eta
 
 
 def generate(

@@ -17,7 +17,7 @@ from torch.func import vjp, vmap
 from motley.client import Client
 from motley.draws import Draws, key
 from motley.federation import Cohort, Federation, each
-from motley.learn.hypernet import Size, begin, descend, generate, generate_with_pull, hypernetwork
+from motley.learn.hypernet import Size, begin, descend, first_values, generate, generate_with_pull, hypernetwork
 from motley.learn.local import LocalSGD
 from motley.learn.server import ServerOptimizer
 from motley.learn.sets import Encoder, set_encoder
@@ -159,7 +159,7 @@ class ODPFL:
 
     def start(self, seed: int) -> State:
         state = State(
-            hypernet=self.hypernet.init(seed),
+            hypernet=first_values(self.hypernet, self.model, seed),
             encoder=self.network.init(seed + 1),
             shift=torch.zeros(self.length),
             scale=torch.zeros(()),

@@ -19,7 +19,7 @@ from motley.client import Client
 from motley.draws import Draws
 from motley.federation import Cohort, Federation, each
 from motley.learn.embeddings import Labels, embedding_network
-from motley.learn.hypernet import Size, begin, descend, generate, generate_with_pull, hypernetwork
+from motley.learn.hypernet import Size, begin, descend, first_values, generate, generate_with_pull, hypernetwork
 from motley.learn.local import Batch, LocalSGD, Objective, Params, supervised
 from motley.learn.server import ServerOptimizer
 from motley.method import State
@@ -176,7 +176,7 @@ class PeFLL:
     # The server's side
 
     def start(self, seed: int) -> State:
-        hypernet, embedding = self.hypernet.init(seed), self.embedding.init(seed + 1)
+        hypernet, embedding = first_values(self.hypernet, self.model, seed), self.embedding.init(seed + 1)
         state = State(hypernet=hypernet, embedding=embedding, shift=torch.zeros(self.length), scale=torch.zeros(()))
         return begin(state, self.server, "hypernet", "embedding")
 

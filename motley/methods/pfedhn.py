@@ -16,7 +16,7 @@ from torch import Tensor
 from motley.client import Client
 from motley.draws import Draws, key
 from motley.federation import Cohort, Federation, each
-from motley.learn.hypernet import Size, begin, descend, generate, generate_with_pull, hypernetwork
+from motley.learn.hypernet import Size, begin, descend, first_values, generate, generate_with_pull, hypernetwork
 from motley.learn.local import LocalSGD
 from motley.learn.server import ServerOptimizer
 from motley.method import State
@@ -80,7 +80,9 @@ class PFedHN:
 
     def start(self, seed: int) -> State:
         table = Draws(key(seed, _TABLE)).normal(self.problem.clients, self.length)
-        state = State(hypernet=self.hypernet.init(seed), descriptors=table, **no_ids(self.problem.clients))
+        state = State(
+            hypernet=first_values(self.hypernet, self.model, seed), descriptors=table, **no_ids(self.problem.clients)
+        )
         return begin(state, self.server, "hypernet", "descriptors")
 
     def round(self, state: State, federation: Federation) -> State:

@@ -242,3 +242,13 @@ def test_personal_models_beat_one_model_where_clients_contradict_each_other() ->
             method.model, lambda cohort, m=method, s=state: m.personalize(s, cohort), federation, unseen, unseen
         ).mean
     assert scores[PeFLL] > 0.9 and scores[FedAvg] < 0.65
+
+
+def test_models_start_near_one_usual_initial_model_and_apart_from_each_other() -> None:
+    clients = clients_of((6,))
+    method = PeFLL(problem_of((6,)), cohort=4, local=LocalSGD(steps=0), descriptor=8)
+    state = train(method, Federation(clients, seed=3), 1)  # calibrates; no step at the clients, so no gradient
+    theta = method.personalize(state, Federation(clients).everyone())
+    usual = method.model.init(3)
+    assert float((theta - usual).std()) < 0.5 * float(usual.std())
+    assert float(torch.pdist(theta).min()) > 1e-3 * float(usual.norm())
