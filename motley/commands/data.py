@@ -35,7 +35,7 @@ def data(
     show: Annotated[int, typer.Option(help="How many clients to list.", min=0)] = 10,
     plot: Annotated[Path | None, typer.Option(help="Also write the figure to this new HTML file.")] = None,
 ) -> None:
-    """Print and plot how heterogeneous the clients of a data set are."""
+    """Print and plot how heterogeneous the clients of DATASET (a name, a file or a folder) are."""
     if plot is not None and plot.exists():
         raise UserError(f"{plot} exists already, and nothing is overwritten: choose another file with --plot")
     plan = plan_for(["fedavg"], settings_from(locals()))

@@ -22,7 +22,7 @@ from motley.suggest import nearest
 def methods(
     name: Annotated[str | None, typer.Argument(help="Show this one's hyperparameters.")] = None,
 ) -> None:
-    """List the methods, or show one with its hyperparameters and their defaults."""
+    """List the methods, or show the one called NAME with its hyperparameters and their defaults."""
     console = printed()
     if name is None:
         table = _table("method", "what it does", "paper")
@@ -76,7 +76,7 @@ def recipes(context: typer.Context) -> None:
 
 @recipes_app.command(epilog=examples("motley recipes show digits-pathological"))
 def show(name: Annotated[str, typer.Argument(help="A name of `motley recipes`.")]) -> None:
-    """Print a recipe with its comments."""
+    """Print the recipe called NAME with its comments."""
     known = shipped.names()
     if name not in known:
         raise UserError(f"no recipe is called {name!r}{nearest(name, list(known))}")

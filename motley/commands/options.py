@@ -39,7 +39,7 @@ LabelColumn = Annotated[str | None, typer.Option(help="Of a CSV or Parquet file.
 ModelName = Annotated[
     str | None, typer.Option("--model", help="mlp, lenet, cnn, ..., or file.py:Class.", rich_help_panel=_TRAINING)
 ]
-Rounds = Annotated[int | None, typer.Option(help="Rounds of training.  [default: 50]", rich_help_panel=_TRAINING)]
+Rounds = Annotated[int | None, typer.Option(help="Rounds of training. (default: 50)", rich_help_panel=_TRAINING)]
 CohortSize = Annotated[
     float | None,
     typer.Option("--cohort", help="Clients per round; below 1: their share.", rich_help_panel=_TRAINING),
@@ -58,21 +58,21 @@ Set = Annotated[
 ]
 
 Epsilon = Annotated[float | None, typer.Option(help="The ε that the run may cost.", rich_help_panel=_PRIVACY)]
-Delta = Annotated[float | None, typer.Option(help="δ.  [default: clients^-1.1]", rich_help_panel=_PRIVACY)]
+Delta = Annotated[float | None, typer.Option(help="δ. (default: clients^-1.1)", rich_help_panel=_PRIVACY)]
 NoiseMultiplier = Annotated[float | None, typer.Option(help="Noise / clip.", rich_help_panel=_PRIVACY)]
 Clip = Annotated[float | None, typer.Option(help="Bound on what one client sends.", rich_help_panel=_PRIVACY)]
 Unit = Annotated[str | None, typer.Option(help="Who is protected: client or point.", rich_help_panel=_PRIVACY)]
 
 EvalEvery = Annotated[int | None, typer.Option(help="Rounds between evaluations.", rich_help_panel=_RUNNING)]
 CheckpointEvery = Annotated[
-    int | None, typer.Option(help="Rounds between checkpoints.  [default: 10]", rich_help_panel=_RUNNING)
+    int | None, typer.Option(help="Rounds between checkpoints. (default: 10)", rich_help_panel=_RUNNING)
 ]
 BlockSize = Annotated[
-    int | None, typer.Option("--block", help="Clients computed at once.  [default: measured]", rich_help_panel=_RUNNING)
+    int | None, typer.Option("--block", help="Clients computed at once. (default: measured)", rich_help_panel=_RUNNING)
 ]
-Threads = Annotated[int | None, typer.Option(help="Threads of PyTorch.  [default: measured]", rich_help_panel=_RUNNING)]
+Threads = Annotated[int | None, typer.Option(help="Threads of PyTorch. (default: measured)", rich_help_panel=_RUNNING)]
 Out = Annotated[
-    Path | None, typer.Option(help="New folder for all results.  [default: runs/...]", rich_help_panel=_RUNNING)
+    Path | None, typer.Option(help="New folder for all results. (default: runs/...)", rich_help_panel=_RUNNING)
 ]
 QuietFlag = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=_RUNNING)]
 Json = Annotated[

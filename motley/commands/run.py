@@ -56,7 +56,10 @@ def run(
     quiet: options.QuietFlag = False,
     as_json: options.Json = False,
 ) -> None:
-    """Train one method (or a recipe) and measure it on seen, unseen and unlabeled clients."""
+    """Train TARGET and measure it on seen, unseen and unlabeled clients.
+
+    TARGET is a method, a recipe (its name or a .toml file), or a method of your own: file.py:Class.
+    """
     plan = plan_for([target], settings_from(locals()), set_ or [])
     carry_out_and_print(plan, out, quiet, as_json)
 
@@ -96,7 +99,10 @@ def compare(
     quiet: options.QuietFlag = False,
     as_json: options.Json = False,
 ) -> None:
-    """Train several methods over the same clients: one table, one report."""
+    """Train several methods over the same clients: one table, one report.
+
+    TARGETS are methods (names or file.py:Class), or one recipe that compares some.
+    """
     plan = plan_for(targets, settings_from(locals()), set_ or [])
     carry_out_and_print(plan, out, quiet, as_json)
 
@@ -106,16 +112,16 @@ def resume(
     quiet: options.QuietFlag = False,
     as_json: options.Json = False,
 ) -> None:
-    """Go on with a run that was stopped; it ends as if it had never been."""
+    """Go on with a run or comparison that was stopped (RUN is its folder); it ends as if it had never been."""
     comparison = resume_any(run_folder, watcher=watcher_for(options.progress_console(), quiet or as_json))
     show(comparison, as_json)
 
 
 def report(
     run_folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
-    out: Annotated[Path | None, typer.Option(help="The file.  [default: report.html in the (first) folder]")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file. (default: report.html in the (first) folder)")] = None,
 ) -> None:
-    """Write the report of a finished run, or of several side by side."""
+    """Write the report of a finished run, or of several side by side (RUN is a run's folder)."""
     folders = [inner for path in run_folders for inner in _runs_in(path)]
     target = out or (run_folders[0] if len(run_folders) == 1 else Path(".")) / folder.REPORT
     with folder.disk_errors_told(target.parent):
