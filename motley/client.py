@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from motley.draws import Draws
+from motley.privacy.mechanisms import DrawsLike
 
 
 class NoLabels(ValueError):
@@ -149,12 +150,14 @@ class Client:
         full: bool,
         kept: Kept,
         draws: Draws,
+        noise: DrawsLike | None = None,
     ) -> None:
         self.x = x
         self.n = n
         self.labeled = labeled
         self.kept = kept
         self.draws = draws
+        self.noise = noise or draws  # for noise that protects: seeded in simulation, else the operating system's
         self.capacity = x.shape[0]
         self.full = full
         self._y = y

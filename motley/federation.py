@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,12 +11,14 @@ from torch import Tensor
 
 from motley.client import Clients
 from motley.draws import Draws, key
+from motley.privacy.dpsgd import LocalCost
 from motley.privacy.ledger import BARE, Budget, Charge, Ledger
 from motley.privacy.sampling import Everyone, FixedSize, Local, Poisson, Sampling
-from motley.release import Each, Mean, Release
+from motley.release import Each, Mean, Release, Sum
 from motley.runtime.kept import KeptStore
 from motley.runtime.request import Batch, Failure, Request, Runtime
 from motley.runtime.simulate import Simulator
+from motley.secure import check_secure, secure_sum
 from motley.task import Task
 from motley.transcript import Entry, Traffic, Transcript
 
@@ -84,6 +86,7 @@ class Federation:
     metrics: dict[str, float] = field(default_factory=dict)  # of the present round, e.g. the loss a method released
     failures: list[Failure] = field(default_factory=list)  # of the present round
     simulation_only: bool = False
+    journal: Callable[[Ledger], None] | None = None  # told what an ask costs before it is sent, to save it
     _calls: int = field(default=0, init=False)  # asks and samples so far in this round
     _shapes: dict[str, dict[str, torch.Size]] = field(default_factory=dict, init=False)  # of arrays, by task
 
@@ -187,6 +190,11 @@ class Cohort:
     def __len__(self) -> int:
         return len(self.positions)
 
+    @property
+    def sizes(self) -> Tensor:
+        """[C] how many samples each client has."""
+        return self.federation.clients.size[self.positions]
+
     def only(self, rows: Tensor) -> Cohort:
         """Some of the cohort, by position in it: for example those who answered."""
         return Cohort(self.federation, self.positions[rows], self.sampling, self.expected, self.name)
@@ -205,8 +213,30 @@ class Cohort:
             raise ValueError(f"this cohort is of an earlier round than {federation.round}; sample one in every round")
         releases: list[Release] = [Each()] if into is None else [into] if not isinstance(into, Sequence) else list(into)
         shared, per_client = self._checked(task, inputs)
+        secure = check_secure(self, releases)
         if not federation.simulation_only:
             self._charge(releases)
+        replies = self._deliver(task, releases, shared, per_client)
+        if secure is None:
+            return replies
+        shape = federation._shapes[task.name][secure.name]
+        summed = secure_sum(self.only(replies.answered), task, secure, shape)
+        released = {**replies.released, secure.name: summed.value}
+        return Replies(released, replies.answered[summed.survivors], [*replies.failures, *summed.failures])
+
+    def _deliver(
+        self,
+        task: Task,
+        releases: Sequence[Release],
+        shared: Mapping[str, Tensor],
+        per_client: Mapping[str, Tensor],
+        protocol: bool = False,
+    ) -> Replies:
+        """Send what was checked and charged, and gather the replies.
+
+        An exchange of a secure sum (``protocol``) counts its own drop-outs and is one line of the transcript in all.
+        """
+        federation = self.federation
         key_of_ask = federation._next_key()
         request = Request(
             task, federation.clients, self.positions, shared, per_client, releases, key_of_ask, federation.kept
@@ -215,8 +245,8 @@ class Cohort:
         collectors = [release.collect(shapes) for release in releases]
         answered: list[Tensor] = []
         failures: list[Failure] = []
-        record = _Record(federation, request, self.sampling)
-        for batch in _alike(federation.runtime.deliver(request)) if len(self) else ():
+        record = _Record(self, request)
+        for batch in _honest(_alike(federation.runtime.deliver(request)), releases) if len(self) else ():
             for row, reason in batch.failed.items():
                 name = federation.clients.name(int(self.positions[row]))
                 failures.append(Failure(name, task.name, federation.round, reason))
@@ -226,10 +256,11 @@ class Cohort:
             for collector, release, arrays in zip(collectors, releases, batch.arrays, strict=True):
                 collector.add(batch.rows, arrays)
                 record.add(release, arrays)
-        record.close()
+        if not protocol:
+            record.close()
         federation.failures.extend(failures)
         count = sum(map(len, answered))
-        if count < federation.quorum * len(self) or (count == 0 and len(self)):
+        if not protocol and (count < federation.quorum * len(self) or (count == 0 and len(self))):
             examples = "\n  ".join(str(failure) for failure in failures[:3])
             raise QuorumError(
                 f"only {count} of {len(self)} clients answered {task.name} in round {federation.round}; the quorum is "
@@ -247,16 +278,38 @@ class Cohort:
 
         The events of one ask, and of several asks to the same cohort, are about the same sample of clients.
         """
-        charges = []
+        charges: list[Charge] = []
+        ids = tuple(self.federation.clients.ids[self.positions].tolist())
+        paid: list[LocalCost] = []  # several arrays that one private training made cost what the training cost
         for release in releases:
-            if release.noise is None:
+            if release.cost is not None:
+                charges += [] if release.cost in paid else release.cost.charges(ids)
+                paid.append(release.cost)
+            elif release.noise is None:
                 charges.append(Charge(BARE))
             elif isinstance(release, Each):  # noise made at the client costs that client alone
-                ids = tuple(self.federation.clients.ids[self.positions].tolist())
                 charges.append(Charge(release.noise.event(), release.unit, Local(), clients=ids))
             else:
                 charges.append(Charge(release.noise.event(), release.unit, self.sampling, self.name))
         self.federation.ledger.charge(charges, self.federation.budget)
+        if self.federation.journal is not None:
+            self.federation.journal(self.federation.ledger)
+
+    def write(self, task: Task, release: Release, name: str, shape: tuple[int, ...], clients: int, size: int) -> None:
+        """Enter one array of an ask in the transcript."""
+        noise = None if release.noise is None else str(release.noise)
+        unit: str | None = None if noise is None else release.unit
+        clip: float | None = getattr(release, "clip", None)
+        if release.cost is not None:
+            noise, unit, clip = release.cost.noise, "point", release.cost.clip
+        note = "simulation only" if self.federation.simulation_only else None
+        if noise is not None and note is None:
+            note = "seeded noise: protects nobody outside a simulation"
+        seen = "individual" if isinstance(release, Each) else "mean" if isinstance(release, Mean) else "sum"
+        seen_as = f"secure {seen}" if getattr(release, "secure", False) else seen
+        number, how = self.federation.round, str(self.sampling)
+        entry = Entry(number, task.name, name, shape, clients, size, seen_as, unit, clip, noise, how, note)
+        self.federation.transcript.add(entry)
 
     def _checked(
         self, task: Task, inputs: Mapping[str, Tensor | PerClient | float]
@@ -297,11 +350,37 @@ def _alike(batches: Iterable[Batch]) -> Iterator[Batch]:
             yield batch
 
 
+def _honest(batches: Iterable[Batch], releases: Sequence[Release]) -> Iterator[Batch]:
+    """The batches without replies longer than their clip: who sends one did not run the client's half of the release.
+
+    The noise was made for that bound, so such a reply must not reach the sum; it is a failure of its client.
+    """
+    for batch in batches:
+        sound, reasons = torch.ones(len(batch.rows), dtype=torch.bool), dict(batch.failed)
+        for release, arrays in zip(releases, batch.arrays, strict=False):
+            if not isinstance(release, Sum) or release.clip is None or release.name not in arrays:
+                continue
+            rows = arrays[release.name].reshape(len(batch.rows), -1)
+            length = torch.linalg.vector_norm(rows, ord=1 if release.norm == "l1" else 2, dim=1, dtype=torch.float64)
+            too_long = length > release.clip * (1 + 1e-5)
+            for i in (too_long & sound).nonzero().flatten().tolist():
+                reasons[int(batch.rows[i])] = (
+                    f"sent {release.name!r} of norm {float(length[i]):.4g}, beyond its clip {release.clip:g}; left out"
+                )
+            sound &= ~too_long
+        if bool(sound.all()):
+            yield batch
+        else:
+            kept = [{name: value[sound] for name, value in arrays.items()} for arrays in batch.arrays]
+            yield Batch(batch.rows[sound], kept, reasons)
+
+
 class _Record:
     """Meters bytes and writes the transcript while replies stream in."""
 
-    def __init__(self, federation: Federation, request: Request, sampling: Sampling) -> None:
-        self.federation, self.request, self.sampling = federation, request, sampling
+    def __init__(self, cohort: Cohort, request: Request) -> None:
+        federation = self.federation = cohort.federation
+        self.cohort, self.request = cohort, request
         self.arrays: dict[tuple[int, str], tuple[Release, tuple[int, ...], int, int]] = {}
         count = len(request.positions)
         for name, value in request.shared.items():
@@ -318,28 +397,5 @@ class _Record:
 
     def close(self) -> None:
         for (_, name), (release, shape, clients, size) in self.arrays.items():
-            noise = getattr(release, "noise", None)
-            note = "simulation only" if self.federation.simulation_only else None
-            if noise is not None and note is None:
-                note = "seeded noise: protects nobody outside a simulation"
-            self.federation.transcript.add(
-                Entry(
-                    round=self.federation.round,
-                    task=self.request.task.name,
-                    array=name,
-                    shape=shape,
-                    clients=clients,
-                    bytes=size,
-                    seen_as=_seen_as(release),
-                    unit=None if noise is None else getattr(release, "unit", None),
-                    clip=getattr(release, "clip", None),
-                    noise=None if noise is None else str(noise),
-                    sampling=str(self.sampling),
-                    note=note,
-                )
-            )
-
-
-def _seen_as(release: Release) -> str:
-    secure = "secure " if getattr(release, "secure", False) else ""
-    return "individual" if isinstance(release, Each) else secure + ("mean" if isinstance(release, Mean) else "sum")
+            if not getattr(release, "secure", False):  # a secure sum writes its own line when it is opened
+                self.cohort.write(self.request.task, release, name, shape, clients, size)

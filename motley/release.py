@@ -15,12 +15,14 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from motley.privacy.mechanisms import AdditiveNoise, DrawsLike, Randomizer
+from motley.privacy.dpsgd import LocalCost
+from motley.privacy.mechanisms import AdditiveNoise, DrawsLike, Norm, Randomizer
 from motley.privacy.mechanisms import clip as clipped
 from motley.privacy.sampling import Local, Sampling
 from motley.suggest import nearest
 
 Unit = Literal["client", "point"]
+SHAPE, HELD = "shape", "secure.held"  # of a secure sum: what is told before its exchanges, and what is kept for them
 
 
 class Release(Protocol):
@@ -37,8 +39,17 @@ class Release(Protocol):
     @property
     def unit(self) -> Unit: ...
 
+    @property
+    def cost(self) -> LocalCost | None:
+        """What the task itself has spent on these arrays, by making them private (local DP-SGD)."""
+        ...
+
     def at_client(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
         """The client half: what leaves this client."""
+        ...
+
+    def held(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the client keeps back for the exchanges of a secure sum."""
         ...
 
     def collect(self, shapes: dict[str, torch.Size]) -> Collector:
@@ -74,6 +85,14 @@ def _check_bound(
         )
 
 
+def _check_cost(what: str, cost: LocalCost | None, noise: object | None, weight: str | None = None) -> None:
+    if cost is not None and (noise is not None or weight is not None):
+        raise ValueError(
+            f"{what}: the task has made its array private itself (cost=...); noise on top would be accounted twice, "
+            "and a weight would leave the client unprotected: leave both out"
+        )
+
+
 def _array(arrays: Mapping[str, Tensor], name: str) -> Tensor:
     if name not in arrays:
         raise KeyError(f"the release wants {name!r}, which the task does not send{nearest(name, arrays)}")
@@ -95,7 +114,9 @@ class Each:
         noise: AdditiveNoise | Randomizer | None = None,
         sensitivity: float | None = None,
         unit: Unit = "client",
+        cost: LocalCost | None = None,
     ) -> None:
+        _check_cost("Each", cost, noise)
         if isinstance(noise, Randomizer):
             if clip is not None or sensitivity is not None or unit != "client":
                 raise ValueError(f"Each: {noise} bounds its input by itself; leave out clip, sensitivity and unit")
@@ -104,7 +125,7 @@ class Each:
         if noise is not None and len(names) != 1:
             raise ValueError(f"Each: noise is accounted for one array; name exactly one, not {len(names)}")
         self.names = names
-        self.clip, self.noise, self.unit = clip, noise, unit
+        self.clip, self.noise, self.unit, self.cost = clip, noise, unit, cost
         self.sensitivity = sensitivity if sensitivity is not None or clip is None else Local().sensitivity(clip)
 
     def at_client(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
@@ -117,6 +138,9 @@ class Each:
         if self.noise is not None and self.sensitivity is not None:
             sent = {name: self.noise.add(value, self.sensitivity, draws) for name, value in sent.items()}
         return sent
+
+    def held(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {}
 
     def collect(self, shapes: dict[str, torch.Size]) -> Collector:
         return _Rows()
@@ -144,6 +168,7 @@ class Sum:
 
     ``unit`` says whom the noise protects. For a client, one unit changes the sum by at most ``clip`` (twice that when
     the cohort has a fixed size and a client is replaced). For a point, the task bounds the change: ``sensitivity``.
+    ``secure`` sums under masks (``motley.secure``): the server learns the sum and no client's own array.
     """
 
     name: str
@@ -152,9 +177,11 @@ class Sum:
     sensitivity: float | None = None
     unit: Unit = "client"
     secure: bool = False
+    cost: LocalCost | None = None
 
     def __post_init__(self) -> None:
         _check_bound(type(self).__name__, self.clip, self.sensitivity, self.noise, self.unit)
+        _check_cost(type(self).__name__, self.cost, self.noise)
         if self.secure and self.clip is None:
             raise ValueError(f"{type(self).__name__}: a secure sum is over bounded integers; set clip=...")
 
@@ -163,20 +190,50 @@ class Sum:
         return (self.name,)
 
     def at_client(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
-        value = _array(arrays, self.name)
-        if self.clip is not None:
-            value = clipped(value, self.clip, "l2" if self.noise is None else self.noise.norm)
-        return {self.name: value}
+        value = self._bounded(arrays)
+        return {SHAPE: torch.tensor(value.shape, dtype=torch.int64)} if self.secure else {self.name: value}
 
-    def change(self, sampling: Sampling) -> float:
-        """The most that one unit changes the sum, under the neighbouring relation of the sampling."""
+    def held(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {HELD: self._bounded(arrays).reshape(-1)} if self.secure else {}
+
+    def _bounded(self, arrays: Mapping[str, Tensor]) -> Tensor:
+        value = _array(arrays, self.name)
+        return value if self.clip is None else clipped(value, self.clip, self.norm)
+
+    @property
+    def norm(self) -> Norm:
+        """The norm of the clip: that in which the noise measures."""
+        return "l2" if self.noise is None else self.noise.norm
+
+    def change(self, sampling: Sampling, rounding: float = 0.0) -> float:
+        """The most that one unit changes the sum, under the neighbouring relation of the sampling.
+
+        ``rounding``: by how much a client's array may have moved when it was put on a grid.
+        """
         if self.sensitivity is not None:
-            return self.sensitivity
+            return self.sensitivity + 2.0 * rounding  # the client's array was rounded with the point and without it
         assert self.clip is not None
-        return sampling.sensitivity(self.clip)
+        return sampling.sensitivity(self.clip + rounding)
 
     def collect(self, shapes: dict[str, torch.Size]) -> Collector:
-        return _Total(self, shapes)
+        return _Held(self.name, shapes) if self.secure else _Total(self, shapes)
+
+    def divisor(self, answered: int, expected: float) -> float:
+        """What the sum is divided by before it is shown."""
+        return 1.0
+
+
+class _Held:
+    """The server half of a secure sum until its exchanges: it learns the shape of what the clients hold."""
+
+    def __init__(self, name: str, shapes: dict[str, torch.Size]) -> None:
+        self._name, self._shapes = name, shapes
+
+    def add(self, positions: Tensor, arrays: Mapping[str, Tensor]) -> None:
+        self._shapes[self._name] = torch.Size(arrays[SHAPE][0].tolist())
+
+    def finish(self, answered: int, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]:
+        return {}
 
 
 class _Total:
@@ -221,6 +278,7 @@ class Mean(Sum):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_cost("Mean", self.cost, self.noise, self.weight)
         if self.weight is not None and (self.noise is not None or self.secure):
             raise ValueError(
                 f"Mean({self.name!r}): weights from the clients' data break the bound that noise is calibrated to; "
@@ -236,7 +294,10 @@ class Mean(Sum):
         return sent if self.weight is None else {**sent, self.weight: _array(arrays, self.weight)}
 
     def collect(self, shapes: dict[str, torch.Size]) -> Collector:
-        return _Average(self, shapes)
+        return _Held(self.name, shapes) if self.secure else _Average(self, shapes)
+
+    def divisor(self, answered: int, expected: float) -> float:
+        return expected if self.noise is not None else answered
 
 
 class _Average:

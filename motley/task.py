@@ -35,9 +35,10 @@ def send(*, keep: Mapping[str, Tensor] | None = None, **arrays: Tensor) -> Sent:
 class Task:
     """A named client-side function. As a class attribute it binds to its method like an ordinary function does."""
 
-    def __init__(self, function: Callable[..., Sent], owner: object | None = None) -> None:
+    def __init__(self, function: Callable[..., Sent], owner: object | None = None, *, vectorised: bool = True) -> None:
         self.function = function
         self.owner = owner
+        self.vectorised = vectorised  # False: works on bytes or Python values, so always client by client
         prefix = "" if owner is None else type(owner).__name__ + "."
         self.name = prefix + function.__name__
         parameters = list(inspect.signature(function).parameters.values())
@@ -46,7 +47,7 @@ class Task:
         self.__doc__ = function.__doc__
 
     def __get__(self, instance: object | None, _: type) -> Task:
-        return self if instance is None else Task(self.function, instance)
+        return self if instance is None else Task(self.function, instance, vectorised=self.vectorised)
 
     def __call__(self, client: Any, **inputs: Any) -> Sent:
         result = self.function(client, **inputs) if self.owner is None else self.function(self.owner, client, **inputs)

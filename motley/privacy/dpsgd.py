@@ -7,18 +7,22 @@ clients do not meet, so every client has an ε of its own: ``ledger.record(event
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import dp_accounting
 import torch
 from dp_accounting import DpEvent
+from scipy.stats import poisson
 from torch import Tensor
 
 from motley.privacy import accountant
 from motley.privacy.calibrate import least_noise
-from motley.privacy.checks import check_at_least, check_positive
-from motley.privacy.mechanisms import DrawsLike, Gaussian
+from motley.privacy.checks import check_at_least, check_delta, check_epsilon, check_positive
+from motley.privacy.ledger import Charge
+from motley.privacy.mechanisms import DrawsLike
+from motley.privacy.sampling import Local
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,67 @@ def noise_for(epsilon: float, delta: float, *steps: Steps, also: tuple[DpEvent, 
     return least_noise(lambda z: accountant.account([(event(z, *steps), 1), *others]), epsilon, delta)
 
 
+@dataclass(frozen=True)
+class LocalCost:
+    """What a task that trains by DP-SGD has cost the points of each client of a cohort.
+
+    A release with ``cost=`` shows only what such a task made, so that it is as private as the training was, and the
+    ledger charges every client with its own event.
+    """
+
+    events: tuple[DpEvent, ...]  # in cohort order
+    clip: float
+    noise: str  # for the transcript
+
+    def charges(self, clients: Sequence[int]) -> list[Charge]:
+        """One charge for all clients with equal events."""
+        if len(clients) != len(self.events):
+            raise ValueError(f"the cost is of {len(self.events)} clients, but the cohort has {len(clients)}")
+        owners: dict[DpEvent, list[int]] = {}
+        for client, its_event in zip(clients, self.events, strict=True):
+            owners.setdefault(its_event, []).append(client)
+        return [Charge(one, "point", Local(), clients=tuple(who)) for one, who in owners.items()]
+
+
+@dataclass(frozen=True)
+class PointPrivacy:
+    """DP-SGD at the clients: every sample's gradient is clipped to ``clip``, and every step has noise.
+
+    The noise is ``noise_multiplier`` · clip for everybody; or, with ``epsilon`` and ``delta``, each client's own, found
+    from its number of samples so that ``rounds`` rounds of training cost it no more than that.
+    """
+
+    clip: float = 1.0
+    noise_multiplier: float | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    rounds: int | None = None
+
+    def __post_init__(self) -> None:
+        check_positive(self.clip, "the clip bound", "give the largest norm that one point's gradient may have")
+        if self.noise_multiplier is not None:
+            check_positive(self.noise_multiplier, "noise_multiplier", "it is standard deviation / clip")
+        elif self.epsilon is None or self.delta is None or self.rounds is None:
+            raise ValueError(
+                "DP-SGD needs noise: give noise_multiplier, or epsilon, delta and rounds from which it is found"
+            )
+        else:
+            check_epsilon(self.epsilon)
+            check_delta(self.delta)
+            check_at_least(self.rounds, 1, "rounds", "give in how many rounds a client takes part at most")
+
+    def multiplier(self, steps: Steps) -> float:
+        """The noise multiplier of a client that takes these steps in every round."""
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        assert self.epsilon is not None and self.delta is not None and self.rounds is not None
+        return noise_for(self.epsilon, self.delta, Steps(steps.rate, steps.count * self.rounds))
+
+    def __str__(self) -> str:
+        z = self.noise_multiplier
+        return "DP-SGD(noise by client)" if z is None else f"DP-SGD(noise_multiplier={z:g})"
+
+
 def clip_per_sample(gradients: Tensor, bound: float) -> Tensor:
     """Scale every row of [batch, d] down to L2 norm at most ``bound``; a row that is not finite becomes zero."""
     check_positive(bound, "the clip bound", "give the largest norm that one point's gradient may have, e.g. 1.0")
@@ -78,13 +143,42 @@ def clip_per_sample(gradients: Tensor, bound: float) -> Tensor:
 
 
 def private_gradient(
-    gradients: Tensor, taken: Tensor, bound: float, noise_multiplier: float, expected: float | Tensor, draws: DrawsLike
+    gradients: Tensor,
+    taken: Tensor,
+    bound: float,
+    noise_multiplier: float | Tensor,
+    expected: float | Tensor,
+    draws: DrawsLike,
 ) -> Tensor:
     """The step's gradient [d] from per-point gradients [capacity, d]: clip, sum over the batch, add noise, divide.
 
     ``taken`` [capacity] marks the points that the Poisson draw put into the batch. The divisor is the expected batch
-    size q·N, not the actual one, which would be a second release.
+    size q·N, not the actual one, which would be a second release. Works inside vmap.
     """
     clipped = clip_per_sample(gradients, bound)
-    total = (clipped * taken.to(clipped.dtype).unsqueeze(-1)).sum(dim=0)
-    return Gaussian(noise_multiplier).add(total, bound, draws) / expected
+    total = taken.to(clipped.dtype) @ clipped
+    noise = draws.normal(*total.shape).to(total.dtype)
+    return (total + noise_multiplier * bound * noise) / expected
+
+
+@lru_cache(maxsize=256)
+def batch_capacity(expected: int) -> int:
+    """Room for a Poisson batch of this expected size: it is too small with probability below 1e-12 in a step.
+
+    The size is binomial with mean ``expected``, whose upper tail lies below the Poisson distribution's. In the rare
+    case some points are left out at random; this can be told apart with that probability only, so it adds at most
+    1e-12 a step to δ.
+    """
+    return int(poisson.isf(1e-12, expected)) + 1
+
+
+def poisson_batch(n: Tensor | int, capacity: int, batch: int, draws: DrawsLike) -> tuple[Tensor, Tensor]:
+    """A Poisson batch at rate batch/n: rows [room] of 0..capacity−1, and which of them are really taken.
+
+    The rows with the smallest of n uniform numbers are candidates, and those with a number below the rate are taken.
+    """
+    room = min(batch_capacity(batch), capacity)
+    u = ((draws.bits(capacity) >> 11) & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
+    u = torch.where(torch.arange(capacity) < n, u, 2.0)
+    smallest, rows = torch.topk(u, room, largest=False, sorted=True)
+    return rows, smallest < batch / torch.as_tensor(n, dtype=torch.float64)

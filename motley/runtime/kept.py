@@ -61,6 +61,10 @@ class KeptStore:
             values[name], present[name] = value, there
         return Kept(values, present)
 
+    def drop(self, prefix: str) -> None:
+        """Forget every array whose name begins so, of all clients."""
+        self._columns = {name: column for name, column in self._columns.items() if not name.startswith(prefix)}
+
     def state(self) -> dict[str, Tensor]:
         """Named tensors for a checkpoint."""
         state = {}

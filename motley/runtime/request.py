@@ -8,7 +8,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from motley.client import Clients
+from motley.client import Client, Clients
+from motley.privacy.mechanisms import DrawsLike
 from motley.release import Release
 from motley.runtime.kept import KeptStore
 from motley.task import Task
@@ -52,6 +53,18 @@ class Batch:
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
         """For each release, the shape that one client's arrays have."""
         return [{name: tuple(value.shape[1:]) for name, value in release.items()} for release in self.arrays]
+
+
+def answer(
+    task: Task, client: Client, inputs: Mapping[str, Tensor], releases: Sequence[Release], noise: DrawsLike
+) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+    """All that happens at a client, on every runtime: what each release lets out, and what the client keeps."""
+    sent = task(client, **inputs)
+    out, keep = [], dict(sent.keep)
+    for release in releases:
+        out.append(release.at_client(sent.arrays, noise))
+        keep |= release.held(sent.arrays)
+    return out, keep
 
 
 class Runtime(Protocol):

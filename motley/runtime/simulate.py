@@ -18,7 +18,7 @@ from torch.func import vmap
 from motley import wire
 from motley.client import Block, Client, Kept
 from motley.draws import Draws, key
-from motley.runtime.request import Batch, Request
+from motley.runtime.request import Batch, Request, answer
 from motley.runtime.tuning import Plan, Tuner, keep_freed_memory
 
 Outputs = tuple[list[dict[str, Tensor]], dict[str, Tensor]]  # what each release lets out, and what is kept
@@ -89,7 +89,7 @@ class Simulator:
         return set(fails.nonzero().flatten().tolist())
 
     def _plan(self, request: Request, rows: Tensor) -> Plan:
-        if request.task.name in self._loop:
+        if request.task.name in self._loop or not request.task.vectorised:
             return Plan(1, threads=self.threads)
         if self.block is not None:
             return Plan(self.block, threads=self.threads)
@@ -97,7 +97,7 @@ class Simulator:
 
     def _run(self, request: Request, rows: Tensor, rehearsal: bool = False) -> Batch:
         """One block; if the vectorised call raises, its clients one by one, so that an error stays its client's."""
-        if len(rows) > 1 and request.task.name not in self._loop:
+        if len(rows) > 1 and request.task.vectorised and request.task.name not in self._loop:
             try:
                 return self._batch(request, rows, self._vectorised(request, rows), rehearsal)
             except Exception as error:  # whatever a task raises is that client's failure, found by the loop below
@@ -186,10 +186,9 @@ def _one_client(
         full=block.full,
         kept=kept,
         draws=Draws(columns["key"]),
+        noise=Draws(key(columns["key"], 2)),
     )
-    sent = request.task(client, **request.shared, **each)
-    noise = Draws(key(columns["key"], 1))
-    return [release.at_client(sent.arrays, noise) for release in request.releases], sent.keep
+    return answer(request.task, client, {**request.shared, **each}, request.releases, Draws(key(columns["key"], 1)))
 
 
 def _call(request: Request, row: Tensor, each: Mapping[str, Tensor]) -> Outputs:
