@@ -23,6 +23,7 @@ from motley.runtime.request import Batch, Request
 
 CANDIDATES = (8, 32, 128, 512)
 PATIENCE = 1.0  # seconds of rehearsal before the best so far is taken
+SMALL = 256  # numbers in one sample: on less than a small image, threads wait for each other longer than they work
 FEW = 16  # clients: a cohort this small is one block, without a measurement
 CHEAP = 0.02  # seconds: a cohort that runs this fast is not worth measuring
 
@@ -77,6 +78,8 @@ class Tuner:
     plans: dict[str, Plan] = field(default_factory=dict)
 
     def plan(self, request: Request, rows: Tensor, threads: int | None, rehearse: Callable[[Tensor], Batch]) -> Plan:
+        if threads is None and request.clients.x[0].numel() <= SMALL:
+            threads = 1
         if len(rows) <= FEW:
             return Plan(len(rows), threads=threads)
         kind = _kind(request, rows, threads)
