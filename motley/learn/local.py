@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad_and_value
+from torch.func import grad_and_value, vmap
 
 from motley.client import Client
 from motley.model import Model
+from motley.privacy import dpsgd
+from motley.privacy.dpsgd import LocalCost, PointPrivacy, Steps
 
 Params = Tensor | dict[str, Tensor]
 
@@ -33,6 +35,7 @@ class Batch:
 
 
 Objective = Callable[[Params, Batch], Tensor]  # what a step descends: parameters and a batch to a number
+StepGradient = Callable[[Params, Batch], tuple[Params, Tensor]]  # its gradient, and its value
 
 
 def loss_of(outputs: Tensor, y: Tensor) -> Tensor:
@@ -59,6 +62,10 @@ class LocalSGD:
     An epoch's last batch may be partial; it is averaged over its own samples. ``batch=None`` is the whole client.
     With ``steps``, every batch is drawn independently, with replacement. ``clip`` bounds the gradient's norm.
     ``lr`` may name a rate for each part when the parameters are a dict.
+
+    With ``private`` the steps are those of DP-SGD (Abadi et al. 2016): every batch is a Poisson sample of expected size
+    ``batch``, as many in an epoch as there are batches in a pass, and all parameters leave the loop as private as
+    ``cost`` says. The loss that the loop gives is not protected.
     """
 
     epochs: int | None = 1
@@ -68,6 +75,7 @@ class LocalSGD:
     momentum: float = 0.0
     weight_decay: float = 0.0
     clip: float | None = None
+    private: PointPrivacy | None = None
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs not in (None, 1):
@@ -82,34 +90,82 @@ class LocalSGD:
             raise ValueError(f"expected lr >= 0, 0 <= momentum < 1 and weight_decay >= 0, got {self}")
 
     def __call__(
-        self, objective: Model | Objective, start: Tensor, client: Client, *, rate: Tensor | float = 1.0
+        self,
+        objective: Model | Objective,
+        start: Tensor,
+        client: Client,
+        *,
+        rate: Tensor | float = 1.0,
+        noise: Tensor | None = None,
     ) -> Tensor:
-        """The parameters after training; ``rate`` multiplies the learning rate (a schedule's value for the round)."""
-        return self.train(objective, start, client, rate=rate)[0]
+        """The parameters after training; ``rate`` multiplies the learning rate (a schedule's value for the round).
+
+        ``noise``: this client's noise multiplier, where ``private`` gives each its own (``multipliers`` finds them).
+        """
+        return self.train(objective, start, client, rate=rate, noise=noise)[0]
 
     def train(
-        self, objective: Model | Objective, start: Tensor, client: Client, *, rate: Tensor | float = 1.0
+        self,
+        objective: Model | Objective,
+        start: Tensor,
+        client: Client,
+        *,
+        rate: Tensor | float = 1.0,
+        noise: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The parameters after training, and the mean loss over its steps."""
         wanted = supervised(objective) if isinstance(objective, Model) else objective
-        params, loss = self.minimise(wanted, start, client, labels=True, rate=rate)
+        params, loss = self.minimise(wanted, start, client, labels=True, rate=rate, noise=noise)
         assert isinstance(params, Tensor)
         return params, loss
 
+    def steps_of(self, size: int) -> Steps:
+        """What DP-SGD does in one call at a client with ``size`` samples: the rate of its batches and how many."""
+        assert self.private is not None
+        batch = size if self.batch is None else min(self.batch, size)
+        count = self.steps if self.steps is not None else (self.epochs or 0) * math.ceil(size / batch)
+        return self.private.accounted(Steps.of(batch, size, count))
+
+    def multipliers(self, sizes: Tensor) -> Tensor:
+        """[C] the noise multiplier of each client, from its number of samples."""
+        assert self.private is not None
+        return torch.tensor([self.private.multiplier(self.steps_of(size)) for size in sizes.tolist()])
+
+    def cost(self, sizes: Tensor) -> LocalCost:
+        """What one call costs the points of clients of these sizes: goes into the release of what they trained."""
+        assert self.private is not None
+        made = {}
+        for size in set(sizes.tolist()):
+            steps = self.steps_of(size)
+            made[size] = dpsgd.event(self.private.multiplier(steps), steps)
+        return LocalCost(tuple(made[size] for size in sizes.tolist()), self.private.clip, str(self.private))
+
     def minimise(
-        self, objective: Objective, start: Params, client: Client, *, labels: bool, rate: Tensor | float = 1.0
+        self,
+        objective: Objective,
+        start: Params,
+        client: Client,
+        *,
+        labels: bool,
+        rate: Tensor | float = 1.0,
+        noise: Tensor | None = None,
     ) -> tuple[Params, Tensor]:
         """The loop itself, for parameters that are a tensor or a dict of tensors; ``labels=False`` hides ``batch.y``.
 
         Clients of one block may have different numbers of steps: those that are done go on with a rate of 0.
         """
-        step_gradient = grad_and_value(objective)
+        step_gradient: StepGradient = grad_and_value(objective)
+        schedule: _Batches | _PoissonBatches
+        if self.private is None:
+            schedule = _Batches(self, client)
+        else:
+            step_gradient = _Private(objective, self.private, noise, self.batch, client)
+            schedule = _PoissonBatches(self, client)
         y = client.y if labels else None
-        schedule = _Batches(self, client)
         params, velocity = start, None
         total = torch.zeros(())
         for step in range(schedule.steps):
-            index, weight = schedule.rows[step], schedule.weights[step]
+            index, weight = schedule.draw(step)
             batch = Batch(client.x[index], None if y is None else y[index], weight)
             gradient, loss = step_gradient(params, batch)
             active = None if schedule.active is None else schedule.active[step]
@@ -126,12 +182,16 @@ class LocalSGD:
         return params, total / schedule.own_steps
 
     def _moved(self, params: Params, direction: Params, rate: Tensor | float) -> Params:
+        """One pass over the parameters."""
         if isinstance(params, Tensor):
             assert isinstance(direction, Tensor) and not isinstance(self.lr, Mapping)
-            return torch.addcmul(params, direction, torch.as_tensor(-self.lr * rate))  # one pass over the parameters
+            return torch.addcmul(params, direction, torch.as_tensor(-self.lr * rate))
         assert isinstance(direction, dict)
         rates = self.lr if isinstance(self.lr, Mapping) else dict.fromkeys(params, self.lr)
-        return {name: value - (rates[name] * rate) * direction[name] for name, value in params.items()}
+        return {
+            name: torch.addcmul(value, direction[name], torch.as_tensor(-rates[name] * rate))
+            for name, value in params.items()
+        }
 
 
 class _Batches:
@@ -169,6 +229,65 @@ class _Batches:
                 self.active = step < epochs * per_epoch
         count = self.steps if self.active is None else self.active.sum()
         self.own_steps = torch.as_tensor(count).clamp(min=1)  # of this client
+
+    def draw(self, step: int) -> tuple[Tensor, Tensor | None]:
+        return self.rows[step], self.weights[step]
+
+
+class _PoissonBatches:
+    """The same for DP-SGD. A batch is drawn when its step comes, so memory does not grow with samples times steps."""
+
+    def __init__(self, local: LocalSGD, client: Client) -> None:
+        self._client, self._batch = client, local.batch
+        size = client.capacity if local.batch is None else min(local.batch, client.capacity)
+        self.active: Tensor | None = None
+        if local.steps is not None:
+            self.steps = local.steps
+        else:
+            epochs = local.epochs or 0
+            self.steps = epochs * math.ceil(client.capacity / size)
+            if not client.full and local.batch is not None:
+                self.active = torch.arange(self.steps) < epochs * ((client.n + local.batch - 1) // local.batch)
+        self.own_steps = torch.as_tensor(self.steps if self.active is None else self.active.sum()).clamp(min=1)
+
+    def draw(self, step: int) -> tuple[Tensor, Tensor | None]:
+        if self._batch is None:
+            return torch.arange(self._client.capacity), self._client.mask.to(torch.float32)
+        rows, taken = dpsgd.poisson_batch(self._client.n, self._client.capacity, self._batch, self._client.noise)
+        return rows, taken.to(torch.float32)
+
+
+class _Private:
+    """The gradient of a DP-SGD step, and the (unprotected) mean loss of its batch."""
+
+    def __init__(
+        self, objective: Objective, private: PointPrivacy, noise: Tensor | None, batch: int | None, client: Client
+    ) -> None:
+        if noise is None:
+            if private.noise_multiplier is None:
+                raise ValueError("each client has its own noise here: pass noise=each(local.multipliers(cohort.sizes))")
+            noise = torch.tensor(private.noise_multiplier)
+        self._noise, self._bound, self._draws = noise, private.clip, client.noise
+        self._expected = client.n if batch is None else torch.clamp(client.n, max=batch)
+
+        def of_one(params: Params, x: Tensor, y: Tensor | None) -> Tensor:
+            return objective(params, Batch(x[None], None if y is None else y[None], None))
+
+        self._each = grad_and_value(of_one)
+
+    def __call__(self, params: Params, batch: Batch) -> tuple[Params, Tensor]:
+        assert batch.weight is not None
+        labels = None if batch.y is None else 0
+        gradients, losses = vmap(self._each, in_dims=(None, 0, labels))(params, batch.x, batch.y)
+        parts = {"": gradients} if isinstance(gradients, Tensor) else gradients
+        flat = [part.reshape(len(batch.weight), -1) for part in parts.values()]
+        rows = flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
+        made = dpsgd.private_gradient(rows, batch.weight, self._bound, self._noise, self._expected, self._draws)
+        loss = batch.mean(losses)
+        if isinstance(gradients, Tensor):
+            return made, loss
+        pieces = torch.split(made, [part.shape[1] for part in flat])
+        return {name: piece.view(params[name].shape) for name, piece in zip(parts, pieces, strict=True)}, loss
 
 
 def _map(function: Callable[..., Tensor], first: Params, second: Params) -> Params:

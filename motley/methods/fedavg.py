@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from motley.client import Client
-from motley.federation import Cohort, Federation
+from motley.federation import Cohort, Federation, PerClient, each
 from motley.learn.local import Batch, LocalSGD, Params, supervised
 from motley.learn.schedules import Schedule
 from motley.learn.server import ServerOptimizer
@@ -28,7 +28,9 @@ class FedAvg:
     """One model for all: the mean of the clients' updates, weighted by their numbers of samples (T1 Alg. 3-4).
 
     With ``noise`` (client-level privacy) the cohort is a Poisson sample, every update is clipped to ``clip`` and counts
-    the same, and no loss is released. ``mu`` adds FedProx's term μ/2·‖θ − θ_global‖² to every client's objective.
+    the same, and no loss is released. With ``local.private`` (point-level privacy) the clients train by DP-SGD; again
+    updates count the same and no loss is released. ``secure`` sums the updates under masks, for which they are clipped.
+    ``mu`` adds FedProx's term μ/2·‖θ − θ_global‖² to every client's objective.
     With ``finetune`` every client, a newcomer too, trains the final model a little further on its own labels.
     """
 
@@ -41,17 +43,25 @@ class FedAvg:
     finetune: LocalSGD | None = None
     clip: float | None = None
     noise: AdditiveNoise | None = None
+    secure: bool = False
 
     @property
     def serves_unlabeled(self) -> bool:
         return self.finetune is None  # then everybody gets the same model; fine-tuning needs labels
 
     def __post_init__(self) -> None:
+        if self.secure and self.clip is None:
+            raise ValueError("a secure sum is over bounded integers; set clip=..., the most that an update may be long")
+        if self.noise is not None and self.local.private is not None:
+            raise ValueError(
+                "noise (which protects clients) and local.private (which protects points) at once: a ledger speaks "
+                "about one of them; choose one"
+            )
         if not self.mu >= 0:
             raise ValueError(f"mu={self.mu}; expected 0 or more")
 
     @task
-    def fit(self, client: Client, theta: Tensor, rate: Tensor) -> Sent:
+    def fit(self, client: Client, theta: Tensor, rate: Tensor, noise: Tensor | None = None) -> Sent:
         """ClientUpdate (T1 Alg. 4): local SGD from the global θ; sends θ_new − θ."""
         plain = supervised(self.model)
 
@@ -59,7 +69,7 @@ class FedAvg:
             assert isinstance(local, Tensor)
             return plain(local, batch) + self.mu / 2 * (local - theta).square().sum()
 
-        fitted, loss = self.local.train(proximal if self.mu else plain, theta, client, rate=rate)
+        fitted, loss = self.local.train(proximal if self.mu else plain, theta, client, rate=rate, noise=noise)
         return send(update=fitted - theta, loss=loss, n=client.n.to(torch.float32))
 
     @task
@@ -75,10 +85,14 @@ class FedAvg:
     def round(self, state: State, federation: Federation) -> State:
         cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
         into: list[Release] = [Mean("update", weight="n", clip=self.clip), Mean("loss", weight="n")]
-        if self.noise is not None:
-            into = [Mean("update", clip=self.clip, noise=self.noise)]
+        own: dict[str, PerClient] = {}
+        if self.local.private is not None:
+            own["noise"] = each(self.local.multipliers(cohort.sizes))
+            into = [Mean("update", clip=self.clip, secure=self.secure, cost=self.local.cost(cohort.sizes))]
+        elif self.noise is not None or self.secure:
+            into = [Mean("update", clip=self.clip, noise=self.noise, secure=self.secure)]
         rate = self.schedule(federation.round)
-        replies = cohort.ask(self.fit, theta=state.theta, rate=rate, into=into)
+        replies = cohort.ask(self.fit, theta=state.theta, rate=rate, into=into, **own)
         if "loss" in replies:
             federation.report(loss=replies["loss"])
         if "update" not in replies:

@@ -75,6 +75,31 @@ def _epsilon(released: Account, delta: float, coarseness: int) -> float:
     return max(0.0, min(bounds))
 
 
+def quick_bound(released: Account, delta: float) -> float:
+    """An ε that ``epsilon`` will hardly exceed, by Rényi DP: a few per cent larger, and hundreds of times faster."""
+    if not released:
+        return 0.0
+    if _is_non_private(released):
+        return math.inf
+    orders, rdp = _rdp(released)
+    return float(rdp_privacy_accountant.compute_epsilon(orders, rdp, delta)[0])
+
+
+def largest(accounts: Iterable[Account], delta: float, coarseness: int = 1) -> float:
+    """The largest ε of several accounts; those that clearly have a smaller one are not worked out."""
+    check_delta(delta)
+    different = set(accounts)
+    if len(different) == 1:
+        return epsilon(different.pop(), delta, coarseness)
+    bounds = sorted(((quick_bound(one, delta), one) for one in different), key=lambda pair: -pair[0])
+    most = 0.0
+    for bound, one in bounds:
+        if 1.01 * bound + 1e-3 < most:  # the margin covers the rounding of a loss distribution to its grid
+            break
+        most = max(most, epsilon(one, delta, coarseness))
+    return most
+
+
 @lru_cache(maxsize=4096)
 def delta(released: Account, epsilon: float) -> float:
     """The smallest δ known for this ε; 1 if anything non-private was released."""
