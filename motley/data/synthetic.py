@@ -64,34 +64,57 @@ def linear_prior(
     prior: float = 0.01,
     noise: float = 0.05,
     design: float = 0.05,
+    center: float = 0.1,
+    components: int = 1,
+    response: str = "linear",
 ) -> Source:
-    """Linear regression with a Gaussian prior (P3 §4.1): θ_i ~ N(μ, ``prior``·I), μ_k ~ N(0, 0.1²).
+    """Linear regression with a Gaussian prior (P3 §4.1): θ_i ~ N(μ, ``prior``·I), μ_k ~ N(0, ``center``²).
 
-    Inputs are N(0, ``design``) and the observation noise N(0, ``noise``); the three are variances.
+    Inputs are N(0, ``design``) and the observation noise N(0, ``noise``); the three are variances. With several
+    ``components`` each client takes one of as many μ. ``response`` "logistic" draws classes 0 and 1 in place of y.
     """
+    if response not in ("linear", "logistic") or components < 1:
+        raise DataError(
+            f"linear-prior: expected response 'linear' or 'logistic' and components from 1 on, got {response!r}, "
+            f"{components}"
+        )
     rng = default_rng([seed, _SEED])
-    mu = 0.1 * rng.standard_normal(dim)
-    theta = mu + np.sqrt(prior) * rng.standard_normal((clients, dim))
+    mu = center * rng.standard_normal((components, dim))
+    component = rng.integers(components, size=clients) if components > 1 else np.zeros(clients, dtype=np.int64)
+    theta = mu[component] + np.sqrt(prior) * rng.standard_normal((clients, dim))
     x = rng.standard_normal((clients * points, dim), dtype=np.float32)
     x *= np.float32(np.sqrt(design))
     exact = np.einsum("cnd,cd->cn", x.reshape(clients, points, dim), theta).reshape(-1)
-    y = exact + np.sqrt(noise) * rng.standard_normal(len(x))
+    logistic = response == "logistic"
+    y = rng.logistic(size=len(x)) < exact if logistic else exact + np.sqrt(noise) * rng.standard_normal(len(x))
     return _whole(
         "linear-prior",
         x,
         clients,
-        y=y.astype(np.float32),
-        per_client={"theta": theta.astype(np.float32)},
-        shared={"mu": mu.astype(np.float32)},
+        y=y.astype(np.int64 if logistic else np.float32),
+        classes=2 if logistic else None,
+        per_client={"theta": theta.astype(np.float32), "component": component},
+        shared={"mu": mu.squeeze(0).astype(np.float32) if components == 1 else mu.astype(np.float32)},
     )
 
 
 def gaussian_means(
-    seed: int, clients: int = 10_000, points: int = 15, dim: int = 1, sigma_theta: float = 0.1, sigma_x: float = 0.5
+    seed: int,
+    clients: int = 10_000,
+    points: int = 15,
+    dim: int = 1,
+    sigma_theta: float = 0.1,
+    sigma_x: float = 0.5,
+    candidates: int = 0,
 ) -> Source:
-    """Estimation of personal means (P3 §2.1): θ_i ~ N(0, σ_θ²·I) and samples N(θ_i, σ_x²·I)."""
+    """Estimation of personal means (P3 §2.1): θ_i ~ N(0, σ_θ²·I) and samples N(θ_i, σ_x²·I).
+
+    With ``candidates`` (§2.3) so many vectors are drawn from N(0, σ_θ²·I), and each client takes one of them.
+    """
     rng = default_rng([seed, _SEED])
-    theta = (sigma_theta * rng.standard_normal((clients, dim))).astype(np.float32)
+    theta = (sigma_theta * rng.standard_normal((candidates or clients, dim))).astype(np.float32)
+    if candidates:
+        theta = theta[rng.integers(candidates, size=clients)]
     x = np.repeat(theta, points, axis=0)
     x += np.float32(sigma_x) * rng.standard_normal(x.shape, dtype=np.float32)
     return _whole("gaussian-means", x, clients, per_client={"theta": theta})
