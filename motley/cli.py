@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from motley import __version__
-from motley.commands import data, demo, kmeans, listing, mdm, run
+from motley.commands import data, demo, kmeans, listing, mdm, personalize, run
 from motley.commands.options import examples
 from motley.federation import QuorumError
 from motley.privacy import BudgetExceeded
@@ -72,6 +72,7 @@ def motley(
 COMMANDS: tuple[Callable[[typer.Typer], None], ...] = (
     demo.register,
     run.register,
+    personalize.register,
     data.register,
     listing.register,
     kmeans.register,

@@ -192,9 +192,13 @@ class ODPFL:
         return descend(state, gradients, self.server, self.clip, {"hypernet": self.lambda_h, "encoder": self.lambda_g})
 
     def personalize(self, state: State, cohort: Cohort) -> Tensor:
-        return generate(self.hypernet, state.hypernet, self.describe_newcomers(state, cohort), state.shift, state.scale)
+        return self.models(state, self.descriptors(state, cohort))
 
-    def describe_newcomers(self, state: State, cohort: Cohort) -> Tensor:
+    def models(self, state: State, v: Tensor) -> Tensor:
+        """w [C, d] = h(e): what the server makes of descriptors."""
+        return generate(self.hypernet, state.hypernet, v, state.shift, state.scale)
+
+    def descriptors(self, state: State, cohort: Cohort) -> Tensor:
         """Descriptors [C, l], private if ``newcomer_epsilon`` is set.
 
         The mechanism's sensitivity 2/n depends on a newcomer's number of samples, so those of equal n are asked

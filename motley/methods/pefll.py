@@ -204,9 +204,16 @@ class PeFLL:
         )
 
     def personalize(self, state: State, cohort: Cohort) -> Tensor:
-        v = cohort.ask(self.introduce, embedding=state.embedding)["descriptor"]
-        theta = generate(self.hypernet, state.hypernet, v, state.shift, state.scale)
+        theta = self.models(state, self.descriptors(state, cohort))
         return cohort.ask(self.mask, theta=each(theta))["theta"] if self.mask_labels else theta
+
+    def descriptors(self, state: State, cohort: Cohort) -> Tensor:
+        """The clients' descriptors [C, l], as they come from φ."""
+        return cohort.ask(self.introduce, embedding=state.embedding)["descriptor"]
+
+    def models(self, state: State, v: Tensor) -> Tensor:
+        """θ [C, d] = h(v): what the server makes of descriptors."""
+        return generate(self.hypernet, state.hypernet, v, state.shift, state.scale)
 
     def _calibrated(self, state: State, federation: Federation) -> State:
         """The descriptors' shift and scale, from a few clients under the fresh φ; they stay what they are from now on.

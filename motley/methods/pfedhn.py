@@ -97,12 +97,16 @@ class PFedHN:
         )
 
     def personalize(self, state: State, cohort: Cohort) -> Tensor:
+        return generate(self.hypernet, state.hypernet, self.descriptors(state, cohort))
+
+    def descriptors(self, state: State, cohort: Cohort) -> Tensor:
+        """The clients' descriptors [C, l]: learned in training, or optimised now for a newcomer."""
         rows, known = rows_of(state, cohort)
         v = state.descriptors[rows].clone()
         new = (~known).nonzero().flatten()
         if len(new):
             v[new] = self._new_descriptors(state, cohort.only(new))
-        return generate(self.hypernet, state.hypernet, v)
+        return v
 
     def _new_descriptors(self, state: State, cohort: Cohort) -> Tensor:
         """v of newcomers: random, then moved by the same exchange as in training, h unchanged (T1 B.1.2)."""

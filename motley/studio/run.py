@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from motley.data.population import Population
 from motley.federation import Federation
-from motley.method import State, train
+from motley.method import Method, State, train
 from motley.runtime.simulate import Simulator
 from motley.studio import checkpoint, folder
 from motley.studio.checkpoint import Checkpoint
@@ -36,12 +38,16 @@ def execute(
     out: Path | None = None,
     *,
     label: str = "",
+    spoken: str = "",
     population: Population | None = None,
     watcher: Watcher | None = None,
 ) -> Result:
-    """Run a recipe; with ``out`` everything is saved there, and the run can be resumed."""
+    """Run a recipe; with ``out`` everything is saved there, and the run can be resumed.
+
+    label: the run's name in tables; spoken: its name while it runs; population: its data, if loaded already.
+    """
     prepared = prepare(recipe, population)
-    run = _Run(prepared, label or recipe.method, watcher or Quiet())
+    run = _Run(prepared, label or recipe.method, spoken or label or recipe.method, watcher or Quiet())
     if out is None:
         return run.go(None, None)
     fresh = folder.create(out, prepared.recipe)
@@ -50,7 +56,12 @@ def execute(
 
 
 def resume_run(
-    path: Path, *, label: str = "", population: Population | None = None, watcher: Watcher | None = None
+    path: Path,
+    *,
+    label: str = "",
+    spoken: str = "",
+    population: Population | None = None,
+    watcher: Watcher | None = None,
 ) -> Result:
     """Go on with a run from its checkpoint; a finished run only gives its result."""
     if not (path / folder.RECIPE).is_file():
@@ -59,7 +70,8 @@ def resume_run(
         return Result.load(path)
     recipe = read_recipe(path / folder.RECIPE)
     saved = checkpoint.load(path)
-    run = _Run(prepare(recipe, population), label or recipe.method, watcher or Quiet())
+    label = label or recipe.method.rpartition(":")[2]
+    run = _Run(prepare(recipe, population), label, spoken or label, watcher or Quiet())
     with disk_errors_told(path), RunFolder(path) as files:
         files.keep_metrics(0 if saved is None else saved.round)
         return run.go(files, saved)
@@ -69,6 +81,7 @@ def resume_run(
 class _Run:
     prepared: Prepared
     label: str
+    spoken: str
     watcher: Watcher
     failures: int = 0
     measured: tuple[int, Measurement] | None = None  # after which round, and the scores
@@ -81,7 +94,7 @@ class _Run:
             self._began -= saved.seconds
             if isinstance(federation.runtime, Simulator):
                 federation.runtime.use_plans(saved.plans)
-        self.watcher.begin(self.label, recipe.rounds, federation.round, metric_of(self.prepared.population))
+        self.watcher.begin(self.spoken, recipe.rounds, federation.round, metric_of(self.prepared.population))
         try:
             with _stop_signals(self.watcher) as stop:
                 state = saved.state if saved is not None else method.start(federation.seed)
@@ -123,8 +136,8 @@ class _Run:
             "bytes_down": federation.traffic.total_down,
             "failures": len(federation.failures),
         }
+        record["epsilon"] = spent(federation, self.prepared.delta, exact=evaluated)["epsilon"]
         if evaluated:
-            record["epsilon"] = spent(federation, self.prepared.delta)["epsilon"]
             measured = self._measure(number, state, federation)
             record |= {group: None if one is None else one.summary() for group, one in measured.items()}
         return record
@@ -161,14 +174,26 @@ class _Run:
             Checkpoint.of(federation, state, self.seconds()).save(files.path)
             rows = [row for one in measured.values() if one is not None for row in one.rows()]
             folder.write_table(files.path / folder.CLIENTS, rows)
-            folder.write_json(files.path / folder.CLIENT_MAP, client_map(population))
+            known = _descriptors(self.prepared.method, state, federation, population)
+            folder.write_json(files.path / folder.CLIENT_MAP, client_map(population, known))
             folder.write_json(files.path / folder.TRANSCRIPT, federation.transcript.rows())
             folder.write_json(files.path / folder.LEDGER, federation.ledger.state())
             folder.write_json(files.path / folder.RESULT, result.to_json())  # last: it says that the run is whole
         return result
 
 
-def client_map(population: Population) -> dict[str, Any]:
+def _descriptors(method: Method, state: State, federation: Federation, population: Population) -> Tensor | None:
+    """Every client's descriptor, if the method computes them from data (PeFLL, ODPFL-HN); for the map alone."""
+    if not hasattr(method, "introduce") or not hasattr(method, "descriptors") or federation.round == 0:
+        return None
+    clients = population.train
+    if not (bool(clients.labeled.all()) or method.serves_unlabeled) or len(clients) > MAP_CLIENTS:
+        return None
+    found: Tensor = method.descriptors(state, federation.aside(clients).everyone())
+    return found if len(found) == len(clients) else None
+
+
+def client_map(population: Population, descriptors: Tensor | None = None) -> dict[str, Any]:
     """What the report draws its map of clients from; of a very large population, every so many-th client."""
     step = max(1, math.ceil(len(population) / MAP_CLIENTS))
     chosen = range(0, len(population), step)
@@ -179,7 +204,7 @@ def client_map(population: Population) -> dict[str, Any]:
         "group": ["unseen" if i in unseen else "seen" for i in chosen],
         "n": population.sizes[::step].tolist(),
         "label_histogram": population.histogram()[::step].tolist() if counted else None,
-        "descriptor": None,
+        "descriptor": None if descriptors is None else descriptors[::step].tolist(),
         "class_names": None if population.class_names is None else [str(name) for name in population.class_names],
     }
 

@@ -99,8 +99,8 @@ def test_a_mean_over_parts_of_a_mean_pooled_encoder_is_the_whole(block: int) -> 
     parts = ODPFL(problem, encoder="sphere", descriptor=5, rows=4)
     state = whole.start(0)
     federation = Federation(clients, runtime=Simulator(block=block))
-    expected = whole.describe_newcomers(state, federation.everyone())
-    torch.testing.assert_close(parts.describe_newcomers(state, federation.everyone()), expected, atol=1e-6, rtol=1e-5)
+    expected = whole.descriptors(state, federation.everyone())
+    torch.testing.assert_close(parts.descriptors(state, federation.everyone()), expected, atol=1e-6, rtol=1e-5)
 
 
 def test_two_phases_train_table_and_encoder_then_the_hypernetwork_alone() -> None:
@@ -135,8 +135,8 @@ def test_a_private_newcomer_pays_what_it_declared_and_the_noise_has_that_size() 
     open_ = ODPFL(problem, encoder="sphere", descriptor=4)
     state = private.start(0)
     federation = Federation(clients)
-    noisy = private.describe_newcomers(state, federation.everyone())
-    exact = open_.describe_newcomers(state, Federation(clients).everyone())
+    noisy = private.descriptors(state, federation.everyone())
+    exact = open_.descriptors(state, Federation(clients).everyone())
     assert federation.ledger.epsilon(1e-3, client=0) == pytest.approx(1.0, rel=1e-3)
     assert federation.ledger.unit == "point"
     assert private.noise is not None
@@ -229,7 +229,7 @@ def test_rows_of_a_client_may_repeat_its_parts_in_any_block() -> None:
     method = ODPFL(problem, encoder="dss", descriptor=5, rows=4)
     state = method.start(0)
     results = [
-        method.describe_newcomers(state, replace(Federation(clients), runtime=Simulator(block=block)).everyone())
+        method.descriptors(state, replace(Federation(clients), runtime=Simulator(block=block)).everyone())
         for block in (1, 5)
     ]
     torch.testing.assert_close(results[0], results[1], atol=1e-6, rtol=1e-5)

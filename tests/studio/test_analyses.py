@@ -1,0 +1,147 @@
+"""Analyses of models on demand: each against a case whose answer is known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from motley.data import load
+from motley.data.population import Population
+from motley.federation import Federation
+from motley.learn.architectures import build
+from motley.learn.local import LocalSGD
+from motley.methods.odpfl import ODPFL
+from motley.methods.pefll import PeFLL
+from motley.methods.problem import Problem
+from motley.model import Model
+from motley.studio import analyses
+from motley.studio.analyses import Newcomers
+
+
+@pytest.fixture(scope="module")
+def population() -> Population:
+    return load("digits", partition="pathological:2", clients=20, unseen=0.25, seed=0)
+
+
+@pytest.fixture(scope="module")
+def problem(population: Population) -> Problem:
+    model = Model(build("mlp", population.input_shape, 10, hidden=(16,)))
+    return Problem(model, population.input_shape, 10, len(population.seen), "image")
+
+
+def test_rank_correlation_is_one_for_the_shares_themselves_and_minus_one_for_their_opposite() -> None:
+    shares = torch.distributions.Dirichlet(torch.full((5,), 0.3)).sample((30,))
+    assert float(analyses.rank_correlation(3 * shares, shares).min()) > 0.999
+    v = torch.arange(12.0)[:, None]
+    far = torch.exp(-torch.arange(12.0))[:, None]  # seen from client 0, order is kept; from the last it is reversed
+    found = analyses.rank_correlation(v, far, torch.tensor([0, 11]))
+    assert float(found[0]) == pytest.approx(1) and float(found[1]) == pytest.approx(1)
+    noise = analyses.rank_correlation(
+        torch.randn(200, 4, generator=torch.Generator().manual_seed(0)), torch.rand(200, 3)
+    )
+    assert abs(float(noise.mean())) < 0.1
+
+
+def test_maps_keep_clusters_apart() -> None:
+    random = torch.Generator().manual_seed(0)
+    rows = torch.cat([torch.randn(20, 6, generator=random), 30 + torch.randn(20, 6, generator=random)])
+    for kind in ("pca", "t-sne"):
+        places = analyses.descriptor_map(rows, kind)  # type: ignore[arg-type]
+        assert places.shape == (40, 2)
+        gap = (places[:20].mean(0) - places[20:].mean(0)).norm()
+        assert gap > 2 * places[:20].std(0).norm()
+
+
+def test_newcomers_are_dealt_from_unseen_rows_alone_and_are_never_tested_on_what_they_used(
+    population: Population,
+) -> None:
+    assert population.train.y is not None
+    newcomers = analyses.dealt_anew(population, 0.5, clients=6, samples=40, seed=1)
+    allowed = set()
+    for part in (population.train, population.test):
+        for i in population.unseen.tolist():
+            allowed |= {row.numpy().tobytes() for row in part.rows(i)[0]}
+    for i in range(len(newcomers)):
+        own = [row.numpy().tobytes() for row in newcomers.train.rows(i)[0]]
+        held = [row.numpy().tobytes() for row in newcomers.test.rows(i)[0]]
+        assert set(own) <= allowed and set(held) <= allowed and not set(own) & set(held)
+    assert not set(newcomers.train.ids.tolist()) & set(population.train.ids.tolist())
+
+
+def test_a_small_alpha_gives_newcomers_of_few_classes(population: Population) -> None:
+    def largest_share(alpha: float) -> float:
+        newcomers = analyses.dealt_anew(population, alpha, clients=20, samples=20)
+        shares = []
+        for i in range(len(newcomers)):
+            y = newcomers.train.rows(i)[1]
+            assert y is not None
+            shares.append(float(torch.bincount(y).max() / len(y)))
+        return sum(shares) / len(shares)
+
+    assert largest_share(0.05) > largest_share(50.0) + 0.2
+
+
+def test_turning_and_blurring_touch_unseen_images_only(population: Population) -> None:
+    raw = population.train
+    for newcomers in (analyses.turned(population, 90), analyses.blurred(population, 1.0)):
+        for i in population.seen.tolist():
+            rows = raw.rows(i)[0]
+            assert torch.equal(replace(raw, x=newcomers.train.x).rows(i)[0], rows)
+    turned = analyses.turned(population, 90).train.rows(0)[0]
+    original = Newcomers.unseen(population).train.rows(0)[0]
+    assert torch.equal(turned, torch.rot90(original, 1, (-2, -1)))
+    assert torch.equal(analyses.blurred(population, 0).train.x, raw.x)
+    blurred = analyses.blurred(population, 1.0).train.rows(0)[0].double()
+    assert blurred.std() < 0.8 * original.double().std()
+    assert float(blurred.mean()) == pytest.approx(float(original.double().mean()), rel=0.15)
+
+
+def test_curves_have_a_point_for_each_place(population: Population, problem: Problem) -> None:
+    method = PeFLL(problem, descriptor=4, local=LocalSGD(steps=1))
+    state = method.start(0).replace(scale=torch.ones(()))
+    federation = Federation(population.train.select(population.seen))
+    for points, places in (
+        (
+            analyses.accuracy_by_alpha(method, state, federation, population, [0.1, 1.0], clients=4, samples=20),
+            [0.1, 1],
+        ),
+        (analyses.accuracy_by_rotation(method, state, federation, population, [0, 45]), [0, 45]),
+        (analyses.accuracy_by_blur(method, state, federation, population, [0, 1]), [0, 1]),
+    ):
+        assert [point.at for point in points] == places
+        assert all(0 <= point.mean <= 1 and point.error >= 0 for point in points)
+    assert -1 <= analyses.descriptor_correlation(method, state, federation, population) <= 1
+    assert not federation.ledger.state()["shared"]  # nothing was charged
+
+
+def test_noise_moves_small_newcomers_more_than_large_ones(population: Population, problem: Problem) -> None:
+    method = ODPFL(problem, encoder="sphere", descriptor=8)
+    state = method.start(0)
+    federation = Federation(population.train.select(population.seen))
+    newcomers = Newcomers.unseen(population)
+
+    def gap(size: int) -> float:
+        clients = newcomers.only_first(size).train.without_labels()
+        private = replace(method, newcomer_epsilon=0.5)
+        noisy = private.descriptors(state, federation.aside(clients).everyone())
+        return float((noisy - method.descriptors(state, federation.aside(clients).everyone())).norm())
+
+    assert gap(4) > 2 * gap(40)
+    curves = analyses.accuracy_by_size_and_epsilon(method, state, federation, newcomers, [4, 40], [0.5, None])
+    assert set(curves) == {0.5, None} and [point.at for point in curves[None]] == [4, 40]
+
+
+def test_accuracy_per_gigabyte_reads_a_run(tmp_path: Path) -> None:
+    lines = [
+        {"round": 1, "bytes_up": 10**9, "bytes_down": 10**9, "seen": {"mean": 0.5}, "unseen": None},
+        {"round": 2, "bytes_up": 2 * 10**9, "bytes_down": 2 * 10**9},
+        {"round": 3, "bytes_up": 3 * 10**9, "bytes_down": 3 * 10**9, "seen": {"mean": 0.7}, "unseen": {"mean": 0.6}},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert analyses.accuracy_per_gigabyte(tmp_path) == [(2.0, 0.5, None), (6.0, 0.7, 0.6)]
+    with pytest.raises(ValueError, match="no evaluated rounds"):
+        analyses.accuracy_per_gigabyte(tmp_path / "absent")
