@@ -12,9 +12,9 @@ from motley.data.population import Population
 from motley.studio import folder
 from motley.studio.errors import UserError
 from motley.studio.folder import disk_errors_told, read_json, write_json
-from motley.studio.prepare import prepare
+from motley.studio.prepare import FROM_PYTHON, load_data, prepare
 from motley.studio.progress import Watcher
-from motley.studio.recipe import Plan, Recipe, checked
+from motley.studio.recipe import Data, Plan, Recipe, checked
 from motley.studio.report import write_report
 from motley.studio.result import Result, as_text, table
 from motley.studio.run import execute, resume_run
@@ -43,25 +43,47 @@ class Comparison:
         return [result for group in self.groups for result in group]
 
 
+class _Populations:
+    """The data of each run; runs over the same data that follow one another share it."""
+
+    def __init__(self, given: Population | None) -> None:
+        self._given = given
+        self._last: tuple[tuple[Data, int | None], Population] | None = None
+
+    def of(self, recipe: Recipe) -> Population:
+        if self._given is not None:
+            return self._given
+        key = (recipe.data, recipe.seed if recipe.data.seed is None else recipe.data.seed)
+        if self._last is None or self._last[0] != key:
+            self._last = None  # the old data goes before the new one comes
+            self._last = (key, load_data(recipe))
+        return self._last[1]
+
+
 def carry_out(
     plan: Plan, out: Path | None, *, population: Population | None = None, watcher: Watcher | None = None
 ) -> Comparison:
     """Run all of a plan. A single run has ``out`` to itself; several have a folder each inside it."""
+    if population is not None:
+        handed_over = {"data": Data(name=FROM_PYTHON + population.name)}
+        plan = plan.model_copy(
+            update={"runs": [(label, recipe.model_copy(update=handed_over)) for label, recipe in plan.runs]}
+        )
+    populations = _Populations(population)
     runs = plan.with_seeds()
     if len(runs) == 1:
         label, recipe = runs[0]
-        comparison = Comparison(
-            plan.title, [[execute(recipe, out, label=label, population=population, watcher=watcher)]], out
-        )
+        result = execute(recipe, out, label=label, population=population, watcher=watcher)
+        comparison = Comparison(plan.title, [[result]], out)
     else:
         for _, recipe in plan.runs:  # a mistake in the last run is told before the first one starts
-            prepare(recipe, population)
+            prepare(recipe, populations.of(recipe))
         names = _folder_names(plan)
         if out is not None:
             with disk_errors_told(out):
                 folder.claim(out)
                 write_json(out / folder.COMPARISON, _planned(plan, names))
-        comparison = _go_on(plan.title, plan.seeds, runs, names, out, population, watcher)
+        comparison = _go_on(plan.title, plan.seeds, runs, names, out, populations, watcher)
     _report(comparison)
     return comparison
 
@@ -78,7 +100,7 @@ def resume_any(path: Path, *, population: Population | None = None, watcher: Wat
             names = [str(one["folder"]) for one in planned["runs"]]
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path / folder.COMPARISON} is damaged: {type(error).__name__}: {error}") from error
-        comparison = _go_on(title, seeds, runs, names, path, population, watcher)
+        comparison = _go_on(title, seeds, runs, names, path, _Populations(population), watcher)
     else:
         comparison = Comparison("", [[resume_run(path, population=population, watcher=watcher)]], path)
     _report(comparison)
@@ -91,7 +113,7 @@ def _go_on(
     runs: Sequence[tuple[str, Recipe]],
     names: Sequence[str],
     out: Path | None,
-    population: Population | None,
+    populations: _Populations,
     watcher: Watcher | None,
 ) -> Comparison:
     """Every run of a comparison: those that are done are read, those that were begun go on, the others start."""
@@ -99,10 +121,14 @@ def _go_on(
     for (label, recipe), name in zip(runs, names, strict=True):
         spoken = label if seeds == 1 else f"{label}, seed {recipe.seed}"
         path = None if out is None else out / name
-        if path is not None and (path / folder.RECIPE).exists():
-            result = resume_run(path, label=spoken, population=population, watcher=watcher)
+        if path is not None and (path / folder.RESULT).exists():
+            result = Result.load(path)
+        elif path is not None and (path / folder.RECIPE).exists():
+            data = populations.of(recipe)
+            result = resume_run(path, label=label, spoken=spoken, population=data, watcher=watcher)
         else:
-            result = execute(recipe, path, label=spoken, population=population, watcher=watcher)
+            data = populations.of(recipe)
+            result = execute(recipe, path, label=label, spoken=spoken, population=data, watcher=watcher)
         results.append(result)
     groups = [results[begin : begin + seeds] for begin in range(0, len(results), seeds)]
     return Comparison(title, groups, out)

@@ -20,8 +20,8 @@ from motley.model import Model
 from motley.runtime.simulate import Simulator
 from motley.studio import hyperparameters
 from motley.studio.errors import UserError
-from motley.studio.privacy import private_fields, target_delta
-from motley.studio.recipe import Data, Network, Recipe
+from motley.studio.privacy import budget_of, make_private, target_delta
+from motley.studio.recipe import Network, Privacy, Recipe
 from motley.suggest import nearest
 
 FROM_PYTHON = "python:"  # before the name of data that was handed over as an object
@@ -41,31 +41,31 @@ class Prepared:
         runtime = self.recipe.runtime
         simulator = Simulator(runtime.block, runtime.threads, runtime.strict, runtime.drop)
         seen = self.population.train.select(self.population.seen)
-        return Federation(seen, self.recipe.seed, simulator, runtime.quorum, **restored)
+        budget = budget_of(self.recipe, self.delta)
+        return Federation(seen, self.recipe.seed, simulator, runtime.quorum, budget, **restored)
 
 
 def prepare(recipe: Recipe, population: Population | None = None) -> Prepared:
-    """Load the data and build the method; ``population`` is data from Python in place of the recipe's own."""
+    """Load the data and build the method; ``population``: the recipe's data, if it is loaded already."""
     if recipe.runtime.threads is not None:
         torch.set_num_threads(recipe.runtime.threads)
     if population is None:
         population = load_data(recipe)
-    else:
-        recipe = recipe.model_copy(update={"data": Data(name=FROM_PYTHON + population.name)})
     network = recipe.model.name or architectures.default_for(population.input_shape, population.kind)
     module = architectures.build(
         network, population.input_shape, population.outputs, population.kind, **recipe.model.options
     )
     problem = Problem(Model(module), population.input_shape, population.classes, len(population.seen), population.kind)
-    method, resolved = build_method(recipe, problem, population)
+    method, resolved, private = build_method(recipe, problem, population)
     recipe = recipe.model_copy(
         update={
+            "privacy": private,
             "eval_every": recipe.evaluate_every,
             "model": Network(name=network, options=recipe.model.options),
             "hyperparameters": resolved,
         }
     )
-    return Prepared(recipe, population, method, target_delta(recipe, len(population.seen)))
+    return Prepared(recipe, population, method, target_delta(recipe, population))
 
 
 def load_data(recipe: Recipe) -> Population:
@@ -96,8 +96,8 @@ def method_class(name: str) -> type:
     return found
 
 
-def build_method(recipe: Recipe, problem: Problem, population: Population) -> tuple[Method, dict[str, Any]]:
-    """The method, and its hyperparameters as plain values."""
+def build_method(recipe: Recipe, problem: Problem, population: Population) -> tuple[Method, dict[str, Any], Privacy]:
+    """The method, its hyperparameters as plain values, and what its privacy comes to."""
     cls = method_class(recipe.method)
     known = hyperparameters.of_method(cls)
     defaults: Mapping[str, Any] = METHODS[recipe.method].defaults if recipe.method in METHODS else {}
@@ -107,11 +107,12 @@ def build_method(recipe: Recipe, problem: Problem, population: Population) -> tu
         arguments["cohort"] = _fitting(arguments["cohort"], population)
     build = getattr(cls, "for_problem", None)
     first = {"problem": problem} if build is not None else {"model": problem.model}
+    fields, private = make_private(recipe, cls, arguments, population)
     try:
-        method = (build or cls)(**first, **{**arguments, **private_fields(recipe, cls)})
+        method = (build or cls)(**first, **{**arguments, **fields})
     except ValueError as error:
         raise UserError(f"{recipe.method}: {error}") from error
-    return cast(Method, method), hyperparameters.plain(known, arguments)
+    return cast(Method, method), hyperparameters.plain(known, arguments), private
 
 
 def _fitting(cohort: Any, population: Population) -> Any:

@@ -6,6 +6,7 @@ import csv
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -210,7 +211,8 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
 def test_seeds_give_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
     comparison = compare("fedavg", out=tmp_path / "c", seeds=2, **SMALL)
     assert [result.seed for result in comparison.groups[0]] == [0, 1]
-    assert "mean ± std over 2 seeds" in str(comparison)
+    text = str(comparison)
+    assert "mean ± std over 2 seeds" in text and re.search(r"^ +fedavg  .* ± ", text, re.MULTILINE)
     with pytest.raises(UserError, match=r"use compare\(\.\.\.\)"):
         run("fedavg", seeds=2, **SMALL)
 
