@@ -1,0 +1,105 @@
+"""FedTTA: the inner step, the gradient through it, and what it reduces to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from motley.client import Clients
+from motley.federation import Federation
+from motley.learn.architectures import build
+from motley.learn.local import Batch, LocalSGD
+from motley.method import train
+from motley.methods.fedavg import FedAvg
+from motley.methods.fedtta import FedTTA
+from motley.methods.problem import Problem
+from motley.model import Model
+from motley.runtime.simulate import Simulator
+
+SIZES = [7, 12, 5, 9]
+
+
+def clients_of(sizes: list[int] = SIZES) -> Clients:
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(sum(sizes), 6, generator=random)
+    return Clients.from_sizes(x, torch.randint(3, (sum(sizes),), generator=random), torch.tensor(sizes))
+
+
+def problem() -> Problem:
+    return Problem(Model(build("mlp", (6,), 3, hidden=(8,))), (6,), 3, 4)
+
+
+def by_hand(method: FedTTA, theta: Tensor, phi: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The outer loss with ordinary autograd, which builds the graph of the inner gradient."""
+    inner = method.adaptation(phi, method.model(theta, x)).norm()
+    (step,) = torch.autograd.grad(inner, theta, create_graph=True)
+    return F.cross_entropy(method.model(theta - method.adapt_lr * step, x), y)
+
+
+def test_round_follows_the_gradient_through_the_inner_step() -> None:
+    clients = clients_of()
+    method = FedTTA(problem(), cohort=4, local=LocalSGD(steps=1, batch=None, lr=1.0), adapt_lr=0.3)
+    state = method.start(0)
+    after = method.round(state, Federation(clients).begin_round(1))
+    theta, phi = state.theta.clone().requires_grad_(), state.phi.clone().requires_grad_()
+    total = torch.zeros(())
+    for i, size in enumerate(SIZES):
+        x, y = clients.rows(i)
+        assert y is not None
+        total = total + size * by_hand(method, theta, phi, x, y) / sum(SIZES)
+    total.backward()  # type: ignore[no-untyped-call]
+    assert theta.grad is not None and phi.grad is not None and float(phi.grad.abs().max()) > 1e-4
+    torch.testing.assert_close(after.theta, state.theta - theta.grad, atol=1e-6, rtol=0)
+    torch.testing.assert_close(after.phi, state.phi - phi.grad, atol=1e-6, rtol=0)
+
+
+def test_outer_gradient_matches_finite_differences() -> None:
+    method = FedTTA(problem(), adapt_lr=0.3)
+    x, y = clients_of().rows(1)
+    state, batch = method.start(0), Batch(x.double(), y, None)
+    params = {"theta": state.theta.double(), "phi": state.phi.double()}
+    objective, random = method.objective(), torch.Generator().manual_seed(1)
+    gradient = torch.func.grad(objective)(params, batch)
+    for name, value in params.items():
+        way = torch.randn(value.shape, generator=random, dtype=torch.float64)
+        up, down = (objective({**params, name: value + h * way}, batch) for h in (1e-6, -1e-6))
+        torch.testing.assert_close((up - down) / 2e-6, (gradient[name] * way).sum(), atol=1e-6, rtol=1e-5)
+
+
+def test_no_inner_step_is_fedavg() -> None:
+    clients, local = clients_of(), LocalSGD(epochs=2, batch=4, lr=0.3)
+    method, plain = FedTTA(problem(), cohort=3, local=local, adapt_lr=0.0), FedAvg(problem().model, 3, local)
+    state, wanted = train(method, Federation(clients), 3), train(plain, Federation(clients), 3)
+    torch.testing.assert_close(state.theta, wanted.theta, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("block", [1, 4])
+def test_newcomers_take_the_step_of_a_training_batch(block: int) -> None:
+    """All rows, in any order and without labels; the norm is that of ``batch`` rows where there are more."""
+    clients = clients_of()
+    method = FedTTA(problem(), local=LocalSGD(batch=9), adapt_lr=0.3)
+    state = method.start(0)
+    cohort = Federation(clients.without_labels(), runtime=Simulator(block=block)).everyone()
+    models = method.personalize(state, cohort)
+    for i, size in enumerate(SIZES):
+        theta, x = state.theta.clone().requires_grad_(), clients.rows(i)[0]
+        outputs = method.adaptation(state.phi, method.model(theta, x.flip(0)))
+        inner = outputs.square().mean().sqrt() * min(9, size) ** 0.5
+        (step,) = torch.autograd.grad(inner, theta)
+        torch.testing.assert_close(models[i], state.theta - 0.3 * step, atol=1e-6, rtol=0)
+
+
+def test_partial_batches_do_not_depend_on_the_block() -> None:
+    method = FedTTA(problem(), cohort=4, local=LocalSGD(epochs=1, batch=4, lr=0.2), adapt_lr=0.1)
+    wanted = train(method, Federation(clients_of(), runtime=Simulator(block=1)), 2)
+    found = train(method, Federation(clients_of(), runtime=Simulator(block=4)), 2)
+    torch.testing.assert_close(found.theta, wanted.theta, atol=1e-6, rtol=0)
+
+
+def test_a_negative_rate_is_refused() -> None:
+    with pytest.raises(ValueError, match="adapt_lr=-1"):
+        replace(FedTTA(problem()), adapt_lr=-1)

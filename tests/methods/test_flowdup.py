@@ -1,0 +1,221 @@
+"""FLowDUP: its round is one gradient step on (5.4); what it reduces to; what unlabeled clients add and never read."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from motley.client import Clients
+from motley.federation import Federation
+from motley.learn.architectures import build
+from motley.learn.evaluation import evaluate
+from motley.learn.local import LocalSGD
+from motley.learn.server import ServerOptimizer
+from motley.learn.subspace import Kind
+from motley.method import Method, State, train
+from motley.methods.fedavg import FedAvg
+from motley.methods.flowdup import PARTS, FLowDUP, LDFedAvg, with_outputs
+from motley.model import Model
+from motley.runtime.simulate import Simulator
+
+SIZES = [8, 12, 5, 9]
+FULL_STEP = LocalSGD(steps=1, batch=None, lr=1.0)
+PLAIN = ServerOptimizer("sgd", lr=0.5)
+
+
+def clients_of(sizes: list[int] = SIZES, labeled: list[bool] | None = None, shape: tuple[int, ...] = (6,)) -> Clients:
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(sum(sizes), *shape, generator=random)
+    y = torch.randint(3, (sum(sizes),), generator=random)
+    flags = None if labeled is None else torch.tensor(labeled)
+    return Clients.from_sizes(x, y, torch.tensor(sizes), labeled=flags)
+
+
+def mlp() -> Model:
+    return Model(build("mlp", (6,), 3, hidden=(8,)))
+
+
+def small(**changes: object) -> FLowDUP:
+    fields = {"cohort": 4, "local": FULL_STEP, "server": PLAIN, "dimension": 9, "features": 7, "width": 5, "begin": 1.0}
+    return FLowDUP(mlp(), **{**fields, "penalty": 0.03, **changes})  # type: ignore[arg-type]
+
+
+def begun(method: FLowDUP) -> State:
+    return method.start(0).replace(prior=torch.linspace(-0.2, 0.3, method.lift.k))
+
+
+@pytest.mark.parametrize("kind", ["kronecker", "signs"])
+@pytest.mark.parametrize("block", [1, 3, 4])
+def test_round_is_one_step_on_the_pooled_objective(kind: Kind, block: int) -> None:
+    """Clients 0 and 2 are labeled: loss and regulariser; 1 and 3 are not: the regulariser alone (eq. 5.4-5.6)."""
+    flags = [True, False, True, False]
+    clients, method = clients_of(labeled=flags), small(subspace=kind, labeled_share=0.5)
+    state = begun(method)
+
+    def objective(h1: Tensor, hidden: Tensor, last: Tensor, bias: Tensor, prior: Tensor) -> Tensor:
+        total = torch.zeros(())
+        for i, labeled in enumerate(flags):
+            x, y = clients.rows(i)
+            assert y is not None
+            v = last @ method.hidden(hidden, method.h1(h1, x[0::2]).mean(0)) + bias
+            total = total + 0.03 * (v - prior).square().sum()
+            if labeled:
+                theta = method.lift.theta0 + method.lift.p(v)
+                total = total + F.cross_entropy(method.model(theta, x[1::2]), y[1::2])
+        return total / 4
+
+    wanted = torch.func.grad(objective, (0, 1, 2, 3, 4))(*(state[name] for name in PARTS))
+    after = method.round(state, Federation(clients, runtime=Simulator(block=block)).begin_round(1))
+    for name, gradient in zip(PARTS, wanted, strict=True):
+        torch.testing.assert_close(after[name], state[name] - 0.5 * gradient, atol=1e-6, rtol=0)
+        assert float(gradient.abs().max()) > 1e-3
+
+
+def test_without_unlabeled_clients_and_with_a_constant_v_it_is_ld_fedavg() -> None:
+    """All of h but the last bias is silenced: v is that bias, and FLowDUP is LD-FedAvg on the measuring halves."""
+    clients = clients_of([8, 8, 8, 8])
+    local = LocalSGD(steps=3, batch=None, lr=0.7)
+    method = small(labeled_share=1.0, penalty=0.0, local=local)
+    state = begun(method)
+    v = torch.linspace(-0.5, 0.5, 9)
+    state = state.replace(hidden=torch.zeros_like(state.hidden), last=torch.zeros_like(state.last), bias=v)
+    assert clients.y is not None
+    halves = Clients.from_sizes(clients.x[1::2], clients.y[1::2], torch.tensor([4, 4, 4, 4]))
+    plain = LDFedAvg(method.model, cohort=4, local=local, server=PLAIN, dimension=9)
+    wanted = plain.start(0).replace(v=v)
+    federation, other = Federation(clients), Federation(halves)
+    for number in (1, 2):
+        state = method.round(state, federation.begin_round(number))
+        wanted = plain.round(wanted, other.begin_round(number))
+    own = method.personalize(state, federation.everyone())
+    torch.testing.assert_close(own, plain.personalize(wanted, other.everyone()), atol=1e-6, rtol=0)
+    assert float((wanted.v - v).abs().max()) > 1e-2
+
+
+def test_ld_fedavg_in_the_whole_space_is_fedavg() -> None:
+    clients, local = clients_of(), LocalSGD(epochs=2, batch=4, lr=0.3)
+    low = LDFedAvg(mlp(), cohort=3, local=local, subspace="identity", agreed_seed=5)
+    full = FedAvg(low.model, cohort=3, local=local)
+    federation, other = Federation(clients), Federation(clients)
+    state, wanted = train(low, federation, 3), train(full, other, 3, full.start(5))
+    torch.testing.assert_close(low.personalize(state, federation.everyone())[0], wanted.theta, atol=1e-6, rtol=0)
+
+
+def test_ld_fedavg_stays_in_its_subspace() -> None:
+    low = LDFedAvg(mlp(), cohort=4, local=LocalSGD(lr=0.3), dimension=9)
+    federation = Federation(clients_of())
+    theta = low.personalize(train(low, federation, 2), federation.everyone())[0]
+    p = torch.func.vmap(low.lift.p)(torch.eye(9)).T
+    moved = theta - low.lift.theta0
+    inside = p @ torch.linalg.lstsq(p, moved[:, None]).solution[:, 0]
+    torch.testing.assert_close(inside, moved, atol=1e-6, rtol=0)
+    assert float(moved.norm()) > 1e-2
+
+
+def test_h_does_not_depend_on_the_order_of_the_rows_nor_on_labels() -> None:
+    clients, method = clients_of([10]), small()
+    state = begun(method)
+    shuffled = replace(clients, x=clients.x[torch.randperm(10, generator=torch.Generator().manual_seed(1))])
+    models = [
+        method.personalize(state, Federation(some).everyone())
+        for some in (clients, shuffled, clients.without_labels(), replace(clients, y=None).without_labels())
+    ]
+    for other in models[1:]:
+        torch.testing.assert_close(models[0], other, atol=1e-6, rtol=0)
+    elsewhere = method.personalize(state, Federation(replace(clients, x=clients.x + 1)).everyone())
+    assert float((models[0] - elsewhere).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("block", [1, 2, 4])
+def test_block_size_does_not_matter(block: int) -> None:
+    """Clients of unlike sizes, epochs with partial batches of one row."""
+    method = small(local=LocalSGD(epochs=2, batch=4, lr=0.2), labeled_share=0.75)
+    clients = clients_of(labeled=[True, True, True, False])
+    wanted = train(method, Federation(clients, runtime=Simulator(block=1)), 2)
+    found = train(method, Federation(clients, runtime=Simulator(block=block)), 2)
+    for name in PARTS:
+        torch.testing.assert_close(found[name], wanted[name], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "share", "labeled", "unlabeled"),
+    [
+        ([True] * 40, 0.9, 20, 0),  # nobody is unlabeled: a full cohort of labeled clients
+        ([True] * 30 + [False] * 10, 0.9, 18, 2),
+        ([True] * 30 + [False] * 10, 0.5, 10, 10),
+        ([True] * 4 + [False] * 36, 0.9, 4, 2),  # few labeled ones: all of them
+        ([True] * 30 + [False] * 10, 1.0, 20, 0),
+    ],
+)
+def test_cohort_has_the_labeled_share(flags: list[bool], share: float, labeled: int, unlabeled: int) -> None:
+    method = small(cohort=20, labeled_share=share)
+    federation = Federation(clients_of([4] * 40, flags))
+    method.round(method.start(0), federation.begin_round(1))
+    rows = {row["task"]: row["replies"] for row in federation.transcript.rows() if row["array"] == "bias"}
+    assert rows == {"FLowDUP.fit": labeled} | ({"FLowDUP.regularize": unlabeled} if unlabeled else {})
+
+
+def test_server_sees_sums_only_and_p_is_never_sent() -> None:
+    method = small(labeled_share=0.5)
+    federation = Federation(clients_of(labeled=[True, True, False, False]))
+    method.round(method.start(0), federation.begin_round(1))
+    assert {row["seen_as"] for row in federation.transcript.rows()} <= {"sum", "mean"}
+    assert federation.traffic.total_down == 4 * 4 * (method.h1.size + method.hidden.size + 5 * 9 + 9 + 9)
+
+
+def test_a_fixed_prior_is_zero() -> None:
+    """Table C.4's variant: ψ_r is neither used nor learned."""
+    method, clients = small(learn_prior=False), clients_of()
+    states = [begun(method), method.start(0)]
+    first, second = (method.round(state, Federation(clients).begin_round(1)) for state in states)
+    assert torch.equal(first.last, second.last) and torch.equal(first.prior, states[0].prior)
+
+
+def test_feature_network_is_the_model_with_another_head() -> None:
+    model = Model(build("cnn", (1, 16, 16), 10))
+    h1 = with_outputs(model, 256)
+    assert list(h1.shapes)[:-2] == list(model.shapes)[:-2] and h1.shapes["fc2.weight"][0] == 256
+    assert h1(h1.init(0), torch.zeros(2, 1, 16, 16)).shape == (2, 256)
+    with pytest.raises(ValueError, match="no linear layer"):
+        with_outputs(Model(nn.Sequential(nn.Conv2d(1, 3, 3), nn.Flatten())), 256)
+
+
+def test_it_learns_what_one_model_cannot() -> None:
+    """Half the clients see their inputs negated: unlabeled newcomers get the model that fits them."""
+    random = torch.Generator().manual_seed(0)
+    mean, count, rows = torch.tensor([2.0, 0.0]), 40, 20
+    x = torch.randn(count * rows, 2, generator=random) + mean
+    y = (x[:, 1] > 0).to(torch.int64)
+    x[rows * count // 2 :] *= -1
+    clients = Clients.from_sizes(x, y, torch.full((count,), rows))
+    seen = clients.select([i for i in range(count) if i % 5])
+    newcomers = clients.select(range(0, count, 5))
+    model = Model(build("mlp", (2,), 2, hidden=()))  # linear: it cannot serve both halves
+    local = LocalSGD(epochs=1, batch=20, lr=0.3)
+    own = FLowDUP(model, cohort=10, local=local, dimension=6, features=8, width=8, server=ServerOptimizer("adam", 0.02))
+    one = FedAvg(model, cohort=10, local=local)
+    scores = []
+    methods: tuple[Method, Method] = (own, one)
+    for method in methods:
+        federation = Federation(seen)
+        state = train(method, federation, 60)
+        personalize = functools.partial(method.personalize, state)
+        scores.append(evaluate(model, personalize, federation, newcomers.without_labels(), newcomers).mean)
+    assert scores[0] > 0.9 and scores[1] < 0.75
+
+
+def test_bad_settings_say_what_was_expected() -> None:
+    with pytest.raises(ValueError, match=r"labeled_share=0\.0; expected a share above 0"):
+        small(labeled_share=0.0)
+    with pytest.raises(ValueError, match="width=0"):
+        small(width=0)
+    with pytest.raises(ValueError, match="cannot be halved"):
+        small(local=LocalSGD(batch=1))
+    with pytest.raises(ValueError, match="no client has labels"):
+        method = small()
+        method.round(method.start(0), Federation(clients_of(labeled=[False] * 4)).begin_round(1))
