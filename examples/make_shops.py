@@ -1,4 +1,4 @@
-"""Write shops.csv: forty shops' sales, one line each, where what makes people return things differs from shop to shop."""
+"""Write shops.csv: forty shops' sales. What makes people return things differs from shop to shop."""
 
 import sys
 
