@@ -56,7 +56,7 @@ METHODS: dict[str, Entry] = {
         "FedAvg + fine-tuning",
         "McMahan et al., AISTATS 2017",
         "FedAvg, then every client trains the common model a little further on its own labels",
-        {**_PASS, "finetune": {"epochs": 5, "batch": 10, "lr": 0.1}},
+        {**_PASS, "finetune": {"steps": 50, "batch": 10, "lr": 0.1}},
     ),
     "pefll": Entry(
         PeFLL,
