@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Literal
@@ -119,7 +120,7 @@ def descend(
     that is the same as adding it. ``rates`` gives a network a step size of its own. Moments are kept in the state as
     ``server.NAME.…``; ``begin`` makes them.
     """
-    norm = float(torch.stack([gradient.square().sum() for gradient in gradients.values()]).sum().sqrt())
+    norm = math.hypot(*(float(torch.linalg.vector_norm(gradient)) for gradient in gradients.values()))
     factor = -min(1.0, clip / max(norm, 1e-12))
     for name, gradient in gradients.items():
         optimizer = replace(server, lr=(rates or {}).get(name, server.lr))

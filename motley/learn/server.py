@@ -50,11 +50,14 @@ class ServerOptimizer:
         if self.kind == "momentum":
             m = self.beta1 * moments["m"] + direction
             return theta + self.lr * m, {"m": m}
-        square, t = direction.square(), moments["t"] + 1
-        m = self.beta1 * moments["m"] + (1 - self.beta1) * direction
+        # a hypernetwork has ten million parameters: few passes over them, and few temporary copies
+        t = moments["t"] + 1
+        m = torch.lerp(moments["m"], direction, 1 - self.beta1)
         if self.kind == "adam":
-            v = self.beta2 * moments["v"] + (1 - self.beta2) * square
+            v = (self.beta2 * moments["v"]).addcmul_(direction, direction, value=1 - self.beta2)
         else:
+            square = direction.square()
             v = moments["v"] - (1 - self.beta2) * square * torch.sign(moments["v"] - square)
-        scale = torch.sqrt(v / (1 - self.beta2**t)) + self.adaptivity
-        return theta + self.lr * (m / (1 - self.beta1**t)) / scale, {"m": m, "v": v, "t": t}
+        scale = (v / (1 - self.beta2**t)).sqrt_().add_(self.adaptivity)
+        rate = self.lr / (1 - self.beta1 ** float(t))
+        return torch.addcdiv(theta, m, scale, value=rate), {"m": m, "v": v, "t": t}
