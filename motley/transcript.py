@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
@@ -33,7 +33,7 @@ class Transcript:
 
     def add(self, entry: Entry) -> None:
         # the same array asked in the same way in another round is the same line: first and last round, times, bytes
-        same = Entry(**{**asdict(entry), "round": 0, "clients": 0, "bytes": 0})
+        same = replace(entry, round=0, clients=0, bytes=0)
         new = {"first": entry.round, "last": entry.round, "times": 0, "replies": 0, "bytes": 0}
         line = self.entries.setdefault(same, new)
         line["last"] = entry.round
