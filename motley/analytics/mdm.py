@@ -5,9 +5,9 @@ number of components by the likelihood of clients that were not fitted on. Clien
 
 Where this departs from the pages, and why:
 - *Breaking the symmetry.* Algorithm 5 has each client join a component at random; in a large cohort all components
-  then start nearly equal, and EM stays in a poor optimum (high-3 of Table A.1). Here a client joins by how concentrated
-  it is: the server first gets the cohort's histogram of Σ_j p_j² (a sum), broadcasts its k/K quantiles as thresholds,
-  and each client compares its own Σ_j p_j² with them. ``start="random"`` is Algorithm 5 as printed.
+  then start nearly equal, and EM may end in a poor optimum (high-3 of Table A.1). Here a client joins by how
+  concentrated it is: the server first gets the cohort's histogram of Σ_j p_j² (a sum), broadcasts its k/K quantiles as
+  thresholds, and each client compares its own Σ_j p_j² with them. ``start="random"`` is Algorithm 5 as printed.
 - *Moment matching* takes each component's category with the largest mean in place of category 1, whose moments may be
   all zero; moments and the precision α_0 are clamped.
 - *What is sent.* α·(ψ(c+α)−ψ(α)) and α_0·(ψ(m+α_0)−ψ(α_0)) in place of (3.13) and (3.14): the server computes the same
@@ -37,6 +37,7 @@ from motley.task import Sent, Task, send, task
 SMOOTHING = 0.01  # clients added to every component, so that no weight and no size has probability 0
 EMPTY = 1e-3  # a component with a smaller share of the cohort is empty
 LEAST_ALPHA, LEAST_PRECISION, MOST_PRECISION = 1e-4, 1e-2, 1e4
+TIE = 2.0  # standard errors: a difference in likelihood that is no larger does not count
 CONCENTRATION_BINS = 64  # between Σp² = 1/C (all categories alike) and 1 (one category only), in equal ratios
 
 
@@ -177,8 +178,8 @@ class MDM:
     ) -> Choice:
         """Fit every number of components and keep the best on ``unseen`` clients (T1 A.1.1).
 
-        Approximate ties go to the smaller K: it wins if its mean likelihood is within one standard error of the best
-        (of the paired difference; with noise, within the standard deviation of the noise).
+        Approximate ties go to the smaller K: it wins if its mean likelihood is within two standard errors of the best
+        (of the paired difference; with noise, two standard deviations of the noise).
         """
         candidates = sorted(set(candidates))
         if not candidates:
@@ -191,7 +192,7 @@ class MDM:
         score = self.score(unseen, [fitted.mixture for fitted in fits])
         best = int(score.gain.argmax())
         below = score.gain[best] - score.gain
-        chosen = int((below <= score.error[best]).nonzero()[0])
+        chosen = int((below <= TIE * score.error[best]).nonzero()[0])
         return Choice(fits[chosen], candidates, score.log_likelihood, below.tolist(), score.error[best].tolist())
 
     def score(self, federation: Federation, mixtures: Sequence[Mixture]) -> Score:

@@ -218,7 +218,7 @@ def test_the_command_is_private_on_request() -> None:
         "--rounds",
         "5",
         "--cohort",
-        "100",
+        "600",
         "--json",
     )
     found = json.loads(run(*arguments, "--epsilon", "8"))
