@@ -44,6 +44,7 @@ class FedAvg:
     clip: float | None = None
     noise: AdditiveNoise | None = None
     secure: bool = False
+    point_private: ClassVar[bool] = True  # charges the ledger with local.private
 
     @property
     def serves_unlabeled(self) -> bool:

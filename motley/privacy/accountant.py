@@ -81,7 +81,7 @@ def quick_bound(released: Account, delta: float) -> float:
         return 0.0
     if _is_non_private(released):
         return math.inf
-    orders, rdp = _rdp(released)
+    orders, rdp = _rdp(released, _WHOLE_ORDERS)
     return float(rdp_privacy_accountant.compute_epsilon(orders, rdp, delta)[0])
 
 
@@ -279,20 +279,23 @@ def _hockey_stick(pld: Any, epsilons: Any) -> Any:
 # Rényi differential privacy
 
 
-def _rdp(released: Account) -> tuple[Any, Any]:
-    orders = np.array(rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
-    return orders, sum(count * _single_rdp(event) for event, count in sorted(released, key=repr))
+_ALL_ORDERS = tuple(rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
+_WHOLE_ORDERS = tuple(order for order in _ALL_ORDERS if order >= 2 and order == int(order))  # the fast ones
+
+
+def _rdp(released: Account, orders: tuple[float, ...] = _ALL_ORDERS) -> tuple[Any, Any]:
+    return np.array(orders), sum(count * _single_rdp(event, orders) for event, count in sorted(released, key=repr))
 
 
 @lru_cache(maxsize=512)
-def _single_rdp(event: DpEvent) -> Any:
+def _single_rdp(event: DpEvent, orders: tuple[float, ...]) -> Any:
     if isinstance(event, ExponentialDpEvent):
-        pure = _single_rdp(dp_accounting.RandomizedResponseDpEvent(2.0 / (math.exp(event.epsilon) + 1.0), 2))
-        return np.minimum(pure, _single_rdp(dp_accounting.ZCDpEvent(event.epsilon**2 / 8.0)))
+        pure = _single_rdp(dp_accounting.RandomizedResponseDpEvent(2.0 / (math.exp(event.epsilon) + 1.0), 2), orders)
+        return np.minimum(pure, _single_rdp(dp_accounting.ZCDpEvent(event.epsilon**2 / 8.0), orders))
     sampled = isinstance(event, _POISSON)
     relation = NeighboringRelation.ADD_OR_REMOVE_ONE if sampled else NeighboringRelation.REPLACE_ONE
-    accountant = rdp_privacy_accountant.RdpAccountant(neighboring_relation=relation)
+    accountant = rdp_privacy_accountant.RdpAccountant(list(orders), relation)
     if accountant.supports(event):
         return accountant.compose(event).rdp
     # Rényi accounting knows amplification of Gaussian noise only; without amplification the bound still holds.
-    return sum(count * _single_rdp(inner) for inner, count in leaves(event.event))
+    return sum(count * _single_rdp(inner, orders) for inner, count in leaves(event.event))

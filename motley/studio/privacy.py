@@ -159,11 +159,12 @@ def forecast(recipe: Recipe, method: object, population: Population, delta: floa
         times = participations(cohort, population, rounds)
         different = sorted(set(population.sizes[population.seen].tolist()))
         steps = [local.steps_of(size) for size in different]
-        z = [private.multiplier(one) for one in steps]
+        scales = [private.multiplier(one) for one in steps]
         costs = [
-            dpsgd.epsilon(zi, Steps(one.rate, one.count * times), delta=delta) for zi, one in zip(z, steps, strict=True)
+            dpsgd.epsilon(scale, Steps(one.rate, one.count * times), delta=delta)
+            for scale, one in zip(scales, steps, strict=True)
         ]
-        least, most = min(z), max(z)
+        least, most = min(scales), max(scales)
         told = f"{least:.4f}" if least == most else f"{least:.4f} to {most:.4f}, by client"
         how = f"Poisson batches, rates {min(s.rate for s in steps):.4g} to {max(s.rate for s in steps):.4g}"
         return Forecast("point", private.clip, told, times, how, max(costs), delta, "PLD")

@@ -213,6 +213,8 @@ _WORDS = (
     (r"Everyone\(.*\)", "all that were asked"),
     (r"Local\(.*\)", "each for itself"),
     (r"Gaussian\(noise_multiplier=([\d.e+-]+)\)", r"Gaussian, \1 times the bound"),
+    (r"DP-SGD\(noise_multiplier=([\d.e+-]+)\)", r"DP-SGD, \1 times the clip in each step"),
+    (r"DP-SGD\(noise by client\)", "DP-SGD, each client's own noise"),
     (r"Laplace\(epsilon=([\d.e+-]+)\)", r"Laplace for ε = \1"),
     (r"RandomizedResponse\(epsilon=([\d.e+-]+), .*\)", r"randomized response for ε = \1"),
 )

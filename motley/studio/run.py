@@ -158,7 +158,8 @@ class _Run:
             rounds=recipe.rounds,
             seconds=round(self.seconds(), 3),
             metric=metric_of(population),
-            scored=f"the models that `personalize` gives after round {federation.round}, on each client's test rows",
+            scored=f"the models that `personalize` gives after round {federation.round}, on each client's test rows "
+            "(simulation only: no score leaves a client, and none is in ε)",
             accuracy={group: None if (one := measured[group]) is None else one.summary() for group in GROUPS},
             serves_unlabeled=bool(getattr(self.prepared.method, "serves_unlabeled", False)),
             bytes={"up": federation.traffic.total_up, "down": federation.traffic.total_down},
