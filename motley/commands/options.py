@@ -58,9 +58,13 @@ Set = Annotated[
 ]
 
 Epsilon = Annotated[float | None, typer.Option(help="The ε that the run may cost.", rich_help_panel=_PRIVACY)]
-Delta = Annotated[float | None, typer.Option(help="δ. (default: n^-1.1 for n clients or points)", rich_help_panel=_PRIVACY)]
+Delta = Annotated[
+    float | None, typer.Option(help="δ. (default: n^-1.1 for n clients or points)", rich_help_panel=_PRIVACY)
+]
 NoiseMultiplier = Annotated[float | None, typer.Option(help="Noise / clip.", rich_help_panel=_PRIVACY)]
-Clip = Annotated[float | None, typer.Option(help="Bound on an update (client) or gradient (point).", rich_help_panel=_PRIVACY)]
+Clip = Annotated[
+    float | None, typer.Option(help="Bound on an update (client) or gradient (point).", rich_help_panel=_PRIVACY)
+]
 Unit = Annotated[str | None, typer.Option(help="Who is protected: client or point.", rich_help_panel=_PRIVACY)]
 
 EvalEvery = Annotated[int | None, typer.Option(help="Rounds between evaluations.", rich_help_panel=_RUNNING)]
