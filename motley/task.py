@@ -9,6 +9,7 @@ A task takes a client and named arrays and sends named arrays; nothing else ever
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -41,9 +42,8 @@ class Task:
         self.vectorised = vectorised  # False: works on bytes or Python values, so always client by client
         prefix = "" if owner is None else type(owner).__name__ + "."
         self.name = prefix + function.__name__
-        parameters = list(inspect.signature(function).parameters.values())
         skipped = 2 if _is_method(function) else 1  # self and client, or client
-        self._parameters = parameters[skipped:]
+        self._parameters = _parameters(function)[skipped:]
         self.__doc__ = function.__doc__
 
     def __get__(self, instance: object | None, _: type) -> Task:
@@ -67,8 +67,13 @@ class Task:
             raise TypeError(f"task {self.name} needs the input{'s' * (len(missing) > 1)} {', '.join(missing)}")
 
 
+@functools.lru_cache  # a method's task is bound anew in every round
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(function).parameters.values())
+
+
 def _is_method(function: Callable[..., Any]) -> bool:
-    return next(iter(inspect.signature(function).parameters), None) == "self"
+    return bool(_parameters(function)) and _parameters(function)[0].name == "self"
 
 
 def task(function: Callable[..., Sent]) -> Task:

@@ -204,7 +204,7 @@ class _Batches:
         self.weights: Sequence[Tensor | None] | Tensor  # [steps, B]: 0 for rows that fill up; None: every row counts
         if local.batch is None:
             self.steps = epochs if local.steps is None else local.steps
-            self.rows: Sequence[Tensor] | Tensor = torch.arange(capacity).expand(self.steps, -1)
+            self.rows: Sequence[Tensor | slice] | Tensor = [slice(None)] * self.steps  # a view, not a copy for a step
             self.weights = [None if client.full else client.mask.to(torch.float32)] * self.steps
         elif local.steps is not None:
             self.steps = local.steps
@@ -231,7 +231,7 @@ class _Batches:
         count = self.steps if self.active is None else self.active.sum()
         self.own_steps = torch.as_tensor(count).clamp(min=1)  # of this client
 
-    def draw(self, step: int) -> tuple[Tensor, Tensor | None]:
+    def draw(self, step: int) -> tuple[Tensor | slice, Tensor | None]:
         return self.rows[step], self.weights[step]
 
 
@@ -251,9 +251,9 @@ class _PoissonBatches:
                 self.active = torch.arange(self.steps) < epochs * ((client.n + local.batch - 1) // local.batch)
         self.own_steps = torch.as_tensor(self.steps if self.active is None else self.active.sum()).clamp(min=1)
 
-    def draw(self, step: int) -> tuple[Tensor, Tensor | None]:
+    def draw(self, step: int) -> tuple[Tensor | slice, Tensor | None]:
         if self._batch is None:
-            return torch.arange(self._client.capacity), self._client.mask.to(torch.float32)
+            return slice(None), self._client.mask.to(torch.float32)
         rows, taken = dpsgd.poisson_batch(self._client.n, self._client.capacity, self._batch, self._client.noise)
         return rows, taken.to(torch.float32)
 
