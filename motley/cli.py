@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 
 from motley import __version__
-from motley.commands import data, demo, kmeans, listing, mdm, personalize, run
+from motley.commands import data, demo, estimate, kmeans, listing, mdm, personalize, privacy, run
 from motley.commands.options import examples
 from motley.federation import QuorumError
-from motley.privacy import BudgetExceeded
+from motley.privacy import BudgetExceeded, SecureSumAborted
 from motley.studio.errors import Interrupted, UserError
 
 TRACEBACK = "MOTLEY_TRACEBACK"  # set it to see where an error comes from
@@ -34,7 +34,7 @@ class Commands(typer.core.TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
         except UserError as error:
             _say(str(error), "error")
-        except (ValueError, TypeError, OSError, QuorumError, BudgetExceeded) as error:
+        except (ValueError, TypeError, OSError, QuorumError, BudgetExceeded, SecureSumAborted) as error:
             _say(f"{error}\n(set {TRACEBACK}=1 to see where this comes from)", "error")
         raise typer.Exit(1)
 
@@ -77,6 +77,8 @@ COMMANDS: tuple[Callable[[typer.Typer], None], ...] = (
     listing.register,
     kmeans.register,
     mdm.register,
+    privacy.register,
+    estimate.register,
 )
 for _register in COMMANDS:
     _register(app)
