@@ -35,7 +35,7 @@ METHODS: dict[str, Entry] = {
         "Local",
         "baseline",
         "every client trains alone; no federation",
-        {**_PASS, "newcomer": {"epochs": 10, "batch": 10, "lr": 0.1}},
+        {**_PASS, "newcomer": {"steps": 200, "batch": 10, "lr": 0.1}},
     ),
     "fedavg": Entry(
         FedAvg,
