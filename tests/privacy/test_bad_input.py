@@ -1,0 +1,104 @@
+"""What a privacy run refuses: each with a message that says what was expected, and nothing released."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from motley import Federation, Mean, Simulator, Sum
+from motley.privacy import Budget, BudgetExceeded, Gaussian, Laplace, Ledger
+from motley.runtime.request import Batch, Request
+from motley.studio import UserError
+from motley.studio.prepare import prepare
+from motley.studio.settings import plan_for
+from tests.core.helpers import clients, total
+
+SMALL = {"data": "digits", "partition": "iid", "clients": 30, "cohort": 6, "model": "logistic", "rounds": 2}
+
+
+def prepared(**settings: Any) -> Any:
+    return prepare(plan_for(["fedavg"], {**SMALL, **settings}).runs[0][1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epsilon": 0.0}, r"privacy.epsilon = 0.0: input should be greater than 0"),
+        ({"epsilon": -1.0}, r"privacy.epsilon = -1.0: input should be greater than 0"),
+        ({"epsilon": 1.0, "delta": 1.0}, r"privacy.delta = 1.0: input should be less than 1"),
+        ({"epsilon": 1.0, "delta": 0.5}, r"delta must be at most 1/n = 0.037 for n = 27, got 0.5.*the clients"),
+        ({"epsilon": 1.0, "delta": 0.01, "unit": "point"}, r"delta must be at most 1/n = .* for n = \d+, .*the points"),
+        ({"noise_multiplier": 1.0}, r"noise without a bound protects nobody: give privacy.clip"),
+        ({"noise_multiplier": 1.0, "clip": 0.0}, r"privacy.clip = 0.0: input should be greater than 0"),
+        ({"clip": 1.0, "unit": "point"}, r"privacy.clip alone protects nobody"),
+        ({"epsilon": 1.0, "unit": "house"}, r"privacy.unit = 'house': input should be 'client' or 'point'"),
+    ],
+)
+def test_a_recipe_that_cannot_be_kept_is_refused_before_it_starts(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        prepared(**settings)
+
+
+@pytest.mark.parametrize("unit", ["client", "point"])
+def test_a_method_without_private_training_says_so(unit: str) -> None:
+    with pytest.raises(UserError, match=f"local has no {unit}-level privacy .*; fedavg has it"):
+        prepare(plan_for(["local"], {**SMALL, "epsilon": 1.0, "delta": 1e-4, "unit": unit}).runs[0][1])
+
+
+def test_mechanisms_and_releases_refuse_nonsense() -> None:
+    for epsilon in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="epsilon must be a finite number above 0"):
+            Laplace(epsilon)
+    with pytest.raises(ValueError, match="delta must be above 0 and below 1, got 1"):
+        Budget(1.0, 1.0)
+    with pytest.raises(ValueError, match="clip=0; expected a number above 0"):
+        Sum("total", clip=0, noise=Gaussian(1.0))
+    with pytest.raises(ValueError, match="noise without a bound protects nobody"):
+        Sum("total", noise=Gaussian(1.0))
+    with pytest.raises(ValueError, match="weights from the clients' data break the bound"):
+        Mean("total", weight="n", clip=1.0, noise=Gaussian(1.0))
+
+
+class Untouched(Simulator):
+    """Fails the test if anything is sent."""
+
+    def deliver(self, request: Request) -> Iterator[Batch]:
+        raise AssertionError("something was sent")
+
+
+def test_a_budget_that_is_spent_sends_nothing() -> None:
+    spent = Ledger()
+    spent.record(Gaussian(1.0).event())
+    federation = Federation(clients([3, 3]), runtime=Untouched(), budget=Budget(4.0, 1e-5), ledger=spent)
+    with pytest.raises(BudgetExceeded, match=r"4 at δ = 1e-05; 4.377 is spent .* nothing was sent"):
+        federation.everyone().ask(total, into=Sum("total", clip=1.0, noise=Gaussian(1.0)))
+    with pytest.raises(BudgetExceeded, match="the ask has no noise, so give it a release with clip and noise"):
+        federation.everyone().ask(total, into=Sum("total"))
+    assert federation.transcript.rows() == []
+
+
+class Cheated(Simulator):
+    """Client 1 leaves out its own half of the release: it sends a hundred times as much as it may."""
+
+    def deliver(self, request: Request) -> Iterator[Batch]:
+        for batch in super().deliver(request):
+            scale = torch.where(request.clients.ids[request.positions[batch.rows]] == 1, 100.0, 1.0)
+            arrays = [{name: value * scale[:, None] for name, value in one.items()} for one in batch.arrays]
+            yield Batch(batch.rows, arrays, batch.failed)
+
+
+@pytest.mark.parametrize("noise", [None, Gaussian(1e-9), Laplace(1e9)], ids=["plain", "gaussian", "laplace"])
+def test_a_reply_beyond_its_clip_is_left_out_and_told(noise: Any) -> None:
+    honest = Federation(clients([3, 4, 5]))
+    cheated = Federation(clients([3, 4, 5]), runtime=Cheated())
+    release = Sum("total", clip=1.0, noise=noise)
+    replies = cheated.everyone().ask(total, into=release)
+    [failure] = replies.failures
+    assert failure.client == "1"
+    assert "sent 'total' of norm 100, beyond its clip 1; left out" in failure.reason
+    expected = honest.cohort([0, 2]).ask(total, into=release)["total"]
+    assert torch.allclose(replies["total"], expected, atol=1e-4)
+    assert replies.answered.tolist() == [0, 2]

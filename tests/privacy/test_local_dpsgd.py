@@ -1,0 +1,173 @@
+"""DP-SGD at the clients: against a plain reference, in blocks, its batches, its noise, and what it is charged with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import dp_accounting as dp
+import pytest
+import torch
+from scipy.stats import binom
+from torch.func import grad
+
+from motley import Federation, Simulator
+from motley.draws import Draws, key
+from motley.federation import each
+from motley.learn.local import LocalSGD, loss_of
+from motley.method import train
+from motley.methods.fedavg import FedAvg
+from motley.privacy import Gaussian, dpsgd
+from motley.privacy.dpsgd import PointPrivacy, Steps
+from motley.release import Each, Mean
+from tests.core.helpers import clients, linear
+
+TINY = 1e-9  # noise so small that it changes nothing
+
+
+def method(**local: object) -> FedAvg:
+    settings: dict[str, object] = {"epochs": 1, "batch": 8, "lr": 0.5, **local}
+    return FedAvg(linear(), cohort=1.0, local=LocalSGD(**settings))  # type: ignore[arg-type]
+
+
+def test_a_full_batch_step_without_noise_is_the_clipped_mean_gradient() -> None:
+    people = clients([12, 7])
+    private = method(steps=1, epochs=None, batch=None, private=PointPrivacy(0.3, TINY))
+    theta = private.model.init(0)
+    replies = Federation(people).everyone().ask(private.fit, theta=theta, rate=1.0, into=Each("update"))
+    for i, n in enumerate([12, 7]):
+        x, y = people.rows(i)
+        assert y is not None
+        total = torch.zeros_like(theta)
+        for row in range(n):
+            g = grad(lambda t, row=row, x=x, y=y: loss_of(private.model(t, x[row : row + 1]), y[row : row + 1]).sum())(
+                theta
+            )
+            total += g * min(1.0, 0.3 / float(g.norm()))
+        assert torch.allclose(replies["update"][i], -0.5 * total / n, atol=2e-5)
+
+
+def test_it_does_not_depend_on_the_block() -> None:
+    states = [
+        train(
+            method(private=PointPrivacy(1.0, 0.8)), Federation(clients([20, 9, 33, 4]), runtime=Simulator(block=b)), 2
+        )
+        for b in (1, 3, 4)
+    ]
+    for state in states[1:]:
+        assert torch.allclose(state.theta, states[0].theta, atol=1e-6)
+
+
+def test_without_a_bound_that_bites_and_without_noise_it_is_sgd_on_poisson_batches() -> None:
+    # rate 1 makes the Poisson batch the whole client: then DP-SGD and plain SGD must agree
+    plain = method(steps=5, epochs=None, batch=None)
+    private = replace(plain, local=replace(plain.local, private=PointPrivacy(1e6, 1e-12)))
+    people = clients([10, 6])
+    a = train(plain, Federation(people, quorum=0), 1).theta
+    updates = Federation(people).everyone().ask(private.fit, theta=plain.model.init(0), rate=1.0, into=Each("update"))
+    weighted = (updates["update"] * torch.tensor([[10.0], [6.0]])).sum(0) / 16
+    assert torch.allclose(plain.model.init(0) + weighted, a, atol=1e-5)
+
+
+def test_poisson_batches_have_the_right_rate_and_never_take_padding() -> None:
+    n, capacity, batch = 40, 60, 6
+    counts = torch.zeros(capacity)
+    sizes = []
+    for i in range(1500):
+        rows, taken = dpsgd.poisson_batch(n, capacity, batch, Draws(key(5, i)))
+        assert len(set(rows.tolist())) == len(rows)
+        counts[rows[taken]] += 1
+        sizes.append(int(taken.sum()))
+    assert counts[n:].sum() == 0
+    rate = counts[:n] / 1500
+    spread = math.sqrt(0.15 * 0.85 / 1500)
+    assert (rate - 0.15).abs().max() < 5 * spread
+    variance = torch.tensor(sizes, dtype=torch.float64).var()
+    assert float(variance) == pytest.approx(n * 0.15 * 0.85, rel=0.15)  # binomial, not fixed-size
+
+
+@pytest.mark.parametrize("batch", [1, 8, 32, 256])
+def test_the_room_of_a_batch_overflows_with_probability_below_1e_12(batch: int) -> None:
+    room = dpsgd.batch_capacity(batch)
+    for n in (batch, 2 * batch, 10 * batch, 1000 * batch):
+        assert binom.sf(room, n, batch / n) < 1e-12
+    assert room < 4 * batch + 20  # and the work does not grow with the client
+
+
+def test_noise_has_the_deviation_that_the_ledger_is_told() -> None:
+    z, clip = 2.0, 0.5
+    gradients = torch.zeros(4, 4000)
+    made = dpsgd.private_gradient(gradients, torch.ones(4), clip, z, 8.0, Draws(key(3)))
+    assert float(made.std()) == pytest.approx(z * clip / 8.0, rel=0.05)
+
+
+def test_every_client_is_charged_with_its_own_steps_and_noise() -> None:
+    federation = Federation(clients([20, 16]))
+    private = method(private=PointPrivacy(1.0, 1.5))
+    train(private, federation, 2)
+    for client, (rate, count) in enumerate([(8 / 20, 3 * 2), (8 / 16, 2 * 2)]):
+        accountant = dp.pld.PLDAccountant()
+        step = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(1.5))
+        accountant.compose(dp.SelfComposedDpEvent(step, count))
+        assert federation.ledger.epsilon(1e-4, client=client) == pytest.approx(accountant.get_epsilon(1e-4), abs=1e-6)
+    assert federation.ledger.unit == "point"
+    row = federation.transcript.rows()[0]
+    assert (row["unit"], row["clip"], row["noise"]) == ("point", 1.0, "DP-SGD(noise_multiplier=1.5)")
+    assert "loss" not in federation.metrics  # it is not protected, so it is not released
+
+
+def test_a_target_gives_every_client_the_noise_for_its_size() -> None:
+    private = PointPrivacy(1.0, epsilon=1.0, delta=1e-3, rounds=1)
+    local = LocalSGD(epochs=1, batch=8, private=private)
+    sizes = torch.tensor([24, 16])
+    large, small = local.multipliers(sizes).tolist()
+    assert large < small  # a rarer point hides better
+    federation = Federation(clients([24, 16]))
+    train(FedAvg(linear(), cohort=1.0, local=local), federation, 1)
+    assert all(0.99 < one <= 1.0 for one in federation.ledger.epsilons(1e-3).values())
+
+
+def test_rounded_steps_cost_at_least_as_much() -> None:
+    for steps in (Steps(0.013, 77), Steps(1.0, 1), Steps(0.5, 33)):
+        rounded = steps.rounded()
+        assert steps.rate <= rounded.rate <= min(1.0, 1.045 * steps.rate)
+        assert steps.count <= rounded.count <= 1.045 * steps.count + 1
+
+
+def test_noise_differs_by_client_when_it_is_given_for_each() -> None:
+    people = clients([16, 16])
+    local = LocalSGD(
+        steps=1, epochs=None, batch=None, lr=1.0, private=PointPrivacy(1.0, epsilon=1, delta=1e-3, rounds=1)
+    )
+    private = FedAvg(linear(40, 10), cohort=1.0, local=local)
+    people = clients([16, 16], features=40, classes=10)
+    theta = private.model.init(0)
+    update = (
+        Federation(people)
+        .everyone()
+        .ask(private.fit, theta=theta, rate=1.0, noise=each(torch.tensor([1e-6, 50.0])), into=Each("update"))["update"]
+    )
+    assert float(update[1].std()) > 20 * float(update[0].std())
+
+
+def test_what_private_training_made_is_charged_once_and_other_arrays_are_bare() -> None:
+    federation = Federation(clients([10, 10, 10]))
+    private = method(private=PointPrivacy(1.0, 2.0))
+    cost = private.local.cost(federation.everyone().sizes)
+    ask = federation.everyone().ask
+    ask(private.fit, theta=private.model.init(0), rate=1.0, into=[Mean("update", cost=cost), Each("update", cost=cost)])
+    once = federation.ledger.epsilon(1e-4)
+    assert once == pytest.approx(dpsgd.epsilon(2.0, private.local.steps_of(10), delta=1e-4))
+    ask(private.fit, theta=private.model.init(0), rate=1.0, into=[Mean("update", cost=cost), Mean("loss")])
+    assert federation.ledger.epsilon(1e-4) == math.inf
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(ValueError, match="DP-SGD needs noise: give noise_multiplier, or epsilon, delta and rounds"):
+        PointPrivacy(1.0)
+    with pytest.raises(ValueError, match="clip bound must be a finite number above 0, got 0"):
+        PointPrivacy(0, 1.0)
+    with pytest.raises(ValueError, match="a weight would leave the client unprotected"):
+        Mean("update", weight="n", cost=dpsgd.LocalCost((), 1.0, "DP-SGD"))
+    with pytest.raises(ValueError, match="a ledger speaks about one of them"):
+        FedAvg(linear(), noise=Gaussian(1.0), clip=1.0, local=LocalSGD(private=PointPrivacy(1.0, 1.0)))

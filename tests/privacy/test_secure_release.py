@@ -1,0 +1,166 @@
+"""Secure sums as a release: exact, uniform, tolerant of drop-outs up to the threshold, closed beyond it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from scipy.stats import kstest
+
+from motley import Federation, Mean, Simulator, Sum
+from motley.client import Client
+from motley.methods.fedavg import FedAvg
+from motley.privacy import Everyone, Gaussian, Laplace, SecureSumAborted
+from motley.privacy.secure_session import Ring
+from motley.runtime.request import Batch, Request
+from motley.task import Sent, send, task
+from tests.core.helpers import clients, linear, total
+
+
+class Watched(Simulator):
+    """Loses some clients from an exchange on, and lets a test look at what crossed the wire."""
+
+    def __init__(self, lost: dict[str, set[int]] | None = None) -> None:
+        super().__init__(block=4)
+        self.lost = lost or {}
+        self.seen: dict[str, list[Batch]] = {}
+
+    def deliver(self, request: Request) -> Iterator[Batch]:
+        gone = self.lost.get(request.task.name, set())
+        for batch in super().deliver(request):
+            ids = request.clients.ids[request.positions[batch.rows]].tolist()
+            stay = torch.tensor([client not in gone for client in ids], dtype=torch.bool)
+            failed = {int(row): "the connection broke" for row in batch.rows[~stay]}
+            arrays = [{name: value[stay] for name, value in one.items()} for one in batch.arrays]
+            kept = Batch(batch.rows[stay], arrays, {**batch.failed, **failed})
+            self.seen.setdefault(request.task.name, []).append(kept)
+            yield kept
+
+
+@task
+def own_number(client: Client) -> Sent:
+    return send(value=client.x[0])
+
+
+def numbers(count: int, length: int = 5) -> Federation:
+    federation = Federation(clients([1] * count, features=length), runtime=Watched())
+    return federation
+
+
+def test_the_sum_is_exact_for_the_quantized_inputs() -> None:
+    federation = numbers(9)
+    summed = federation.everyone().ask(own_number, into=Sum("value", clip=9.0, secure=True))["value"]
+    ring = Ring(9.0, 9)
+    grid = sum(torch.round(row.to(torch.float64) / ring.step) for row in federation.clients.x)
+    assert torch.equal(summed, (grid * ring.step).to(torch.float32))
+
+
+def test_a_mean_is_over_those_who_are_in_it_and_other_releases_go_along() -> None:
+    federation = numbers(6)
+    replies = federation.everyone().ask(total, into=[Mean("total", clip=9.0, secure=True), Sum("n")])
+    assert torch.allclose(replies["total"], federation.clients.x.mean(0), atol=1e-6)
+    assert replies["n"] == 6
+    rows = {row["array"]: row for row in federation.transcript.rows()}
+    assert rows["total"]["seen_as"] == "secure mean"
+    assert rows["total"]["shape"] == [5]
+    assert federation.kept.state() == {}  # no secret and no vector is left behind
+
+
+def test_a_masked_message_is_uniform_whatever_it_hides() -> None:
+    federation = numbers(4, length=3000)
+    federation.clients.x.zero_()
+    federation.everyone().ask(own_number, into=Sum("value", clip=1.0, secure=True))
+    watched = federation.runtime
+    assert isinstance(watched, Watched)
+    masked = torch.cat([batch.arrays[0]["masked"] for batch in watched.seen["mask"]])
+    assert masked.shape == (4, 3000)
+    for row in masked.to(torch.float64):
+        assert kstest((row + 2.0**31) / 2.0**32, "uniform").pvalue > 1e-3
+
+
+def test_no_exchange_carries_the_array_itself() -> None:
+    federation = numbers(5)
+    federation.everyone().ask(own_number, into=Sum("value", clip=9.0, secure=True))
+    watched = federation.runtime
+    assert isinstance(watched, Watched)
+    names = {name for batches in watched.seen.values() for b in batches for one in b.arrays for name in one}
+    assert names == {"shape", "seal_key", "mask_key", "to", "sealed", "seed_digest", "masked", "owners", "shares"}
+
+
+@pytest.mark.parametrize("exchange", ["own_number", "advertise", "share", "mask", "unmask"])
+def test_drop_outs_up_to_the_threshold_complete(exchange: str) -> None:
+    federation = numbers(9)
+    federation.runtime = Watched({exchange: {2, 7}})
+    replies = federation.everyone().ask(own_number, into=Sum("value", clip=9.0, secure=True))
+    stay = [i for i in range(9) if i not in (2, 7)] if exchange != "unmask" else list(range(9))
+    assert torch.allclose(replies["value"], federation.clients.x[stay].sum(0), atol=1e-5)
+    assert replies.answered.tolist() == stay
+    assert {failure.client for failure in replies.failures} == {"2", "7"}
+    assert all("the connection broke" in failure.reason for failure in replies.failures)
+
+
+@pytest.mark.parametrize("exchange", ["advertise", "share", "mask", "unmask"])
+def test_beyond_the_threshold_it_aborts_and_nothing_is_revealed(exchange: str) -> None:
+    federation = numbers(9)
+    federation.runtime = Watched({exchange: {0, 1, 2, 3, 4}})
+    with pytest.raises(SecureSumAborted, match="too many clients dropped out; no vector was revealed"):
+        federation.everyone().ask(own_number, into=Sum("value", clip=9.0, secure=True))
+    assert federation.kept.state() == {}
+    assert federation.transcript.rows() == []
+
+
+def test_noise_is_scaled_to_the_clip_and_the_rounding_and_the_ledger_agrees_with_the_plain_sum() -> None:
+    federation, plain = numbers(5, length=4000), numbers(5, length=4000)
+    for one in (federation, plain):
+        one.clients.x.zero_()
+    noisy = federation.everyone().ask(own_number, into=Sum("value", clip=2.0, noise=Gaussian(3.0), secure=True))
+    plain.everyone().ask(own_number, into=Sum("value", clip=2.0, noise=Gaussian(3.0)))
+    assert float(noisy["value"].std()) == pytest.approx(6.0, rel=0.05)
+    assert federation.ledger.epsilon(1e-5) == plain.ledger.epsilon(1e-5)
+    release = Sum("value", clip=2.0, noise=Gaussian(3.0), secure=True)
+    ring = Ring(2.0, 5)
+    assert release.change(Everyone(), 0.5 * ring.step * 4000**0.5) == pytest.approx(ring.sensitivity(2.0, 4000))
+    assert release.change(Everyone("replace_one"), 0.1) == pytest.approx(4.2)
+    point = Sum("value", clip=2.0, sensitivity=0.5, unit="point", noise=Laplace(1.0), secure=True)
+    assert point.change(Everyone(), 0.1) == pytest.approx(0.7)  # rounded with the point and without it
+
+
+def test_many_clients_have_neighbours_instead_of_all_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("motley.secure._MANY", 8)  # so that 20 clients are many
+    federation = Federation(clients([1] * 20, features=2), runtime=Watched({"advertise": {5}, "share": {3, 17}}))
+    replies = federation.everyone().ask(own_number, into=Sum("value", clip=9.0, secure=True))
+    stay = [i for i in range(20) if i not in (3, 5, 17)]
+    assert torch.allclose(replies["value"], federation.clients.x[stay].sum(0), atol=1e-4)
+
+
+def test_fedavg_sums_its_updates_under_masks() -> None:
+    people = clients([12, 12, 12, 12])
+    secure = FedAvg(linear(), cohort=1.0, clip=5.0, secure=True)
+    state = secure.start(0)
+    federation = Federation(people, runtime=Simulator(strict=True))
+    after = secure.round(state, federation.begin_round(1))
+    plain = FedAvg(linear(), cohort=1.0, clip=5.0)
+    expected = plain.round(state, Federation(people).begin_round(1))  # equal sizes: weights make no difference
+    assert torch.allclose(after.theta, expected.theta, atol=1e-5)
+    assert [row["seen_as"] for row in federation.transcript.rows()] == ["secure mean"]
+
+
+def test_what_cannot_be_summed_is_refused_before_anything_is_sent() -> None:
+    federation = numbers(10)
+    everyone = federation.everyone()
+    federation.quorum = 0.3
+    with pytest.raises(ValueError, match="the quorum of 30% is 3 of 10 clients, but a secure sum needs 5"):
+        everyone.ask(own_number, into=Sum("value", clip=1.0, secure=True))
+    federation.quorum = 0.5
+    with pytest.raises(ValueError, match="one secure sum for each ask, got value, value"):
+        everyone.ask(own_number, into=[Sum("value", clip=1.0, secure=True), Mean("value", clip=1.0, secure=True)])
+    with pytest.raises(ValueError, match="a secure sum needs at least 3 clients, got 2"):
+        federation.cohort([0, 1]).ask(own_number, into=Sum("value", clip=1.0, secure=True))
+    with pytest.raises(ValueError, match="a secure sum is over bounded integers; set clip"):
+        Sum("value", secure=True)
+    with pytest.raises(ValueError, match="set clip"):
+        FedAvg(linear(), secure=True)
+    watched = federation.runtime
+    assert isinstance(watched, Watched) and watched.seen == {}
+    assert federation.ledger.epsilon(1e-5) == 0
