@@ -118,7 +118,7 @@ class Local:
     model: Model
     cohort: int | float = 10
     local: LocalSGD = field(default_factory=LocalSGD)
-    newcomer: LocalSGD = field(default_factory=lambda: LocalSGD(epochs=10))
+    newcomer: LocalSGD = field(default_factory=lambda: LocalSGD(steps=200))
     serves_unlabeled: ClassVar[bool] = False
 
     @task
