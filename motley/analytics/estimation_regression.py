@@ -36,6 +36,7 @@ from motley.task import Sent, send, task
 
 Solver = Literal["em", "gd"]
 _SMALLEST = 1e-10  # of a variance, as a share of where it starts: likelihoods of clients that are all alike have no top
+_ABSURD = 1e12  # no coefficient or variance is so large: gradient descent has diverged
 _ALIKE = "the clients' models do not differ more than chance explains: everybody's estimate is nearly the common model"
 
 
@@ -232,7 +233,7 @@ class GaussianPrior:
                 spread = max(self.floor, float(step[dim]))
             if self.family == "linear" and self.sigma_x is None:
                 noise = max(self.floor, float(step[dim + 1]))
-            if not math.isfinite(spread + noise + float(mu.sum())):
+            if not float(mu.abs().max()) + spread + noise < _ABSURD:  # also NaN
                 raise EstimationError(f"gradient descent diverged in round {number}; lower lr, lr_mean or lr_variance")
             after_round(number)
         return mu, spread, noise, []
