@@ -110,7 +110,7 @@ def test_ctrl_c_ends_with_130_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPa
 def test_listings() -> None:
     assert "McMahan" in motley("methods")
     shown = motley("methods", "fedavg-finetune")
-    assert "[hyperparameters.finetune]" in shown and "epochs = 5" in shown
+    assert "[hyperparameters.finetune]" in shown and "steps = 50" in shown
     shown = motley("datasets")
     assert "femnist" in shown and "dirichlet" in shown and "lenet" in shown
     assert "digits-pathological" in motley("recipes")

@@ -82,7 +82,7 @@ def test_resolved_recipe_spells_everything_out_and_reads_back(tmp_path: Path) ->
     written = tomllib.loads(file.read_text())
     assert written["model"]["name"] == "small-cnn"
     assert written["hyperparameters"]["local"]["batch"] == "none"
-    assert written["hyperparameters"]["finetune"]["epochs"] == 5
+    assert written["hyperparameters"]["finetune"]["steps"] == 50
     assert written["eval_every"] == 5
 
 
