@@ -148,13 +148,20 @@ class PointPrivacy:
 
 def clip_per_sample(gradients: Tensor, bound: float) -> Tensor:
     """Scale every row of [batch, d] down to L2 norm at most ``bound``; a row that is not finite becomes zero."""
+    safe, factor = _bounded(gradients, bound)
+    return safe * factor.unsqueeze(-1)
+
+
+def _bounded(gradients: Tensor, bound: float) -> tuple[Tensor, Tensor]:
+    """Rows with those that are not finite set to zero, and the factor that brings each within the bound.
+
+    One pass for the norms and one for the rows: the gradients of all samples are by far the largest array of a step.
+    """
     check_positive(bound, "the clip bound", "give the largest norm that one point's gradient may have, e.g. 1.0")
-    finite = torch.isfinite(gradients).all(dim=-1, keepdim=True)
-    safe = torch.where(finite, gradients, torch.zeros_like(gradients))
-    norms = torch.linalg.vector_norm(safe, dim=-1, keepdim=True)
+    norms = torch.linalg.vector_norm(gradients, dim=-1)
     limit = (1.0 - 2.0**-16) * bound  # a hair below, more than the error of a norm in the gradient's own precision
-    factor: Tensor = limit / norms.clamp(min=limit)
-    return safe * factor
+    factor = limit / norms.nan_to_num(nan=torch.inf, posinf=torch.inf).clamp(min=limit)  # 0 where a row is not finite
+    return gradients.nan_to_num(0.0, 0.0, 0.0), factor
 
 
 def private_gradient(
@@ -170,8 +177,8 @@ def private_gradient(
     ``taken`` [capacity] marks the points that the Poisson draw put into the batch. The divisor is the expected batch
     size q·N, not the actual one, which would be a second release. Works inside vmap.
     """
-    clipped = clip_per_sample(gradients, bound)
-    total = taken.to(clipped.dtype) @ clipped
+    safe, factor = _bounded(gradients, bound)
+    total = (taken.to(factor.dtype) * factor) @ safe
     noise = draws.normal(*total.shape).to(total.dtype)
     return (total + noise_multiplier * bound * noise) / expected
 

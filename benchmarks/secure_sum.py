@@ -1,0 +1,68 @@
+"""Secure sum of a long vector over many clients, some of which drop out: time, and bytes against the plain sum."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import torch
+
+from motley import Clients, Federation, Simulator, Sum, send, task
+from motley.client import Client
+from motley.runtime.request import Batch, Request
+from motley.task import Sent
+
+CLIENTS, LENGTH, LOST = 100, 100_000, 10
+
+
+class Losing(Simulator):
+    """Some clients are gone when the masked vectors are due: the costliest moment, their masks must be taken off."""
+
+    def deliver(self, request: Request) -> Iterator[Batch]:
+        for batch in super().deliver(request):
+            if request.task.name == "mask":
+                stay = request.positions[batch.rows] >= LOST
+                arrays = [{name: value[stay] for name, value in one.items()} for one in batch.arrays]
+                failed = {int(row): "dropped out" for row in batch.rows[~stay]}
+                batch = Batch(batch.rows[stay], arrays, {**batch.failed, **failed})
+            yield batch
+
+
+@task
+def vector(client: Client) -> Sent:
+    return send(vector=client.x[0])
+
+
+def run() -> dict[str, float]:
+    """Seconds and megabytes for one sum."""
+    x = torch.randn(CLIENTS, LENGTH, generator=torch.Generator().manual_seed(0))
+    people = Clients.from_sizes(x, None, torch.ones(CLIENTS))
+    plain, secure = Federation(people), Federation(people, runtime=Losing())
+    begin = time.perf_counter()
+    plain.everyone().ask(vector, into=Sum("vector", clip=400.0))
+    middle = time.perf_counter()
+    total = secure.everyone().ask(vector, into=Sum("vector", clip=400.0, secure=True))["vector"]
+    end = time.perf_counter()
+    error = float((total - x[LOST:].sum(0)).abs().max())
+    if error > 0.1:
+        raise AssertionError(f"the secure sum is off by {error}")
+    sent, both = secure.traffic.total_up, secure.traffic.total_up + secure.traffic.total_down
+    reference = plain.traffic.total_up
+    return {
+        "clients": CLIENTS,
+        "length": LENGTH,
+        "drop_outs": LOST,
+        "plain_seconds": middle - begin,
+        "secure_seconds": end - middle,
+        "plain_megabytes": reference / 1e6,
+        "secure_megabytes_up": sent / 1e6,
+        "secure_megabytes_up_and_down": both / 1e6,
+        "bytes_ratio_up": sent / reference,
+        "bytes_ratio_up_and_down": both / reference,
+        "largest_error": error,
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(), indent=2))
