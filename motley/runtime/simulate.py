@@ -207,17 +207,16 @@ def _by_size(request: Request, rows: Tensor) -> Tensor:
 
 def _blocks(request: Request, rows: Tensor, plan: Plan) -> Iterator[Tensor]:
     """Rows (largest clients first) in blocks. A block ends where its padding would cost more than opening a new one."""
-    size = request.clients.size[request.positions[rows]]
-    row_bytes = max(1, request.clients.x[0].numel() * 4) if len(request.clients.x) else 1
-    sizes = size.tolist()
+    sizes = request.clients.size[request.positions[rows]]
+    row_bytes = max(1, request.clients.x[0].numel() * 4)
     begin = 0
-    while begin < len(sizes):
-        largest = max(1, sizes[begin])
+    while begin < len(rows):
+        largest = max(1, int(sizes[begin]))
         limit = min(plan.block, max(1, MAX_BLOCK_BYTES // (largest * row_bytes)))
-        end, padding = begin + 1, 0
-        while end < len(sizes) and end - begin < limit and padding <= plan.overhead * sizes[end]:
-            padding += largest - sizes[end]
-            end += 1
+        part = sizes[begin : begin + limit]
+        padding = (largest - part).cumsum(0) - (largest - part)  # of those before each client
+        too_much = (padding > plan.overhead * part).nonzero()
+        end = begin + (int(too_much[0]) if len(too_much) else len(part))
         yield rows[begin:end]
         begin = end
 
