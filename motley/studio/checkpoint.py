@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from motley.privacy.ledger import Ledger
 from motley.runtime.kept import KeptStore
 from motley.runtime.simulate import Simulator
 from motley.studio.errors import UserError
-from motley.studio.folder import CHECKPOINT, write_whole
+from motley.studio.folder import CHECKPOINT, read_json, write_whole
 from motley.transcript import Traffic, Transcript
 
 STATE, KEPT, METADATA = "state.", "kept.", "motley"
+JOURNAL = "ledger.journal.json"
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,25 @@ def load(folder: Path) -> Checkpoint | None:
             f"{file} is damaged or no checkpoint of Motley ({type(error).__name__}: {error}). The run cannot go on "
             f"from it; start it afresh with: motley run {folder / 'recipe.toml'} --out NEW_FOLDER"
         ) from error
+
+
+def journal(folder: Path) -> Callable[[Ledger], None]:
+    """For ``Federation.journal`` where noise is not seeded: saves the ledger before an ask is sent.
+
+    A simulation that resumes makes the same noise again and releases nothing new. A deployed run makes fresh noise, so
+    what was released after the last checkpoint must be in the ledger that it goes on with: ``journaled``.
+    """
+
+    def save(ledger: Ledger) -> None:
+        write_whole(folder / JOURNAL, json.dumps(ledger.state()).encode())
+
+    return save
+
+
+def journaled(folder: Path) -> Ledger | None:
+    """The ledger that was last saved by a journal, if there is one."""
+    file = folder / JOURNAL
+    return Ledger.from_state(read_json(file)) if file.exists() else None
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
