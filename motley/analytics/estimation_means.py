@@ -163,7 +163,9 @@ class BernoulliRates:
 
     With ``epsilon`` a client sends one two-valued report, ε0-private. Two values have no variance beyond that of their
     mean, so the page's private weight (Theorem 4) is at least n/(n+1) whatever the clients are; "exact" has every
-    second client report the pair moment instead of the rate, which costs each of them the same ε0.
+    second client report the pair moment instead of the rate, which costs each of them the same ε0. What the noise
+    leaves in doubt (the variance of μ̂, one standard error of σ̂²) is added to σ̂², so that strong noise leads back to
+    the client's own rate.
     """
 
     alpha: float | None = None
@@ -226,14 +228,18 @@ class BernoulliRates:
                 "form='plug-in'"
             )
         rate, pair = self._messages(federation)
+        mu, variance = _leave_one_out(rate), _variance_without(rate)
         if self.form == "plug-in":
-            mu, variance = _leave_one_out(rate), _variance_without(rate)
             precision = _ratio(mu * (1 - mu), variance)
         else:
-            mu, square = _leave_one_out(rate), _leave_one_out(pair)
-            answered = rate.isfinite().sum()
-            square_of_mean = mu.square() - _variance_without(rate) / answered  # unbiased for μ²
-            precision = _ratio(mu * (1 - mu), square - square_of_mean) - 1
+            of_mean = variance / rate.isfinite().sum()  # variance of μ̂
+            spread = _leave_one_out(pair) - (mu.square() - of_mean)  # unbiased for σ²
+            precision = _ratio(mu * (1 - mu), spread) - 1
+            if self.epsilon is not None:
+                of_pair = _variance_without(pair) / pair.isfinite().sum()
+                doubt = of_mean + torch.sqrt(of_pair + 4 * mu.square() * of_mean)
+                spread = torch.minimum(spread.clamp(min=0.0), mu * (1 - mu))
+                precision = _ratio(mu * (1 - mu) - spread, spread + doubt)
         mu, precision = mu.clamp(0.0, 1.0), precision.clamp(min=0.0)
         cohort.ask(self.combine, into=[], mu=each(mu), precision=each(precision))
         notes = [_ALIKE] if bool(precision.isinf().all()) else []

@@ -279,7 +279,7 @@ def _regression(
             error = score(model.expand_as(found.estimate), found.positions)
             result["mse"]["fedavg"] = error
             result["gain"]["over_fedavg"] = gain(result["mse"]["personal"], error)
-        if isinstance(estimator, GaussianPrior) and (estimator.mu is not None or estimator.solver == "em"):
+        if isinstance(estimator, GaussianPrior) and estimator.mu is not None:
             result["expected_mse"] = expected_mse(federation)
     finish(result, problem, found, out, as_json, plot)
 
