@@ -239,7 +239,15 @@ class Cohort:
         federation = self.federation
         key_of_ask = federation._next_key()
         request = Request(
-            task, federation.clients, self.positions, shared, per_client, releases, key_of_ask, federation.kept
+            task,
+            federation.clients,
+            self.positions,
+            shared,
+            per_client,
+            releases,
+            key_of_ask,
+            federation.kept,
+            measuring=federation.simulation_only,
         )
         shapes = federation._shapes.setdefault(task.name, {})
         collectors = [release.collect(shapes) for release in releases]

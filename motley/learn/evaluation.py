@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from motley.client import Client, Clients
-from motley.federation import Cohort, Federation, each
+from motley.federation import Cohort, Federation, QuorumError, each
 from motley.learn.local import loss_of
 from motley.model import Model
 from motley.task import Sent, send, task
@@ -76,9 +76,36 @@ def evaluate(
     scorer = Scorer(model)
     for begin in range(0, len(usable), AT_ONCE):
         rows = usable[begin : begin + AT_ONCE]
-        own = federation.aside(personal.select(rows))
-        theta = personalize(own.everyone())
+        theta, served = _models(personalize, federation, personal.select(rows))
+        rows = rows[served]
+        if len(rows) == 0:
+            continue
         replies = federation.aside(test.select(rows)).everyone().ask(scorer.score, theta=each(theta))
         score[rows[replies.answered]] = replies["score"]
         loss[rows[replies.answered]] = replies["loss"]
     return Scores(score, loss)
+
+
+def _models(personalize: Callable[[Cohort], Tensor], federation: Federation, clients: Clients) -> tuple[Tensor, Tensor]:
+    """Models [k, d] for the clients that get one, and their positions [k].
+
+    A client whose own task fails, because its training diverged for example, gets none. The others are then asked again
+    without it; a client's draws do not depend on the others, so their models stay the same.
+    """
+    rows = torch.arange(len(clients))
+    while True:
+        part = clients.select(rows)
+        own = federation.aside(part)
+        try:
+            theta = personalize(own.everyone())
+            if len(theta) == len(rows):
+                return theta, rows
+        except QuorumError:
+            raise
+        except (RuntimeError, ValueError):  # what fewer rows than clients lead to inside of a method
+            if not own.failures:
+                raise
+        failed = {failure.client for failure in own.failures}
+        if not failed:
+            raise ValueError(f"personalize gave {len(theta)} models for {len(rows)} clients")
+        rows = rows[[part.name(i) not in failed for i in range(len(part))]]

@@ -27,6 +27,7 @@ class Request:
     releases: Sequence[Release]  # their client halves run at the client
     key: Tensor  # of this ask; a client's draws come from key(this, its id)
     kept: KeptStore
+    measuring: bool = False  # asked to measure in simulation: no drop-out is rehearsed
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class Simulator:
     threads: of PyTorch inside an operation; None: measured together with the block.
     strict: pass every request and reply through the wire codec, as on a network.
     drop: fraction of clients that fail to answer, or a function (client id, ask's draws) -> bool; to rehearse failures.
+        Asks that only measure (``Federation.aside``) reach everybody.
     """
 
     block: int | None = None
@@ -79,7 +80,7 @@ class Simulator:
                     yield self._run(request, block_rows)
 
     def _dropped(self, request: Request) -> set[int]:
-        if self.drop == 0.0:
+        if self.drop == 0.0 or request.measuring:
             return set()
         draws = Draws(key(request.key, -2))
         ids = request.clients.ids[request.positions].tolist()

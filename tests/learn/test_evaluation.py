@@ -1,0 +1,49 @@
+"""Evaluation: every client that can get a model is scored, and nobody else's trouble changes its score."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from motley import Clients, Federation, LocalSGD, Simulator
+from motley.learn.evaluation import Scores, evaluate
+from motley.method import Method
+from motley.methods.fedavg import FedAvg, Local
+from tests.core.helpers import clients, linear
+
+SIZES = [6, 9, 4, 8, 7]
+LOCAL = LocalSGD(steps=3, batch=4, lr=0.1)
+METHODS: list[Method] = [FedAvg(linear(), cohort=5, finetune=LOCAL), Local(linear(), cohort=5, newcomer=LOCAL)]
+
+
+def scores(method: Method, store: Clients, simulator: Simulator | None = None) -> Scores:
+    federation = Federation(store, runtime=simulator or Simulator())
+    state = method.start(0)
+    return evaluate(method.model, lambda cohort: method.personalize(state, cohort), federation, store, clients(SIZES))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_client_that_gets_no_model_has_no_score_and_changes_nobody_elses(method: Method) -> None:
+    sound, broken = clients(SIZES), clients(SIZES)
+    rows = slice(int(broken.start[2]), int(broken.start[2] + broken.size[2]))
+    broken.x[rows] = 1e38  # its training diverges
+    expected, came = scores(method, sound), scores(method, broken)
+    assert came.score.isnan().tolist() == [False, False, True, False, False]
+    others = torch.tensor([0, 1, 3, 4])
+    assert torch.allclose(came.score[others], expected.score[others])
+    assert torch.allclose(came.loss[others], expected.loss[others])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rehearsed_drop_outs_do_not_hide_scores(method: Method) -> None:
+    store = clients(SIZES)
+    assert torch.equal(scores(method, store, Simulator(drop=0.9)).score, scores(method, store).score)
+
+
+def test_a_personalize_that_forgets_clients_is_told() -> None:
+    store = clients(SIZES)
+
+    def too_few(_: object) -> Tensor:
+        return linear().init(0).expand(3, -1)
+
+    with pytest.raises(ValueError, match="personalize gave 3 models for 5 clients"):
+        evaluate(linear(), too_few, Federation(store), store, store)
