@@ -87,8 +87,8 @@ class Federation:
     failures: list[Failure] = field(default_factory=list)  # of the present round
     simulation_only: bool = False
     journal: Callable[[Ledger], None] | None = None  # told what an ask costs before it is sent, to save it
+    shapes: dict[str, dict[str, torch.Size]] = field(default_factory=dict)  # of arrays that were released, by task
     _calls: int = field(default=0, init=False)  # asks and samples so far in this round
-    _shapes: dict[str, dict[str, torch.Size]] = field(default_factory=dict, init=False)  # of arrays, by task
 
     def __post_init__(self) -> None:
         if len(self.clients) == 0:
@@ -219,7 +219,7 @@ class Cohort:
         replies = self._deliver(task, releases, shared, per_client)
         if secure is None:
             return replies
-        shape = federation._shapes[task.name][secure.name]
+        shape = federation.shapes[task.name][secure.name]
         summed = secure_sum(self.only(replies.answered), task, secure, shape)
         released = {**replies.released, secure.name: summed.value}
         return Replies(released, replies.answered[summed.survivors], [*replies.failures, *summed.failures])
@@ -249,7 +249,7 @@ class Cohort:
             federation.kept,
             measuring=federation.simulation_only,
         )
-        shapes = federation._shapes.setdefault(task.name, {})
+        shapes = federation.shapes.setdefault(task.name, {})
         collectors = [release.collect(shapes) for release in releases]
         answered: list[Tensor] = []
         failures: list[Failure] = []

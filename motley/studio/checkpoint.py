@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -37,6 +38,7 @@ class Checkpoint:
     transcript: list[dict[str, Any]]
     traffic: dict[str, dict[str, int]]
     plans: dict[str, Any]  # the simulator's block sizes: another block changes the last bits of a sum
+    shapes: dict[str, dict[str, list[int]]]  # of released arrays: an empty Poisson cohort still releases noise
 
     @classmethod
     def of(cls, federation: Federation, state: State, seconds: float) -> Checkpoint:
@@ -50,6 +52,7 @@ class Checkpoint:
             transcript=federation.transcript.rows(),
             traffic={"up": dict(federation.traffic.up), "down": dict(federation.traffic.down)},
             plans=runtime.plans() if isinstance(runtime, Simulator) else {},
+            shapes={task: {k: list(v) for k, v in arrays.items()} for task, arrays in federation.shapes.items()},
         )
 
     def save(self, folder: Path) -> None:
@@ -62,6 +65,7 @@ class Checkpoint:
             "transcript": self.transcript,
             "traffic": self.traffic,
             "plans": self.plans,
+            "shapes": self.shapes,
         }
         write_whole(folder / CHECKPOINT, safetensors.torch.save(tensors, {METADATA: json.dumps(about)}))
 
@@ -76,6 +80,7 @@ class Checkpoint:
             "traffic": traffic,
             "kept": KeptStore.from_state(self.kept),
             "round": self.round,
+            "shapes": {task: {k: torch.Size(v) for k, v in arrays.items()} for task, arrays in self.shapes.items()},
         }
 
 
@@ -97,6 +102,7 @@ def load(folder: Path) -> Checkpoint | None:
             transcript=about["transcript"],
             traffic=about["traffic"],
             plans=about["plans"],
+            shapes=about.get("shapes", {}),  # a checkpoint made before they were saved has none
         )
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UserError(

@@ -177,11 +177,12 @@ class RunFolder:
             self._lock.close()
             (self.path / LOCK).unlink(missing_ok=True)
 
-    def keep_metrics(self, rounds: int) -> None:
+    def keep_metrics(self, rounds: int) -> list[dict[str, Any]]:
         """Drop the lines of rounds after ``rounds`` (and a line cut short by a crash): they will be made again."""
         kept = [record for record in read_metrics(self.path / METRICS) if record["round"] <= rounds]
         lines = "".join(json.dumps(record) + "\n" for record in kept)
         write_whole(self.path / METRICS, lines.encode())
+        return kept
 
     def add_metrics(self, record: Mapping[str, Any]) -> None:
         if self._metrics is None:

@@ -73,7 +73,9 @@ def resume_run(
     label = label or recipe.method.rpartition(":")[2]
     run = _Run(prepare(recipe, population), label, spoken or label, watcher or Quiet())
     with disk_errors_told(path), RunFolder(path) as files:
-        files.keep_metrics(0 if saved is None else saved.round)
+        run.failures = sum(
+            int(record["failures"]) for record in files.keep_metrics(0 if saved is None else saved.round)
+        )
         return run.go(files, saved)
 
 

@@ -21,6 +21,7 @@ from motley.data import from_arrays
 from motley.studio import Interrupted, UserError, compare, resume, run
 from motley.studio import folder as folders
 from motley.studio.checkpoint import load as load_checkpoint
+from motley.studio.result import Result
 from tests.studio.helpers import SMALL, At, Crash, crash, metrics, timeless
 
 
@@ -120,6 +121,23 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(method: str, crashed_after
         assert (tmp_path / "broken" / name).read_text() == (tmp_path / "whole" / name).read_text(), name
     one, other = (load_file(tmp_path / name / "checkpoint.safetensors") for name in ("whole", "broken"))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_failures_and_empty_private_cohorts_survive_a_resume(tmp_path: Path) -> None:
+    lossy = {**SMALL, "drop": 0.3}
+    # with this seed a Poisson cohort of one expected client is empty in round 4, the first after the checkpoint
+    private = {**SMALL, "seed": 1, "cohort": 0.1, "noise_multiplier": 1.0, "clip": 0.5, "delta": 0.01}
+    for name, settings in (("lossy", lossy), ("private", private)):
+        whole = run("fedavg", out=tmp_path / name, **settings)
+        with pytest.raises(Crash):
+            run("fedavg", out=tmp_path / f"{name}-broken", watcher=At(5, crash), **settings)
+        resumed = resume(tmp_path / f"{name}-broken").results[0]
+        assert resumed.failures == whole.failures
+        one, other = (load_file(tmp_path / made / "checkpoint.safetensors") for made in (name, f"{name}-broken"))
+        assert torch.equal(one["state.theta"], other["state.theta"])
+    assert Result.load(tmp_path / "lossy").failures > 0
+    replies = json.loads((tmp_path / "private" / "transcript.json").read_text())[0]
+    assert replies["times"] < 8, "no cohort was empty: choose another seed"
 
 
 DIES = """
