@@ -1,0 +1,1 @@
+"""How fast Motley is, beside other tools on the same work: ``python -m benchmarks``."""

@@ -1,0 +1,103 @@
+"""``python -m benchmarks``: measure, print a table, keep a JSON."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import dpsgd, own, scale, secure_sum
+from benchmarks.compare import compare
+from benchmarks.peers import BARE, FLOWER, PFL
+from benchmarks.report import Row, machine, table
+from benchmarks.workloads import LENET, LENET_CIFAR, MLP, Shared
+
+Measured = tuple[list[Row], dict[str, Any]]
+Part = Callable[[int, bool], Measured]  # repetitions, quick
+RESULTS = Path(__file__).resolve().parent / "results"
+BEGIN = time.perf_counter()
+
+
+def say(text: str) -> None:
+    print(f"[{time.perf_counter() - BEGIN:5.0f} s] {text}", flush=True)
+
+
+def beside_others(work: Shared, targets: dict[str, tuple[str, float]]) -> Part:
+    def part(repetitions: int, quick: bool) -> Measured:
+        return compare(work.quick() if quick else work, (BARE, PFL, FLOWER), repetitions, targets, say)
+
+    return part
+
+
+def privacy(repetitions: int, quick: bool) -> Measured:
+    return [], {"secure_sum": secure_sum.run(), "dpsgd": dpsgd.run()}
+
+
+def population(repetitions: int, quick: bool) -> Measured:
+    return scale.measure(20_000 if quick else 1_000_000, 2_000 if quick else 10_000, 3 if quick else 10)
+
+
+PARTS: dict[str, Part] = {
+    "mlp": beside_others(MLP, {BARE.name: ("≥", 12), PFL.name: ("≥", 20), FLOWER.name: ("≥", 20)}),
+    "lenet": beside_others(LENET, {PFL.name: ("≥", 1.9)}),
+    "lenet-cifar": beside_others(LENET_CIFAR, {}),
+    "overhead": own.overhead,
+    "unequal": own.unequal,
+    "pefll": own.pefll,
+    "evaluation": own.evaluation,
+    "mdm": own.mdm,
+    "kmeans": own.kmeans,
+    "scale": population,
+    "privacy": privacy,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Times Motley and other tools on the same work, in turns: PyTorch alone, pfl-research, Flower.",
+    )
+    parser.add_argument("--quick", action="store_true", help="small cohorts and few repetitions: a look, no verdict")
+    parser.add_argument("--only", nargs="+", choices=list(PARTS), metavar="PART", help=f"of: {', '.join(PARTS)}")
+    parser.add_argument("--repetitions", type=int, help="turns of every tool (default: 7; quick: 2)")
+    parser.add_argument("--save", type=Path, help="where the JSON goes (default: a file in benchmarks/results)")
+    chosen = parser.parse_args(arguments)
+    parts = chosen.only or list(PARTS)
+    repetitions = chosen.repetitions or (2 if chosen.quick else 7)
+    about = "about 5 minutes" if chosen.quick else "about 20 minutes on two idle cores"
+    print(f"Measuring {', '.join(parts)}: {about}. The first run also installs the other tools into .bench.\n")
+    before = machine()
+    rows: list[Row] = []
+    raw: dict[str, Any] = {}
+    for name in parts:
+        say(f"{name} ...")
+        found, raw[name] = PARTS[name](repetitions, chosen.quick)
+        rows.extend(found)
+    print(f"\n{table(rows)}\n\nA ratio of two times is taken within one turn; median (lowest to highest) of the turns.")
+    for name, values in raw.items():
+        for tool, reason in values.get("left_out", {}).items():
+            print(f"{name}: {tool} was left out: {reason}")
+    if "privacy" in raw:
+        print(json.dumps(raw["privacy"], indent=2))
+    file = chosen.save or RESULTS / ("quick.json" if chosen.quick else "latest.json")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    seconds = round(time.perf_counter() - BEGIN)
+    result = {"machine": before, "quick": chosen.quick, "seconds": seconds, "repetitions": repetitions}
+    file.write_text(json.dumps({**result, "rows": [row.as_json() for row in rows], "raw": raw}, indent=1) + "\n")
+    shown = file
+    with contextlib.suppress(ValueError):
+        shown = file.resolve().relative_to(Path.cwd())
+    print(f"\nTook {seconds} s. Kept in {shown}.")
+    missed = [row for row in rows if row.met is False]
+    if missed:
+        print(f"{len(missed)} of {sum(row.met is not None for row in rows)} targets missed.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
