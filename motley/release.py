@@ -315,7 +315,7 @@ class _Average:
         if bool((w < 0).any()):
             raise ValueError(f"Mean({name!r}): a client sent a negative weight {weight!r}")
         self._weight += float(w.sum())
-        value = arrays[name]
+        value = arrays[name] if arrays[name].is_floating_point() else arrays[name].to(torch.float32)
         weighted = (w.to(value.dtype) @ value.reshape(len(w), -1)).reshape(value.shape[1:])
         self._sum.add(positions, {name: weighted[None]})
 

@@ -66,6 +66,16 @@ def test_a_noisy_mean_divides_by_the_expected_number_of_clients() -> None:
     assert float(released["value"]) == pytest.approx(len(cohort) / 10, abs=1e-3)
 
 
+@task
+def counted(client: Client) -> Sent:
+    return send(count=client.n, weight=client.n / 4)
+
+
+def test_whole_numbers_are_weighed_by_weights_that_are_not_whole() -> None:
+    mean = Federation(clients([1, 3])).everyone().ask(counted, into=Mean("count", weight="weight"))["count"]
+    assert float(mean) == pytest.approx((1 * 0.25 + 3 * 0.75) / 1.0)
+
+
 def test_local_noise_differs_from_client_to_client() -> None:
     noisy = ask(Each("value", clip=1.0, noise=Gaussian(1.0)), torch.zeros(50, 40))
     assert float(noisy.std()) == pytest.approx(2.0, rel=0.05)  # two inputs of a client differ by up to 2·clip
