@@ -32,7 +32,7 @@ from motley.privacy.dpsgd import PointPrivacy
 from motley.runtime.simulate import Simulator
 from motley.studio.errors import UserError
 from motley.studio.prepare import Prepared
-from motley.studio.privacy import participations, sampling_rate
+from motley.studio.privacy import participations, sampling_rate, training_sizes
 
 SLOTS = 4096  # canaries in one run; more canaries are more runs
 _PULL = 1e4  # the target that a canary pulls its coordinate to: far beyond what the clip lets through
@@ -156,8 +156,7 @@ def _attack_points(method: FedAvg, prepared: Prepared, slots: int, cut_noise: fl
     """Canaries are samples of one client, whose batches have the rate and number of the recipe's smallest client."""
     private = method.local.private
     assert private is not None
-    smallest = int(prepared.population.sizes[prepared.population.seen].min())
-    steps = method.local.steps_of(smallest)
+    steps = method.local.steps_of(min(training_sizes(prepared.population)))
     z = private.multiplier(steps)
     rounds = participations(method.cohort, prepared.population, max(1, prepared.recipe.rounds))
     member = _coins(slots, seed)

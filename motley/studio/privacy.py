@@ -88,7 +88,7 @@ def _for_points(
         private = PointPrivacy(clip, wanted.noise_multiplier)
     else:
         rounds = participations(arguments["cohort"], population, recipe.rounds)
-        many = len(set(population.sizes[population.seen].tolist())) > _MANY_SIZES
+        many = len(set(training_sizes(population))) > _MANY_SIZES
         private = PointPrivacy(clip, None, wanted.epsilon, delta, rounds, rounded=many)
     filled = wanted.model_copy(update={"clip": clip, "delta": delta})
     return {"local": dataclasses.replace(local, private=private)}, filled
@@ -98,7 +98,13 @@ def units_of(population: Population, unit: str) -> int:
     """How many units the training population has: its clients, or all their points."""
     if unit == "client":
         return len(population.seen)
-    return int(population.sizes[population.seen].sum())
+    return sum(training_sizes(population))
+
+
+def training_sizes(population: Population) -> list[int]:
+    """How many points each training client trains on: its test rows are never asked for anything."""
+    sizes: list[int] = population.train.size[population.seen].tolist()
+    return sizes
 
 
 def target_delta(recipe: Recipe, population: Population) -> float:
@@ -157,7 +163,7 @@ def forecast(recipe: Recipe, method: object, population: Population, delta: floa
         return Forecast("client", wanted.clip, z, rounds, how, plan.epsilon, delta, plan.method)
     if isinstance(local, LocalSGD) and private is not None and cohort is not None:
         times = participations(cohort, population, rounds)
-        different = sorted(set(population.sizes[population.seen].tolist()))
+        different = sorted(set(training_sizes(population)))
         steps = [local.steps_of(size) for size in different]
         scales = [private.multiplier(one) for one in steps]
         costs = [
