@@ -15,12 +15,13 @@ from motley.task import Sent
 from tests.core.helpers import clients, linear, scaled, total
 
 SIZES = [5, 17, 1, 8, 8, 30, 12, 3, 9, 21]
+TWICE = 2 * SIZES  # so that a cohort is larger than a block of 7
 
 
-def trained(simulator: Simulator, sizes: list[int] = SIZES, epochs: int = 2) -> tuple[Tensor, Federation]:
+def trained(simulator: Simulator, sizes: list[int] = TWICE, epochs: int = 2) -> tuple[Tensor, Federation]:
     federation = Federation(clients(sizes), runtime=simulator)
     local = LocalSGD(epochs=epochs, batch=4, lr=0.2, momentum=0.5, weight_decay=0.01)
-    method = FedAvg(linear(), cohort=6, local=local)
+    method = FedAvg(linear(), cohort=16, local=local)
     return train(method, federation, 4).theta, federation
 
 
@@ -38,8 +39,8 @@ def drawn(client: Client) -> Sent:
 
 def test_cohorts_batches_and_noise_do_not_depend_on_the_block() -> None:
     def everything(block: int) -> list[Tensor]:
-        federation = Federation(clients(SIZES), runtime=Simulator(block=block), seed=5).begin_round(3)
-        cohort = federation.sample(7)
+        federation = Federation(clients(TWICE), runtime=Simulator(block=block), seed=5).begin_round(3)
+        cohort = federation.sample(16)
         replies = cohort.ask(drawn)
         local = cohort.ask(drawn, into=Each("noise", clip=1.0, noise=Gaussian(1.0)))
         central = cohort.ask(drawn, into=Sum("noise", clip=1.0, noise=Gaussian(1.0)))
