@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.func import grad_and_value, vmap
 
 from motley.client import Client
+from motley.learn.ghost import GhostNorms
 from motley.model import Model
 from motley.privacy import dpsgd
 from motley.privacy.dpsgd import LocalCost, PointPrivacy, Steps
@@ -46,14 +47,20 @@ def loss_of(outputs: Tensor, y: Tensor) -> Tensor:
     return -F.log_softmax(outputs, -1).gather(-1, y[:, None])[:, 0]
 
 
-def supervised(model: Model) -> Objective:
+@dataclass(frozen=True)
+class Supervised:
     """The mean loss of a model on a batch's labels."""
 
-    def objective(theta: Params, batch: Batch) -> Tensor:
-        assert isinstance(theta, Tensor) and batch.y is not None
-        return batch.mean(loss_of(model(theta, batch.x), batch.y))
+    model: Model
 
-    return objective
+    def __call__(self, theta: Params, batch: Batch) -> Tensor:
+        assert isinstance(theta, Tensor) and batch.y is not None
+        return batch.mean(loss_of(self.model(theta, batch.x), batch.y))
+
+
+def supervised(model: Model) -> Objective:
+    """The mean loss of a model on a batch's labels."""
+    return Supervised(model)
 
 
 @dataclass(frozen=True)
@@ -275,9 +282,14 @@ class _Private:
             return objective(params, Batch(x[None], None if y is None else y[None], None))
 
         self._each = grad_and_value(of_one)
+        self._ghost = GhostNorms.of(objective.model, client.x[:2]) if isinstance(objective, Supervised) else None
 
     def __call__(self, params: Params, batch: Batch) -> tuple[Params, Tensor]:
         assert batch.weight is not None
+        if self._ghost is not None and isinstance(params, Tensor) and batch.y is not None:
+            total, losses = self._ghost.clipped_sum(params, batch.x, batch.y, loss_of, batch.weight, self._bound)
+            made = dpsgd.noisy_mean(total, self._bound, self._noise, self._expected, self._draws)
+            return made, batch.mean(losses)
         labels = None if batch.y is None else 0
         gradients, losses = vmap(self._each, in_dims=(None, 0, labels))(params, batch.x, batch.y)
         parts = {"": gradients} if isinstance(gradients, Tensor) else gradients

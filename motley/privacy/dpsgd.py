@@ -179,6 +179,13 @@ def private_gradient(
     """
     safe, factor = _bounded(gradients, bound)
     total = (taken.to(factor.dtype) * factor) @ safe
+    return noisy_mean(total, bound, noise_multiplier, expected, draws)
+
+
+def noisy_mean(
+    total: Tensor, bound: float, noise_multiplier: float | Tensor, expected: float | Tensor, draws: DrawsLike
+) -> Tensor:
+    """The step's gradient from the sum of clipped gradients: add noise, divide by the expected batch size."""
     noise = draws.normal(*total.shape).to(total.dtype)
     return (total + noise_multiplier * bound * noise) / expected
 

@@ -11,9 +11,11 @@ import torch
 from scipy.stats import binom
 from torch.func import grad
 
-from motley import Federation, Simulator
+from motley import Clients, Federation, Model, Simulator
 from motley.draws import Draws, key
 from motley.federation import each
+from motley.learn.architectures import build
+from motley.learn.ghost import GhostNorms
 from motley.learn.local import LocalSGD, loss_of
 from motley.method import train
 from motley.methods.fedavg import FedAvg
@@ -45,6 +47,36 @@ def test_a_full_batch_step_without_noise_is_the_clipped_mean_gradient() -> None:
             )
             total += g * min(1.0, 0.3 / float(g.norm()))
         assert torch.allclose(replies["update"][i], -0.5 * total / n, atol=2e-5)
+
+
+@pytest.mark.parametrize("hidden", [(), (7,), (7, 5)])
+def test_ghost_norms_give_the_sum_of_clipped_gradients(hidden: tuple[int, ...]) -> None:
+    model = Model(build("mlp", (6,), 3, hidden=hidden))
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(9, 6, generator=generator), torch.randint(0, 3, (9,), generator=generator)
+    taken = torch.tensor([1.0, 0, 1, 1, 1, 0, 1, 1, 1])
+    theta = model.init(1)
+    ghost = GhostNorms.of(model, x[:2])
+    assert ghost is not None
+    total, losses = ghost.clipped_sum(theta, x, y, loss_of, taken, 0.4)
+    rows = torch.stack(
+        [grad(lambda t, i=i: loss_of(model(t, x[i : i + 1]), y[i : i + 1]).sum())(theta) for i in range(9)]
+    )
+    assert torch.allclose(total, taken @ dpsgd.clip_per_sample(rows, 0.4), atol=1e-5)
+    assert torch.allclose(losses, loss_of(model(theta, x), y))
+
+
+def test_other_networks_have_every_gradient_made_and_do_not_depend_on_the_block() -> None:
+    model = Model(build("small-cnn", (1, 8, 8), 3))
+    x, y = torch.randn(30, 1, 8, 8), torch.randint(0, 3, (30,))
+    assert GhostNorms.of(model, x[:2]) is None
+    people = Clients.from_sizes(x, y, torch.tensor([12, 8, 10]))
+    local = LocalSGD(steps=2, epochs=None, batch=4, lr=0.1, private=PointPrivacy(1.0, 0.5))
+    states = [
+        train(FedAvg(model, cohort=1.0, local=local), Federation(people, runtime=Simulator(block=b)), 1).theta
+        for b in (1, 3)
+    ]
+    assert torch.allclose(*states, atol=1e-5)
 
 
 def test_it_does_not_depend_on_the_block() -> None:
