@@ -16,6 +16,7 @@ from torch import Tensor
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # as a signed 64-bit integer, like the two below
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
+_ALL = (1 << 64) - 1
 
 
 def _mix(z: Tensor) -> Tensor:
@@ -25,13 +26,24 @@ def _mix(z: Tensor) -> Tensor:
     return z ^ ((z >> 31) & 0x1FFFFFFFF)
 
 
+def _mix_one(z: int) -> int:
+    z &= _ALL
+    z = ((z ^ (z >> 30)) * _MIX_1) & _ALL
+    z = ((z ^ (z >> 27)) * _MIX_2) & _ALL
+    return z ^ (z >> 31)
+
+
 def key(*parts: int | Tensor) -> Tensor:
     """Hash integers (or integer tensors, elementwise) into an int64 key; the order of the parts matters."""
-    hashed = torch.zeros((), dtype=torch.int64)
+    hashed: int | Tensor = 0
     for part in parts:
-        number = part.to(torch.int64) if isinstance(part, Tensor) else torch.tensor(_signed(part), dtype=torch.int64)
-        hashed = _mix(hashed + number * _GOLDEN + _GOLDEN)
-    return hashed
+        if isinstance(part, int) and isinstance(hashed, int):  # the same in Python's integers: far fewer operations
+            hashed = _mix_one(hashed + part * _GOLDEN + _GOLDEN)
+        else:
+            number = part.to(torch.int64) if isinstance(part, Tensor) else torch.tensor(_signed(part))
+            before = _signed(hashed) if isinstance(hashed, int) else hashed
+            hashed = _mix(number * _GOLDEN + before + _GOLDEN)
+    return hashed if isinstance(hashed, Tensor) else torch.tensor(_signed(hashed))
 
 
 def _signed(number: int) -> int:
