@@ -151,8 +151,14 @@ def _classes(file: Path, y: np.ndarray, names: Sequence[str] | None, population:
 def serve(
     run: FinishedRun, newcomer: Clients, name: str, *, epsilon: float | None = None, delta: float = 0.01
 ) -> Served:
-    """A model for one newcomer (T1 Alg. 7, P2 §4 and §7). Nothing of the run changes."""
+    """A model for one newcomer (T1 Alg. 7, P2 §4 and §7). Nothing of the run changes.
+
+    ``epsilon`` protects each of its rows; a run that was trained with ``newcomer_epsilon`` protects them anyway. The
+    noise is the operating system's: seeded noise would protect a newcomer from nobody who knows the run's seed.
+    """
     method = run.method
+    if epsilon is None and isinstance(method, ODPFL) and method.newcomer_epsilon is not None:
+        epsilon, delta = method.newcomer_epsilon, method.newcomer_delta
     labeled = bool(newcomer.labeled.all())
     if not labeled and not method.serves_unlabeled:
         able = ", ".join(key for key in ("pefll-unlabeled", "odpfl", "pfl-nearest", "fedavg") if key in METHODS)

@@ -98,6 +98,17 @@ def test_epsilon_is_paid_by_the_newcomer_and_told(
     assert first.ledger.epsilon(0.01, newcomer="mine") == pytest.approx(0.5, rel=1e-3)
 
 
+def test_a_run_that_protects_newcomers_does_so_with_noise_that_nobody_can_repeat(
+    rows: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    run = FinishedRun.open(trained(tmp_path, "odpfl", encoder="sphere", newcomer_epsilon=0.5, newcomer_delta=0.02))
+    clients = read_newcomer(newcomer(tmp_path, x=rows[0]), run.population, unlabeled=True)
+    first, second = serve(run, clients, "mine"), serve(run, clients, "mine")
+    assert first.descriptor is not None and second.descriptor is not None
+    assert not torch.equal(first.descriptor, second.descriptor) and not torch.equal(first.theta, second.theta)
+    assert first.epsilon == pytest.approx(0.5, rel=1e-3) and first.delta == 0.02
+
+
 def test_without_labels_a_method_that_needs_them_says_so(
     runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
