@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -66,8 +64,3 @@ def decode(data: bytes, max_bytes: int = MAX_BYTES) -> dict[str, Tensor | Plain]
     if not isinstance(values, dict) or not all(isinstance(value, Plain) for value in values.values()):
         raise WireError("the message's plain values are not a table of plain values")
     return {**values, **arrays}
-
-
-def size_of(shape: torch.Size, dtype: torch.dtype) -> int:
-    """Bytes that an array of this shape takes in a message."""
-    return math.prod(shape) * dtype.itemsize

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from scipy.stats import binom
 
 from motley.data.population import Population
@@ -188,11 +187,3 @@ def spent(federation: Federation, delta: float, exact: bool = True) -> dict[str,
     if math.isinf(epsilon):
         return {"private": False, "epsilon": None, "delta": None, "unit": None}
     return {"private": True, "epsilon": epsilon, "delta": delta, "unit": ledger.unit or "client"}
-
-
-def client_epsilons(federation: Federation, delta: float) -> torch.Tensor:
-    """[clients] ε of each client so far."""
-    ids = federation.clients.ids.tolist()
-    own = federation.ledger.epsilons(delta)
-    shared = federation.ledger.epsilon(delta, client=-1) if len(own) < len(ids) else 0.0
-    return torch.tensor([own.get(client, shared) for client in ids])
