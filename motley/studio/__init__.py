@@ -23,7 +23,7 @@ __all__ = ["Comparison", "Interrupted", "Recipe", "Result", "UserError", "compar
 
 def run(
     target: str,
-    data: str | Population = "digits",
+    data: str | Population | None = None,
     *,
     out: str | Path | None = None,
     watcher: Watcher | None = None,
@@ -33,9 +33,10 @@ def run(
 
     target: a method's name, ``file.py:Class``, a recipe's name or file. settings: the flags of ``motley run`` with
     underscores (``rounds=20, partition="dirichlet", alpha=0.3``), and ``hyperparameters={...}`` for all others.
+    data: a name, a file or a population; None: a recipe's own, else the digits.
     out: a new folder to save everything in; without it nothing is written.
     """
-    plan = plan_for([target], _named(target, data, settings))
+    plan = plan_for([target], _named(data, settings))
     if len(plan.with_seeds()) > 1:
         raise UserError(f"{target} makes {len(plan.with_seeds())} runs; use compare(...) for several methods or seeds")
     return carry_out(plan, _path(out), population=_given(data), watcher=watcher).results[0]
@@ -43,13 +44,13 @@ def run(
 
 def compare(
     *targets: str,
-    data: str | Population = "digits",
+    data: str | Population | None = None,
     out: str | Path | None = None,
     watcher: Watcher | None = None,
     **settings: Any,
 ) -> Comparison:
     """Train several methods over the same clients; the arguments are those of ``run``."""
-    plan = plan_for(targets, _named(targets[0] if targets else "", data, settings))
+    plan = plan_for(targets, _named(data, settings))
     return carry_out(plan, _path(out), population=_given(data), watcher=watcher)
 
 
@@ -58,11 +59,11 @@ def resume(folder: str | Path, *, data: Population | None = None, watcher: Watch
     return resume_any(Path(folder), population=data, watcher=watcher)
 
 
-def _named(target: str, data: str | Population, settings: dict[str, Any]) -> dict[str, Any]:
-    return settings if isinstance(data, Population) else {"data": data, **settings}
+def _named(data: str | Population | None, settings: dict[str, Any]) -> dict[str, Any]:
+    return {"data": data, **settings} if isinstance(data, str) else settings
 
 
-def _given(data: str | Population) -> Population | None:
+def _given(data: str | Population | None) -> Population | None:
     return data if isinstance(data, Population) else None
 
 

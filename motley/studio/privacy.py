@@ -119,6 +119,8 @@ def budget_of(recipe: Recipe, delta: float) -> Budget | None:
 def sampling_rate(cohort: int | float, population: Population) -> float:
     """With which probability a client is in a cohort."""
     available = int(population.labeled[population.seen].sum())
+    if available == 0:
+        raise UserError("no training client has labels, so none can be sampled; use --labeled above 0")
     return min(1.0, cohort / available if isinstance(cohort, int) else cohort)
 
 

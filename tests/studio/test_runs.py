@@ -267,6 +267,16 @@ def _recipe(tmp_path: Path) -> Path:
     return file
 
 
+def test_a_recipe_keeps_its_own_data_when_run_from_python(tmp_path: Path) -> None:
+    """Unless other data is named: the default of a method must not replace a recipe's."""
+    lines = ["client,a,b,y", *(f"{row % 6},{row % 7},{row % 5},{row % 2}" for row in range(60))]
+    (tmp_path / "shops.csv").write_text("\n".join(lines) + "\n")
+    recipe = tmp_path / "shops.toml"
+    recipe.write_text(f'method = "fedavg"\nrounds = 1\n[data]\nname = "{tmp_path / "shops.csv"}"\n')
+    assert run(str(recipe), cohort=2).data == compare(str(recipe), cohort=2).results[0].data == "shops.csv"
+    assert run(str(recipe), data="digits", cohort=2).data == "digits"
+
+
 def test_fedprox_without_mu_is_fedavg_and_with_it_is_not() -> None:
     plain = run("fedavg", **SMALL).accuracy
     assert run("fedprox", hyperparameters={"mu": 0.0}, **SMALL).accuracy == plain
@@ -279,5 +289,7 @@ def test_noise_is_declared_and_accounted() -> None:
     assert 0 < result.privacy["epsilon"] < 100
     with pytest.raises(UserError, match="noise without a bound"):
         run("fedavg", noise_multiplier=1.0, **SMALL)
+    with pytest.raises(UserError, match="no training client has labels"):
+        run("fedavg", labeled=0.0, epsilon=3.0, delta=1e-3, **SMALL)
     with pytest.raises(UserError, match="local has no client-level privacy"):
         run("local", noise_multiplier=1.0, clip=0.5, **SMALL)
