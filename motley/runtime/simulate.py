@@ -119,10 +119,10 @@ class Simulator:
     def _alone(self, request: Request, row: Tensor, rehearsal: bool) -> Batch:
         try:
             outputs, kept = _call(request, row, self._for_one(request, row))
+            stacked = [{name: value[None] for name, value in output.items()} for output in outputs]
+            return self._batch(request, row, (stacked, {name: value[None] for name, value in kept.items()}), rehearsal)
         except Exception as error:  # a client's own failure is data
             return Batch(row[:0], [], {int(row): f"{type(error).__name__}: {error}"})
-        stacked = [{name: value[None] for name, value in output.items()} for output in outputs]
-        return self._batch(request, row, (stacked, {name: value[None] for name, value in kept.items()}), rehearsal)
 
     def _vectorised(self, request: Request, rows: Tensor) -> Outputs:
         block = request.clients.block(request.positions[rows])
@@ -160,10 +160,10 @@ class Simulator:
             rows = rows[sound]
             arrays = [{name: value[sound] for name, value in release.items()} for release in arrays]
             kept = {name: value[sound] for name, value in kept.items()}
-        if kept and not rehearsal and len(rows):
-            request.kept.write(request.clients.ids[request.positions[rows]], kept)
         if self.strict:
             arrays = [_decoded(release, len(rows)) for release in arrays]
+        if kept and not rehearsal and len(rows):  # last: who fails on the way must not have kept anything
+            request.kept.write(request.clients.ids[request.positions[rows]], kept)
         return Batch(rows, arrays, failed)
 
 
@@ -187,9 +187,9 @@ def _one_client(
         full=block.full,
         kept=kept,
         draws=Draws(columns["key"]),
-        noise=Draws(key(columns["key"], 2)),
+        noise=Draws(columns["key"], 2),
     )
-    return answer(request.task, client, {**request.shared, **each}, request.releases, Draws(key(columns["key"], 1)))
+    return answer(request.task, client, {**request.shared, **each}, request.releases, Draws(columns["key"], 1))
 
 
 def _call(request: Request, row: Tensor, each: Mapping[str, Tensor]) -> Outputs:

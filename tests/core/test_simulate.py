@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from motley import Client, Clients, Each, Federation, LocalSGD, Simulator, Sum, each, send, task, train
+from motley.federation import QuorumError
 from motley.methods.fedavg import FedAvg
 from motley.privacy import Gaussian
 from motley.runtime.simulate import LoopInstead
@@ -68,6 +69,18 @@ def test_strict_mode_sends_everything_through_the_codec_and_changes_nothing() ->
     assert torch.allclose(plain, strict, atol=1e-6)
     federation = Federation(clients([2, 3]), runtime=Simulator(strict=True))
     assert federation.everyone().ask(scaled, factor=each(torch.ones(2)))["value"].shape == (2, 3)
+
+
+@task
+def unsendable(client: Client) -> Sent:
+    return send(value=client.x.sum().to(torch.complex64), keep={"times": client.kept.get("times", torch.zeros(())) + 1})
+
+
+def test_what_no_wire_carries_is_the_clients_failure_and_it_keeps_nothing() -> None:
+    federation = Federation(clients([2, 3, 4]), runtime=Simulator(block=3, strict=True))
+    with pytest.raises(QuorumError, match="WireError: 'value' is a torch.complex64 tensor"):
+        federation.everyone().ask(unsendable)
+    assert federation.kept.state() == {}
 
 
 def test_padding_never_counts() -> None:
