@@ -78,7 +78,7 @@ def unsendable(client: Client) -> Sent:
 
 def test_what_no_wire_carries_is_the_clients_failure_and_it_keeps_nothing() -> None:
     federation = Federation(clients([2, 3, 4]), runtime=Simulator(block=3, strict=True))
-    with pytest.raises(QuorumError, match="WireError: 'value' is a torch.complex64 tensor"):
+    with pytest.raises(QuorumError, match=r"WireError: 'value' is a torch\.complex64 tensor"):
         federation.everyone().ask(unsendable)
     assert federation.kept.state() == {}
 
