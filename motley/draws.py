@@ -55,16 +55,19 @@ class Draws:
     """A stream of draws from one key: the i-th call, element j is a function of (key, i, j) alone.
 
     Element j does not depend on how many elements are asked for, so a client draws the same batches whether its data
-    is padded to 50 rows in one block or to 500 in another.
+    is padded to 50 rows in one block or to 500 in another. ``Draws(k, 1)`` draws from key(k, 1), which is not hashed
+    before the first draw: most clients never use all the streams that they have.
     """
 
-    def __init__(self, key: Tensor) -> None:
-        self._key = key
+    def __init__(self, key: Tensor, domain: int | None = None) -> None:
+        self._key, self._domain = key, domain
         self._calls = 0
 
     def bits(self, count: int) -> Tensor:
         """``count`` uniform 64-bit integers (as signed int64)."""
         self._calls += 1
+        if self._domain is not None:
+            self._key, self._domain = key(self._key, self._domain), None
         stream = _mix(self._key + _signed(self._calls * _GOLDEN))
         return _mix(stream + torch.arange(1, count + 1) * _GOLDEN)
 
