@@ -77,16 +77,18 @@ class FLowDUP:
     other. subspace, dimension, agreed_seed: P, its k (None: 10,000, or d/15 if less) and the seed of P and θ0.
     features: outputs of h1, which is the client model with another head. width: hidden units of h2; h2's last layer has
     width · k weights and is most of what is sent. begin: factor of its initial values. penalty: λ.
-    schedule: factor of the server's rate. learn_prior=False is Table C.4's variant with ψ_r = 0.
+    schedule: factor of the server's rate; rates: more such factors, for parts of ψ by name (h1, hidden, last, bias,
+    prior). learn_prior=False is Table C.4's variant with ψ_r = 0.
     """
 
     model: Model
     cohort: int | float = 100
     labeled_share: float = 0.9
     local: LocalSGD = LocalSGD(epochs=1, batch=50, lr=0.1)
-    server: ServerOptimizer = ServerOptimizer("adam", lr=2e-3)
+    server: ServerOptimizer = ServerOptimizer("adam", lr=5e-3, adaptivity=1e-10)  # late updates are as small as 1e-8
     schedule: Schedule = field(default_factory=Schedule)
-    subspace: Kind = "kronecker"
+    rates: Mapping[str, float] = field(default_factory=lambda: {"h1": 0.25, "hidden": 0.25})
+    subspace: Kind = "signs"
     dimension: int | None = None
     agreed_seed: int = 0
     features: int = 256
@@ -104,6 +106,9 @@ class FLowDUP:
                 raise ValueError(f"{name}={getattr(self, name)}; expected at least 1")
         if not self.penalty >= 0:
             raise ValueError(f"penalty={self.penalty}; expected 0 or more")
+        for name, factor in self.rates.items():
+            if name not in PARTS or not factor > 0:
+                raise ValueError(f"rates: {name}={factor}; expected factors above 0 for some of {', '.join(PARTS)}")
         if self.local.batch == 1:
             raise ValueError("local.batch=1 cannot be halved: one half makes the model, the other measures it")
         _ = self.lift, self.h1, self.hidden  # made here, because a vectorised task must not draw initial values
@@ -196,8 +201,9 @@ class FLowDUP:
             replies = federation.sample(unlabeled, labeled=False).ask(self.regularize, into=into, **psi)
             total = {name: total[name] + replies[name] for name in PARTS}
             count += len(replies.answered)
-        server = replace(self.server, lr=self.server.lr * max(1e-6, self.schedule(federation.round)))
+        rate = self.server.lr * max(1e-6, self.schedule(federation.round))
         for name in PARTS:
+            server = replace(self.server, lr=rate * self.rates.get(name, 1.0))
             value, moments = server.step(state[name], total[name] / count, state.part(f"server.{name}"))
             state = state.replace(**{name: value}).with_part(f"server.{name}", moments)
         return state
@@ -236,7 +242,7 @@ class LDFedAvg:
     local: LocalSGD = LocalSGD(epochs=1, batch=50, lr=1.0)
     server: ServerOptimizer = field(default_factory=ServerOptimizer)
     schedule: Schedule = field(default_factory=Schedule)
-    subspace: Kind = "kronecker"
+    subspace: Kind = "signs"
     dimension: int | None = None
     agreed_seed: int = 0
     serves_unlabeled: ClassVar[bool] = True

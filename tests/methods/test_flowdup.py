@@ -42,7 +42,7 @@ def mlp() -> Model:
 
 def small(**changes: object) -> FLowDUP:
     fields = {"cohort": 4, "local": FULL_STEP, "server": PLAIN, "dimension": 9, "features": 7, "width": 5, "begin": 1.0}
-    return FLowDUP(mlp(), **{**fields, "penalty": 0.03, **changes})  # type: ignore[arg-type]
+    return FLowDUP(mlp(), **{**fields, "rates": {}, "penalty": 0.03, **changes})  # type: ignore[arg-type]
 
 
 def begun(method: FLowDUP) -> State:
@@ -197,7 +197,8 @@ def test_it_learns_what_one_model_cannot() -> None:
     newcomers = clients.select(range(0, count, 5))
     model = Model(build("mlp", (2,), 2, hidden=()))  # linear: it cannot serve both halves
     local = LocalSGD(epochs=1, batch=20, lr=0.3)
-    own = FLowDUP(model, cohort=10, local=local, dimension=6, features=8, width=8, server=ServerOptimizer("adam", 0.02))
+    server = ServerOptimizer("adam", 0.02)
+    own = FLowDUP(model, 10, local=local, server=server, rates={}, dimension=6, features=8, width=8)
     one = FedAvg(model, cohort=10, local=local)
     scores = []
     methods: tuple[Method, Method] = (own, one)
@@ -214,6 +215,8 @@ def test_bad_settings_say_what_was_expected() -> None:
         small(labeled_share=0.0)
     with pytest.raises(ValueError, match="width=0"):
         small(width=0)
+    with pytest.raises(ValueError, match="rates: h2=1"):
+        small(rates={"h2": 1.0})
     with pytest.raises(ValueError, match="cannot be halved"):
         small(local=LocalSGD(batch=1))
     with pytest.raises(ValueError, match="no client has labels"):
