@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from motley.learn.networks import CNN, MLP, CharLSTM, LeNet, LeNetEmbedding, Logistic, ResNet18, ResNet20, SmallCNN
@@ -113,4 +114,7 @@ def _call(name: str, make: Callable[..., nn.Module], arguments: dict[str, object
     except TypeError as error:
         options = [key for key in signature.parameters if key not in ("input_shape", "classes")]
         raise ValueError(f"{name}: {error}; its options are: {', '.join(options) or 'none'}") from error
-    return make(**arguments)
+    # A parameter that no reset_parameters sets keeps what it is made with, so that must be the same in every process.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make(**arguments)

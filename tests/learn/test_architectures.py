@@ -273,6 +273,24 @@ def test_a_function_without_sizes_is_called_without_them(outside):
     assert tuple(build(f"{outside}:fixed", (4,), 3).weight.shape) == (3, 4)
 
 
+def test_a_module_is_made_alike_in_every_process_and_leaves_the_global_generator_alone(outside):
+    """A parameter of its own that no reset_parameters sets would otherwise begin differently in each run."""
+    outside.write_text(
+        "import torch\nfrom torch import nn\n"
+        "class Own(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.token = nn.Parameter(torch.randn(5))\n"
+    )
+    made = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        made.append(build(f"{outside}:Own", (4,), 3).token)
+        assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(*made)
+
+
 def test_a_class_from_an_installed_package():
     assert isinstance(build("torch.nn:Flatten", (4,), 3), nn.Flatten)
 
