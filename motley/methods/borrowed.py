@@ -26,7 +26,7 @@ from motley.methods.problem import Problem
 from motley.model import Model
 from motley.task import Sent, send, task
 
-_PROJECTION = 3  # domain of the seed
+_PROJECTION, _SAMPLED = 3, 4  # domains of the seed
 
 
 class Ensemble(Model):
@@ -146,7 +146,9 @@ class Borrowed:
         return int(torch.Size(self.problem.input_shape).numel())
 
     def _sampled(self, state: State, cohort: Cohort) -> Tensor:
-        return cohort.federation.draws().integers(len(state.ids), len(cohort))
+        """[C] a training client for each newcomer, drawn for it alone: who else is asked makes no difference."""
+        seed, ids = cohort.federation.seed, cohort.federation.clients.ids[cohort.positions]
+        return torch.cat([Draws(key(seed, _SAMPLED, number)).integers(len(state.ids), 1) for number in ids])
 
     def _nearest(self, state: State, cohort: Cohort) -> Tensor:
         """[C] the training client of least A-distance, among those that have sent a summary."""

@@ -111,7 +111,8 @@ class PFedHN:
     def _new_descriptors(self, state: State, cohort: Cohort) -> Tensor:
         """v of newcomers: random, then moved by the same exchange as in training, h unchanged (T1 B.1.2)."""
         ids = cohort.federation.clients.ids[cohort.positions]
-        v = torch.stack([Draws(key(_NEWCOMERS, number)).normal(self.length) for number in ids])
+        seed = cohort.federation.seed
+        v = torch.stack([Draws(key(seed, _NEWCOMERS, number)).normal(self.length) for number in ids])
         optimizer = ServerOptimizer("adam", lr=self.newcomer_lr)
         moments: dict[str, Tensor] = optimizer.start(v)
         for _ in range(self.newcomer_rounds):

@@ -207,6 +207,19 @@ def test_sampled_borrows_one_of_the_trained_models() -> None:
     assert bool((gaps.min(1).values < 1e-4).all())
 
 
+def test_what_is_sampled_depends_on_the_newcomer_and_the_seed_alone() -> None:
+    clients = clients_of((6,), sizes=[3] * 44)
+    method = Borrowed(problem_of((6,)), choice="sampled", descriptor=4)
+    state = method.start(0).replace(ids=torch.arange(4))
+
+    def borrowed(positions: range, seed: int = 0) -> Tensor:
+        return method.personalize(state, Federation(clients.select(positions), seed).everyone())
+
+    together = borrowed(range(4, 44))
+    torch.testing.assert_close(torch.cat([borrowed(range(4, 24)), borrowed(range(24, 44))]), together)
+    assert not torch.equal(together[:20], together[20:]) and not torch.equal(borrowed(range(4, 44), 1), together)
+
+
 def test_ensemble_averages_the_outputs_of_all_models() -> None:
     method, clients, state, own = _trained("ensemble")
     theta = method.personalize(state, Federation(clients.select(range(4, 6))).everyone())  # type: ignore[arg-type]

@@ -74,6 +74,10 @@ def test_a_newcomers_descriptor_is_optimised_and_the_hypernetwork_is_not() -> No
         return total
 
     assert loss(method.personalize(state, newcomers.everyone())) < loss(idle.personalize(state, newcomers.everyone()))
+    other_seed = Federation(clients.select([4, 5]), seed=1)
+    assert not torch.equal(
+        idle.descriptors(state, other_seed.everyone()), idle.descriptors(state, newcomers.everyone())
+    )
     asked = {row["task"] for row in newcomers.transcript.rows()}
     assert asked == {"PFedHN.fit"}
 
