@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks import dpsgd, own, scale, secure_sum
 from benchmarks.compare import compare
@@ -66,7 +69,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=list(PARTS), metavar="PART", help=f"of: {', '.join(PARTS)}")
     parser.add_argument("--repetitions", type=int, help="turns of every tool (default: 7; quick: 2)")
     parser.add_argument("--save", type=Path, help="where the JSON goes (default: a file in benchmarks/results)")
+    parser.add_argument(
+        "--threads", type=int, help="for every tool (default: each takes the number it is fastest with)"
+    )
     chosen = parser.parse_args(arguments)
+    if chosen.threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(chosen.threads)
+        torch.set_num_threads(chosen.threads)
     parts = chosen.only or list(PARTS)
     repetitions = chosen.repetitions or (2 if chosen.quick else 7)
     about = "about 5 minutes" if chosen.quick else "about 20 minutes on two idle cores"
@@ -87,7 +96,13 @@ def main(arguments: list[str] | None = None) -> int:
     file = chosen.save or RESULTS / ("quick.json" if chosen.quick else "latest.json")
     file.parent.mkdir(parents=True, exist_ok=True)
     seconds = round(time.perf_counter() - BEGIN)
-    result = {"machine": before, "quick": chosen.quick, "seconds": seconds, "repetitions": repetitions}
+    result = {
+        "machine": before,
+        "quick": chosen.quick,
+        "threads": chosen.threads,
+        "seconds": seconds,
+        "repetitions": repetitions,
+    }
     file.write_text(json.dumps({**result, "rows": [row.as_json() for row in rows], "raw": raw}, indent=1) + "\n")
     shown = file
     with contextlib.suppress(ValueError):

@@ -95,7 +95,7 @@ class Running:
         self._home = tempfile.TemporaryDirectory(prefix="bench-")
         self._errors = Path(self._home.name) / "errors.txt"
         environment = {
-            **{name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "PYTHONPATH")},
+            **os.environ,
             "PYTHONPATH": os.pathsep.join([str(PROGRAMS), *([str(ROOT)] if tool.packages is None else [])]),
             "MOTLEY_CACHE": self._home.name,  # block and threads are measured anew in every run
             "FLWR_HOME": self._home.name,

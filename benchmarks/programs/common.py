@@ -95,8 +95,9 @@ class Pace:
     def __init__(self, threads: list[int] | None = None) -> None:
         self._output = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # whatever a framework prints goes to the error stream
-        counts = sorted({1, os.cpu_count() or 1}) if threads is None else threads
-        self._trials = [(count, timed) for count in counts for timed in (False, True)]
+        given = os.environ.get("OMP_NUM_THREADS")
+        counts = threads or ([int(given)] if given else sorted({1, os.cpu_count() or 1}))
+        self._trials = [(counts[0], False), *((count, True) for count in counts)]  # the first round only warms up
         self._taken: dict[int, float] = {}
         self._seconds: list[float] = []
         self._wanted = 0
