@@ -370,7 +370,7 @@ def _honest(batches: Iterable[Batch], releases: Sequence[Release]) -> Iterator[B
                 continue
             rows = arrays[release.name].reshape(len(batch.rows), -1)
             length = torch.linalg.vector_norm(rows, ord=1 if release.norm == "l1" else 2, dim=1, dtype=torch.float64)
-            too_long = length > release.clip * (1 + 1e-5)
+            too_long = ~(length <= release.clip * (1 + 1e-5))  # NaN too: it has no length
             for i in (too_long & sound).nonzero().flatten().tolist():
                 reasons[int(batch.rows[i])] = (
                     f"sent {release.name!r} of norm {float(length[i]):.4g}, beyond its clip {release.clip:g}; left out"
