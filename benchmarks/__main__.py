@@ -24,6 +24,7 @@ Measured = tuple[list[Row], dict[str, Any]]
 Part = Callable[[int, bool], Measured]  # repetitions, quick
 RESULTS = Path(__file__).resolve().parent / "results"
 BEGIN = time.perf_counter()
+TOOLS = {"loop": BARE, "pfl": PFL, "flower": FLOWER}  # beside Motley
 
 
 def say(text: str) -> None:
@@ -32,7 +33,7 @@ def say(text: str) -> None:
 
 def beside_others(work: Shared, targets: dict[str, tuple[str, float]]) -> Part:
     def part(repetitions: int, quick: bool) -> Measured:
-        return compare(work.quick() if quick else work, (BARE, PFL, FLOWER), repetitions, targets, say)
+        return compare(work.quick() if quick else work, list(TOOLS.values()), repetitions, targets, say)
 
     return part
 
@@ -72,7 +73,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--threads", type=int, help="for every tool (default: each takes the number it is fastest with)"
     )
+    parser.add_argument("--without", nargs="+", choices=list(TOOLS), default=[], help="tools to leave out")
     chosen = parser.parse_args(arguments)
+    for name in chosen.without:
+        del TOOLS[name]
     if chosen.threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(chosen.threads)
         torch.set_num_threads(chosen.threads)
@@ -83,27 +87,23 @@ def main(arguments: list[str] | None = None) -> int:
     before = machine()
     rows: list[Row] = []
     raw: dict[str, Any] = {}
+    file = chosen.save or RESULTS / ("quick.json" if chosen.quick else "latest.json")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    result = {"machine": before, "quick": chosen.quick, "threads": chosen.threads, "repetitions": repetitions}
     for name in parts:
         say(f"{name} ...")
         found, raw[name] = PARTS[name](repetitions, chosen.quick)
         rows.extend(found)
+        seconds = round(time.perf_counter() - BEGIN)
+        kept = {**result, "seconds": seconds, "rows": [row.as_json() for row in rows], "raw": raw}
+        # after every part, so that a run which is broken off leaves those that it has
+        file.write_text(json.dumps(kept, indent=1) + "\n")
     print(f"\n{table(rows)}\n\nA ratio of two times is taken within one turn; median (lowest to highest) of the turns.")
     for name, values in raw.items():
         for tool, reason in values.get("left_out", {}).items():
             print(f"{name}: {tool} was left out: {reason}")
     if "privacy" in raw:
         print(json.dumps(raw["privacy"], indent=2))
-    file = chosen.save or RESULTS / ("quick.json" if chosen.quick else "latest.json")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    seconds = round(time.perf_counter() - BEGIN)
-    result = {
-        "machine": before,
-        "quick": chosen.quick,
-        "threads": chosen.threads,
-        "seconds": seconds,
-        "repetitions": repetitions,
-    }
-    file.write_text(json.dumps({**result, "rows": [row.as_json() for row in rows], "raw": raw}, indent=1) + "\n")
     shown = file
     with contextlib.suppress(ValueError):
         shown = file.resolve().relative_to(Path.cwd())
