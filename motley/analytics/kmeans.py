@@ -162,20 +162,26 @@ class FedDPKMeans:
     def _by_client(self) -> bool:
         return self.privacy is not None and self.privacy.unit == "client"
 
-    def fit(self, federation: Federation, server: Tensor, initial: Tensor | None = None) -> Clustering:
-        """Cluster the federation's points. ``initial`` centres replace FedDP-Init (this is how the baselines run)."""
+    def plan(self, initialize: bool = True) -> Noise:
+        """The noise of every query of a run. It depends on no data, so many runs can share one plan."""
+        if self.privacy is None:
+            return Noise()
+        refinements = self.steps + initialize
+        return calibrate(self.privacy, initialize=initialize, histograms=1 + self.simplify, refinements=refinements)
+
+    def fit(
+        self, federation: Federation, server: Tensor, initial: Tensor | None = None, noise: Noise | None = None
+    ) -> Clustering:
+        """Cluster the federation's points. ``initial`` centres replace FedDP-Init (this is how the baselines run).
+
+        ``noise`` is the ``plan`` if it was made before; the ledger accounts what it says, whatever it is.
+        """
         dimension = self._check(federation, server, initial)
         server = server.to(torch.float32)
         origin = server.mean(0) if self.center else torch.zeros(dimension)
         points = server - origin
         radius = self.radius or float(torch.linalg.vector_norm(points, dim=1).max())
-        noise = Noise()
-        if self.privacy is not None:
-            refinements = self.steps + (initial is None)
-            noise = calibrate(
-                self.privacy, initialize=initial is None, histograms=1 + self.simplify, refinements=refinements
-            )
-        run = _Run(self, federation, noise, origin, radius, points)
+        run = _Run(self, federation, noise or self.plan(initial is None), origin, radius, points)
         if initial is None:
             centers = start = run.initialize()
         else:

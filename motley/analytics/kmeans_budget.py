@@ -61,10 +61,10 @@ class Privacy:
 class Noise:
     """One mechanism for each kind of query; None: that query is made without noise (or not at all)."""
 
-    gram: Gaussian | None = None
-    weights: Laplace | None = None
-    sums: Gaussian | None = None
-    counts: Laplace | None = None
+    gram: AdditiveNoise | None = None
+    weights: AdditiveNoise | None = None
+    sums: AdditiveNoise | None = None
+    counts: AdditiveNoise | None = None
 
 
 def calibrate(privacy: Privacy, *, initialize: bool, histograms: int, refinements: int) -> Noise:

@@ -14,13 +14,15 @@ import typer
 from rich import box
 from rich.table import Table
 
+from motley.analytics.kmeans_budget import Privacy
 from motley.commands import options
-from motley.commands.options import examples, printed, settings_from
+from motley.commands.options import examples, printed, progress_console, settings_from
 from motley.privacy.ledger import Ledger
 from motley.studio import folder
 from motley.studio.audit import Audit
 from motley.studio.audit import audit as attack
 from motley.studio.errors import UserError
+from motley.studio.kmeans_audit import audit_kmeans
 from motley.studio.prepare import Prepared, prepare
 from motley.studio.privacy import Forecast, forecast
 from motley.studio.recipe import Recipe
@@ -180,6 +182,7 @@ def _spent_lines(ledger: Ledger, spent: dict[str, Any], own: list[float]) -> lis
     epilog=examples(
         "motley privacy audit fedavg --clients 200 --cohort 20 --rounds 10 --epsilon 2",
         "motley privacy audit fedavg --clients 200 --cohort 20 --rounds 10 --epsilon 2 --cut-noise 0.1",
+        "motley privacy audit kmeans --epsilon 2 --delta 1e-4 --unit point",
     )
 )
 def audit(
@@ -208,11 +211,14 @@ def audit(
 ) -> None:
     """Attack a recipe's private training and compare the ε that this proves with the ledger's.
 
+    `kmeans` in place of a recipe attacks private clustering; --rounds then counts its Lloyd steps (none by default).
     Ends with an error if the attack proves more than the ledger promises.
     """
     settings = settings_from({name: value for name, value in locals().items() if name != "seed"})
     done: list[tuple[str, Audit]] = []
-    for label, recipe in _recipes(target, settings, set_):
+    if target == "kmeans":
+        done.append((target, _attack_kmeans(settings, set_, canaries, cut_noise, seed)))
+    for label, recipe in _recipes(target, settings, set_) if target != "kmeans" else ():
         prepared = prepare(recipe)
         if not _is_private(prepared) and target.endswith(".toml"):
             continue  # the run without privacy that a recipe compares with
@@ -230,6 +236,35 @@ def audit(
             f"{', '.join(broken)}: the attack proves more than the ledger promises, so the noise is not what the "
             "ledger was told" + (f" (it was cut to {cut_noise:g} on purpose)" if cut_noise != 1 else "")
         )
+
+
+def _attack_kmeans(
+    settings: dict[str, Any], overrides: list[str] | None, canaries: int | None, cut_noise: float, seed: int
+) -> Audit:
+    given = {name: value for name, value in settings.items() if value is not None}
+    asked = {name: given.pop(name) for name in ("epsilon", "delta", "unit", "rounds") if name in given}
+    if given or overrides:
+        flags = [f"--{name.replace('_', '-')}" for name in given] + ["--set"] * bool(overrides)
+        raise UserError(
+            f"{', '.join(flags)}: kmeans is audited on points of the attack's own, so this has no meaning here; give "
+            "--epsilon, --delta, --unit and --rounds (Lloyd steps)"
+        )
+    if "epsilon" not in asked:
+        raise UserError("a clustering without --epsilon promises no privacy: give one, for example --epsilon 2")
+    steps = asked.pop("rounds", 0)
+    try:
+        privacy = Privacy(**asked)
+        with progress_console().status("attacking") as status:
+            return audit_kmeans(
+                privacy,
+                steps=steps,
+                canaries=canaries,
+                cut_noise=cut_noise,
+                seed=seed,
+                progress=lambda number, runs: status.update(f"attacking: run {number + 1} of {runs}"),
+            )
+    except ValueError as error:
+        raise UserError(str(error)) from error
 
 
 def _audit_table(done: list[tuple[str, Audit]]) -> Table:

@@ -12,10 +12,12 @@ import math
 from dataclasses import dataclass
 
 import torch
+from dp_accounting import DpEvent
 from scipy.stats import beta
 from torch import Tensor
 
 from motley.privacy.checks import check_delta
+from motley.privacy.mechanisms import AdditiveNoise, DrawsLike, Norm
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,30 @@ class Proof:
     false_positives: float  # observed rate among canaries that took no part
     false_negatives: float  # observed rate among those that did
     limit: float  # no attack can prove more with so few canaries
+
+
+@dataclass(frozen=True)
+class Quieter:
+    """Noise that is scaled down by ``factor``, while its event still speaks of the whole: what an audit must find."""
+
+    claimed: AdditiveNoise
+    factor: float
+
+    @property
+    def norm(self) -> Norm:
+        return self.claimed.norm
+
+    def std(self, sensitivity: float) -> float:
+        """Of the noise that is really made."""
+        return self.claimed.std(self.factor * sensitivity)
+
+    def add(self, value: Tensor, sensitivity: float, draws: DrawsLike) -> Tensor:
+        """The value with less noise than is claimed."""
+        return self.claimed.add(value, self.factor * sensitivity, draws)
+
+    def event(self) -> DpEvent:
+        """What the ledger is told."""
+        return self.claimed.event()
 
 
 def proven_epsilon(scores: Tensor, member: Tensor, delta: float, confidence: float = 0.95) -> Proof:

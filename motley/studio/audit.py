@@ -27,7 +27,7 @@ from motley.learn.server import ServerOptimizer
 from motley.methods.fedavg import FedAvg
 from motley.model import Model
 from motley.privacy import Gaussian
-from motley.privacy.audit import Proof, canaries_for, proven_epsilon
+from motley.privacy.audit import Proof, Quieter, canaries_for, proven_epsilon
 from motley.privacy.dpsgd import PointPrivacy
 from motley.runtime.simulate import Simulator
 from motley.studio.errors import UserError
@@ -68,8 +68,7 @@ def audit(
     method = prepared.method
     if not isinstance(method, FedAvg):
         raise UserError(f"the audit knows fedavg and its relatives, not {prepared.recipe.method}")
-    if not 0 < cut_noise <= 1:
-        raise UserError(f"--cut-noise {cut_noise}: expected above 0 and at most 1 (1: the noise as it is)")
+    check_cut(cut_noise)
     attack: Callable[[FedAvg, Prepared, int, float, int], _Attacked]
     if method.noise is not None:
         attack = _attack_clients
@@ -91,6 +90,12 @@ def audit(
     return Audit(first.unit, promised, proof, len(scores), first.rounds, cut_noise)
 
 
+def check_cut(cut_noise: float) -> None:
+    """Refuse a factor that would not cut the noise."""
+    if not 0 < cut_noise <= 1:
+        raise UserError(f"--cut-noise {cut_noise}: expected above 0 and at most 1 (1: the noise as it is)")
+
+
 @dataclass(frozen=True)
 class _Attacked:
     """One attacked run: a score for every canary, whether it took part, and what the run's ledger says."""
@@ -100,24 +105,6 @@ class _Attacked:
     member: Tensor
     promised: float
     rounds: int
-
-
-@dataclass(frozen=True)
-class _Quieter:
-    """Gaussian noise that is scaled down, while its event still speaks of the whole: what an audit must find out."""
-
-    claimed: Gaussian
-    factor: float
-    norm: Any = "l2"
-
-    def std(self, sensitivity: float) -> float:
-        return self.factor * self.claimed.std(sensitivity)
-
-    def add(self, value: Tensor, sensitivity: float, draws: Any) -> Tensor:
-        return Gaussian(self.factor * self.claimed.noise_multiplier).add(value, sensitivity, draws)
-
-    def event(self) -> Any:
-        return self.claimed.event()
 
 
 def _attack_clients(method: FedAvg, prepared: Prepared, slots: int, cut_noise: float, seed: int) -> _Attacked:
@@ -137,7 +124,7 @@ def _attack_clients(method: FedAvg, prepared: Prepared, slots: int, cut_noise: f
         schedule=Schedule(),
         finetune=None,
         mu=0.0,
-        noise=noise if cut_noise == 1 else _Quieter(noise, cut_noise),
+        noise=Quieter(noise, cut_noise),
     )
     federation = Federation(clients, seed, Simulator(block=256))
     expected, z = rate * len(clients), noise.noise_multiplier
