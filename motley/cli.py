@@ -13,6 +13,7 @@ from rich.console import Console
 from motley import __version__
 from motley.commands import data, demo, estimate, kmeans, listing, mdm, personalize, privacy, run
 from motley.commands.options import examples
+from motley.data import DataError
 from motley.federation import QuorumError
 from motley.privacy import BudgetExceeded, SecureSumAborted
 from motley.studio.errors import Interrupted, UserError
@@ -32,7 +33,7 @@ class Commands(typer.core.TyperGroup):
         except (Interrupted, KeyboardInterrupt) as error:
             _say(str(error) or "stopped at once; `motley resume RUN` goes on from the last checkpoint", "stopped")
             raise typer.Exit(INTERRUPTED) from None
-        except UserError as error:
+        except (UserError, DataError) as error:
             _say(str(error), "error")
         except (ValueError, TypeError, OSError, QuorumError, BudgetExceeded, SecureSumAborted) as error:
             _say(f"{error}\n(set {TRACEBACK}=1 to see where this comes from)", "error")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from motley.studio.settings import KEYS, PARTITION_OPTIONS
+from motley.studio.keys import KEYS, PARTITION_OPTIONS
 
 _DATA, _TRAINING, _PRIVACY, _RUNNING = "Data", "Training", "Privacy", "Running"
 
@@ -33,8 +33,10 @@ Unseen = Annotated[
     typer.Option(help="Share of clients that arrive after training (from 1 on: number).", rich_help_panel=_DATA),
 ]
 Labeled = Annotated[float | None, typer.Option(help="Share of training clients with labels.", rich_help_panel=_DATA)]
-ClientColumn = Annotated[str | None, typer.Option(help="Of a CSV or Parquet file.", rich_help_panel=_DATA)]
-LabelColumn = Annotated[str | None, typer.Option(help="Of a CSV or Parquet file.", rich_help_panel=_DATA)]
+ClientColumn = Annotated[
+    str | None, typer.Option(help="Of a CSV or Parquet file. (default: client)", rich_help_panel=_DATA)
+]
+LabelColumn = Annotated[str | None, typer.Option(help="Of a CSV or Parquet file. (default: y)", rich_help_panel=_DATA)]
 
 ModelName = Annotated[
     str | None, typer.Option("--model", help="mlp, lenet, cnn, ..., or file.py:Class.", rich_help_panel=_TRAINING)

@@ -35,7 +35,7 @@ app = typer.Typer(rich_markup_mode="rich", no_args_is_help=True)
 Target = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe (name or .toml), or a method.")]
 
 
-@app.callback()
+@app.callback(epilog=examples("motley privacy plan fedavg --clients 1000 --cohort 100 --epsilon 4"))
 def privacy() -> None:
     """What a run will cost, what it has cost, and whether an attack agrees."""
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
+import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from motley.model import Model
 from motley.studio.errors import UserError
+from motley.studio.keys import flag_of
 from motley.suggest import nearest
 
 NONE = "none"  # TOML has no null: this word stands for it
@@ -72,11 +75,22 @@ def _is_plain(hint: Any) -> bool:
     return all(_is_plain(inner[field.name]) for field in dataclasses.fields(hint))
 
 
-def read(owner: str, known: Mapping[str, Hyperparameter], values: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    """Arguments for the constructor: the defaults, with ``values`` (partial, nested) in their place, all checked."""
+def read(
+    owner: str,
+    known: Mapping[str, Hyperparameter],
+    values: Mapping[str, Any],
+    path: str = "",
+    elsewhere: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Arguments for the constructor: the defaults, with ``values`` (partial, nested) in their place, all checked.
+
+    elsewhere: keys that are no hyperparameters, but may be what was meant by one that is unknown.
+    """
     for name in values:
         if name not in known:
-            raise UserError(f"{owner} has no hyperparameter {path + name!r}{nearest(path + name, _paths(known, path))}")
+            meant = _meant(path + name, [*_paths(known, path), *elsewhere])
+            advice = f"; did you mean {meant}?" if meant else nearest(path + name, [path + one for one in known])
+            raise UserError(f"{owner} has no hyperparameter {path + name!r}{advice}")
     arguments = {}
     for name, one in known.items():
         if name in values:
@@ -89,7 +103,25 @@ def read(owner: str, known: Mapping[str, Hyperparameter], values: Mapping[str, A
 
 
 def _paths(known: Mapping[str, Hyperparameter], path: str) -> list[str]:
-    return [path + name for name in known]
+    """The dotted names of hyperparameters, those inside a group too."""
+    paths = []
+    for name, one in known.items():
+        group = _dataclass_in(one.hint)
+        paths += [path + name] if group is None else _paths(_fields(group), f"{path}{name}.")
+    return paths
+
+
+def _meant(name: str, keys: Sequence[str]) -> str:
+    """The keys that an unknown one may stand for: those of that last name, else the one nearest to it."""
+    same = [key for key in keys if key.rpartition(".")[2] == name]
+    if same:
+        return " or ".join(map(repr, same))
+    near = difflib.get_close_matches(name, keys, 1)
+    if near:
+        return repr(near[0])
+    last_names = {key.rpartition(".")[2]: key for key in reversed(keys)}
+    near = difflib.get_close_matches(name, last_names, 1)
+    return repr(last_names[near[0]]) if near else ""
 
 
 def _converted(owner: str, path: str, one: Hyperparameter, value: Any) -> Any:
@@ -105,11 +137,14 @@ def _converted(owner: str, path: str, one: Hyperparameter, value: Any) -> Any:
             return group(**arguments)
         except ValueError as error:
             raise UserError(f"{owner}, {path}: {error}") from error
+    flag = flag_of(f"hyperparameters.{path}")
+    if path.rpartition(".")[2] == "lr" and isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{owner}, {path} = {value!r}{flag}: a learning rate is a finite number, for example 0.1")
     try:
         return TypeAdapter(one.hint).validate_python(value)
     except ValidationError as error:
         wanted = "; or ".join(dict.fromkeys(problem["msg"] for problem in error.errors()))
-        raise UserError(f"{owner}, {path} = {value!r}: {wanted}") from error
+        raise UserError(f"{owner}, {path} = {value!r}{flag}: {wanted}") from error
 
 
 def _dataclass_in(hint: Any) -> type | None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 
 from motley import data, outside
+from motley.data import DataError
 from motley.data.population import Population
 from motley.federation import Federation
 from motley.learn import architectures
@@ -20,8 +21,9 @@ from motley.model import Model
 from motley.runtime.simulate import Simulator
 from motley.studio import hyperparameters
 from motley.studio.errors import UserError
+from motley.studio.keys import PARTITION_OPTIONS
 from motley.studio.privacy import budget_of, make_private, target_delta
-from motley.studio.recipe import Network, Privacy, Recipe
+from motley.studio.recipe import Network, Privacy, Recipe, all_keys
 from motley.suggest import nearest
 
 FROM_PYTHON = "python:"  # before the name of data that was handed over as an object
@@ -78,7 +80,18 @@ def load_data(recipe: Recipe) -> Population:
             "well: motley.studio.resume(folder, data=population)"
         )
     seed = recipe.seed if recipe.data.seed is None else recipe.data.seed
-    return data.load(name, **wanted, seed=seed, **options)
+    try:
+        return data.load(name, **wanted, seed=seed, **options)
+    except DataError as error:
+        raise DataError(_with_flag(str(error))) from error
+
+
+def _with_flag(message: str) -> str:
+    """What is wrong with a partition's option, with the flag that sets it."""
+    for flag, (_, option) in PARTITION_OPTIONS.items():
+        if message.startswith(f"{option} must "):
+            return f"--{flag} ({option}){message.removeprefix(option)}"
+    return message
 
 
 def method_class(name: str) -> type:
@@ -102,9 +115,10 @@ def build_method(recipe: Recipe, problem: Problem, population: Population) -> tu
     known = hyperparameters.of_method(cls)
     defaults: Mapping[str, Any] = METHODS[recipe.method].defaults if recipe.method in METHODS else {}
     values = hyperparameters.merged(defaults, recipe.hyperparameters)
-    arguments = hyperparameters.read(recipe.method, known, values)
+    arguments = hyperparameters.read(recipe.method, known, values, elsewhere=all_keys())
     if "cohort" in arguments and "cohort" not in recipe.hyperparameters:
         arguments["cohort"] = _fitting(arguments["cohort"], population)
+    _check_clients(recipe, arguments, population)
     build = getattr(cls, "for_problem", None)
     first = {"problem": problem} if build is not None else {"model": problem.model}
     fields, private = make_private(recipe, cls, arguments, population)
@@ -113,6 +127,32 @@ def build_method(recipe: Recipe, problem: Problem, population: Population) -> tu
     except ValueError as error:
         raise UserError(f"{recipe.method}: {error}") from error
     return cast(Method, method), hyperparameters.plain(known, arguments), private
+
+
+def _check_clients(recipe: Recipe, arguments: Mapping[str, Any], population: Population) -> None:
+    """Are there labels to train with, and clients enough for a cohort? Told before anything is written.
+
+    A method from outside may train without labels.
+    """
+    labeled, seen = int(population.labeled[population.seen].sum()), len(population.seen)
+    if recipe.method in METHODS and recipe.rounds and labeled == 0:
+        hidden = bool(population.test.labeled[population.seen].any())
+        advice = "use --labeled above 0" if hidden else "name the column that holds them with --label-column"
+        raise UserError(f"{recipe.method} trains with labels, but no training client has any: {advice}")
+    if "cohort" not in arguments:
+        return
+    # flowdup asks clients without labels, too; of a method from outside nobody knows whom it asks
+    both = "labeled_share" in arguments or recipe.method not in METHODS
+    cohort, available = arguments["cohort"], seen if both else labeled
+    if (
+        isinstance(cohort, int | float)
+        and not 0 < (cohort if isinstance(cohort, int) else cohort * available) <= available
+    ):
+        kind = "training clients" if both else "training clients with labels"
+        raise UserError(
+            f"cohort = {cohort} (--cohort): there are {available} {kind}; give 1 to {available}, or their share, "
+            "above 0 and below 1"
+        )
 
 
 def _fitting(cohort: Any, population: Population) -> Any:

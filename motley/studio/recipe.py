@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from motley.data.spec import literal
 from motley.studio.errors import UserError
 from motley.studio.hyperparameters import merged
+from motley.studio.keys import flag_of
 from motley.suggest import nearest
 
 
@@ -139,7 +140,7 @@ def _explained(problem: Any) -> str:
         return f"unknown key {dotted!r}{nearest(dotted, known)}"
     if problem["type"] == "missing":
         return f"the key {dotted!r} is missing"
-    return f"{dotted} = {problem['input']!r}: {_lower(problem['msg'])}"
+    return f"{dotted} = {problem['input']!r}{flag_of(dotted)}: {_lower(problem['msg'])}"
 
 
 def _lower(text: str) -> str:
@@ -155,12 +156,24 @@ def _keys(path: Sequence[str]) -> list[str]:
     return [*section.model_fields, *(PLAN_KEYS if section is Recipe else ())]
 
 
+def all_keys(section: type[BaseModel] = Recipe, path: str = "") -> list[str]:
+    """Every key of a recipe, dotted."""
+    keys = list(PLAN_KEYS[:1]) if section is Recipe else []
+    for name, one in section.model_fields.items():
+        inner = one.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            keys += all_keys(inner, f"{path}{name}.")
+        else:
+            keys.append(path + name)
+    return keys
+
+
 def plan_of(values: Mapping[str, Any], where: str) -> Plan:
     """A plan from plain values: ``[[compare]]`` entries are laid over the rest, one run each."""
     base = {key: value for key, value in values.items() if key not in PLAN_KEYS}
     seeds = values.get("seeds", 1)
     if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
-        raise UserError(f"{where}: seeds = {seeds!r}: expected a whole number of at least 1")
+        raise UserError(f"{where}: seeds = {seeds!r} (--seeds): expected a whole number of at least 1")
     entries = values.get("compare", [{}])
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise UserError(f"{where}: `compare` is a list of tables; write [[compare]] above each")

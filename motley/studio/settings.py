@@ -12,47 +12,10 @@ from motley.methods import METHODS
 from motley.studio import hyperparameters, shipped
 from motley.studio.errors import UserError
 from motley.studio.hyperparameters import merged
+from motley.studio.keys import KEYS, PARTITION_OPTIONS
 from motley.studio.prepare import method_class
 from motley.studio.recipe import Plan, overridden, plan_of, read_toml
 from motley.suggest import nearest
-
-# short name -> key of the recipe
-KEYS = {
-    "title": "title",
-    "data": "data.name",
-    "partition": "data.partition",
-    "clients": "data.clients",
-    "samples": "data.samples",
-    "min_samples": "data.min_samples",
-    "test": "data.test",
-    "validation": "data.validation",
-    "unseen": "data.unseen",
-    "labeled": "data.labeled",
-    "rotate": "data.rotate",
-    "client_column": "data.options.client_column",
-    "label_column": "data.options.label_column",
-    "model": "model.name",
-    "rounds": "rounds",
-    "seed": "seed",
-    "seeds": "seeds",
-    "eval_every": "eval_every",
-    "checkpoint_every": "checkpoint_every",
-    "cohort": "hyperparameters.cohort",
-    "local_epochs": "hyperparameters.local.epochs",
-    "local_steps": "hyperparameters.local.steps",
-    "batch": "hyperparameters.local.batch",
-    "lr": "hyperparameters.local.lr",
-    "epsilon": "privacy.epsilon",
-    "delta": "privacy.delta",
-    "noise_multiplier": "privacy.noise_multiplier",
-    "clip": "privacy.clip",
-    "unit": "privacy.unit",
-    "block": "runtime.block",
-    "threads": "runtime.threads",
-    "drop": "runtime.drop",
-}
-# An option of a partition that has a flag of its own: the partition it implies, and the option's name there.
-PARTITION_OPTIONS = {"alpha": ("dirichlet", "alpha"), "classes": ("pathological", "num_classes_per_partition")}
 
 
 def plan_for(targets: Sequence[str], settings: Mapping[str, Any], overrides: Sequence[str] = ()) -> Plan:

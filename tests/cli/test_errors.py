@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from motley.cli import app
 from motley.studio import run
+from motley.studio.keys import FLAGS as FLAG_NAMES
 from tests.studio.helpers import FLAGS, SMALL, At, Crash, crash
 
 runner = CliRunner()
@@ -126,7 +127,7 @@ def test_a_recipe_with_a_typo() -> None:
 
 def test_a_negative_number_of_rounds() -> None:
     message = refused("run", "fedavg", "--rounds", "-5", "--out", "run")
-    assert "rounds = -5: input should be greater than or equal to 0" in message
+    assert "rounds = -5 (--rounds): input should be greater than or equal to 0" in message
     assert not Path("run").exists()
 
 
@@ -162,14 +163,23 @@ def test_a_corrupt_data_file() -> None:
         (["run", "fedavg", "--data", "digit"], "Did you mean 'digits'?"),
         (["run", "fedavg", "--partition", "dirichlett"], "Did you mean 'dirichlet'?"),
         (["run", "fedavg", "--model", "lenett"], "did you mean 'lenet'?"),
-        (["run", "fedavg", "--clients", "10", "--cohort", "50"], "cannot sample 50 of 9 clients"),
+        (
+            ["run", "fedavg", "--clients", "10", "--cohort", "50"],
+            "cohort = 50 (--cohort): there are 9 training clients with labels",
+        ),
         (["run", "fedavg", "--partition", "iid", "--alpha", "0.1"], "has no option 'alpha'"),
         (["run", "fedavg", "--local-epochs", "2", "--local-steps", "5"], "not both"),
         (["run", "missing.toml"], "there is no recipe missing.toml"),
         (["run", "missing.py:Method"], "there is no file"),
         (["run", "fedavg", "--set", "nonsense"], "expected key=value"),
-        (["run", "fedavg", "--seeds", "0"], "seeds = 0"),
-        (["run", "fedavg", "--unit", "person"], "privacy.unit = 'person'"),
+        (["run", "fedavg", "--seeds", "0"], "seeds = 0 (--seeds)"),
+        (["run", "fedavg", "--set", "roundz=3"], "no hyperparameter 'roundz'; did you mean 'rounds'?"),
+        (["run", "fedavg", "--set", "test=0.5"], "did you mean 'data.test'?"),
+        (["run", "fedavg", "--set", "lr=0.5"], "did you mean 'local.lr' or 'server.lr'"),
+        (["run", "fedavg", "--set", "nothing_alike=1"], "there are: cohort, local"),
+        (["run", "fedavg", "--classes", "20"], "--classes (num_classes_per_partition) must be between 1 and the 10"),
+        (["run", "fedavg", "--lr", "inf"], "local.lr = inf (--lr): a learning rate is a finite number"),
+        (["run", "fedavg", "--unit", "person"], "privacy.unit = 'person' (--unit)"),
         (["compare", "fedavg", "fedavg"], "fedavg is named twice"),
         (["resume", "nowhere"], "there is no run folder nowhere"),
         (["resume", "."], "is no run folder"),
@@ -180,6 +190,35 @@ def test_a_corrupt_data_file() -> None:
 )
 def test_mistakes_are_answered(words: list[str], message: str) -> None:
     assert message in refused(*words)
+
+
+@pytest.mark.parametrize("words", [["--data", "digit"], ["--data", "nothing.csv"], ["--classes", "20"]])
+def test_a_clear_message_about_data_offers_no_traceback(words: list[str]) -> None:
+    assert "MOTLEY_TRACEBACK" not in refused("run", "fedavg", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--cohort", "50"], "there are 9 training clients with labels; give 1 to 9"),
+        (["--cohort", "9", "--labeled", "0.5"], "training clients with labels; give 1 to"),
+        (["--cohort", "0"], "cohort = 0.0 (--cohort)"),
+        (["--cohort", "-2"], "cohort = -2.0 (--cohort)"),
+        (["--labeled", "0"], "no training client has any: use --labeled above 0"),
+        (["--data", "bare.csv"], "with --label-column"),
+    ],
+)
+def test_clients_that_cannot_be_asked_are_told_before_the_folder_is_made(words: list[str], message: str) -> None:
+    rows = [f"{row % 12},{row % 7},{row % 5}" for row in range(120)]
+    Path("bare.csv").write_text("\n".join(["client,a,b", *rows]))
+    told = refused("run", "fedavg", "--clients", "12", "--unseen", "3", "--rounds", "1", "--out", "run", *words)
+    assert message in told and "MOTLEY_TRACEBACK" not in told
+    assert not Path("run").exists()
+
+
+def test_the_flags_that_messages_name_exist() -> None:
+    shown = runner.invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).output
+    assert [flag for flag in [*FLAG_NAMES.values(), "--classes", "--alpha"] if f"{flag} " not in shown] == []
 
 
 def test_a_method_file_with_a_mistake() -> None:
