@@ -32,13 +32,14 @@ def data(
     client_column: options.ClientColumn = None,
     label_column: options.LabelColumn = None,
     seed: options.Seed = None,
+    set_: options.Set = None,
     show: Annotated[int, typer.Option(help="How many clients to list.", min=0)] = 10,
     plot: Annotated[Path | None, typer.Option(help="Also write the figure to this new HTML file.")] = None,
 ) -> None:
     """Print and plot how heterogeneous the clients of DATASET (a name, a file or a folder) are."""
     if plot is not None and plot.exists():
         raise UserError(f"{plot} exists already, and nothing is overwritten: choose another file with --plot")
-    plan = plan_for(["fedavg"], settings_from(locals()))
+    plan = plan_for(["fedavg"], settings_from(locals()), set_ or [])
     population = load_data(plan.runs[0][1])
     description = describe(population)
     console = printed()

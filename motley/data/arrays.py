@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from motley.data.source import KINDS, Array, DataError, Kind, Names, Source
+from motley.data.source import KINDS, Array, DataError, Kind, Names, Source, on_command_line
 
 Task = Literal["classification", "regression"]
 _MANY_CLASSES = 1000
@@ -115,7 +115,8 @@ def encode_clients(ids: Array, name: str) -> tuple[Array, Sequence[str] | None]:
     missing = _missing(ids)
     if missing.any():
         rows = np.flatnonzero(missing)
-        raise DataError(f"{name}: {len(rows)} rows have no client id, the first is row {rows[0]}")
+        lacking = "1 row has" if len(rows) == 1 else f"{len(rows)} rows have"
+        raise DataError(f"{name}: {lacking} no client id, the first is data row {rows[0] + 1}")
     if ids.dtype.kind == "f":
         if not np.isfinite(ids).all() or not (ids == np.rint(ids)).all():
             bad = ids[~np.isfinite(ids) | (ids != np.rint(ids))][0]
@@ -148,10 +149,13 @@ def _unlabeled(name: str, missing: Array, codes: Array | None, names: Sequence[s
     if len(mixed) and partial == "error":
         first = int(mixed[0])
         whose = "the rows" if codes is None else f"client {names[first] if names else first}"
-        more = "" if len(mixed) == 1 else f" (and {len(mixed) - 1} other clients)"
+        lack = "lack" if codes is None else "lacks"
+        others = len(mixed) - 1
+        more = "" if others == 0 else f" (and {others} other client{'s' if others > 1 else ''} likewise)"
         raise DataError(
-            f"{name}: {whose} lack {int(absent[first])} of {int(total[first])} labels{more}; a client must have all "
-            f"its labels or none: fill them in, blank the rest, or drop those rows with partial_labels='drop'"
+            f"{name}: {whose} {lack} {int(absent[first])} of {int(total[first])} labels{more}; a client must have all "
+            f"its labels or none: fill them in, blank the rest, or drop those rows with partial_labels='drop' "
+            f"{on_command_line('partial_labels', 'drop')}"
         )
     return ~(missing & np.isin(owner, mixed))
 
@@ -202,7 +206,7 @@ def encode_labels(
     if present.dtype.kind in "iu" and len(unique) > _MANY_CLASSES and task is None:
         raise DataError(
             f"{name}: {len(unique)} different whole numbers as labels: say task='regression' if they are quantities, "
-            f"or task='classification' if they are classes"
+            f"or task='classification' if they are classes {on_command_line('task', 'regression')}"
         )
     number = classes or len(unique)
     if present.dtype.kind in "iu" and unique[0] == 0 and unique[-1] == len(unique) - 1:

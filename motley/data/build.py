@@ -276,7 +276,8 @@ def _seen_unseen(count: int, unseen: int | float | Sequence[int], rng: Generator
     if isinstance(unseen, bool):
         raise DataError("unseen must be a fraction, a number of clients or their positions, not a truth value")
     if isinstance(unseen, int | float):
-        if unseen < 0 or (isinstance(unseen, float) and unseen >= 1) or unseen >= count + (unseen == 0):
+        # Written so that NaN, which compares as False with everything, is refused too.
+        if not 0 <= unseen < count + (unseen == 0) or (isinstance(unseen, float) and unseen >= 1):
             raise DataError(
                 f"unseen must be a fraction below 1 or a number of clients below the {count} there are, got {unseen}"
             )

@@ -85,7 +85,8 @@ def _named(data: str | Path) -> bool:
 def _nobody(name: str) -> DataError:
     return DataError(
         f"{name}: nothing says which client a row belongs to; give client ids (an array `client`, a column named by "
-        f"client_column), or deal the rows out with a partition, e.g. partition='iid'"
+        f"client_column), or deal the rows out with a partition, e.g. partition='iid' (on the command line: "
+        f"--client-column NAME or --partition iid)"
     )
 
 

@@ -90,7 +90,8 @@ def _read_npz(path: Path, known: set[str]) -> dict[str, Array]:
                 if "allow_pickle" not in str(error):
                     raise
                 raise DataError(
-                    f"{path}: the array {key!r} holds Python objects, which are never loaded; save numbers or strings"
+                    f"{path}: the array {key!r} holds Python objects, which are never loaded; save numbers or strings, "
+                    f"e.g. {key}.astype(str)"
                 ) from error
     return found
 

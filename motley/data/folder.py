@@ -103,6 +103,8 @@ def reading(path: Path, sha256: str | None = None) -> Iterator[None]:
         raise
     except (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile, tarfile.TarError) as error:
         problem = str(error) or type(error).__name__
+        if isinstance(error, UnicodeDecodeError):
+            problem = f"it is not UTF-8 text ({problem}); save it as UTF-8"
         if sha256 is None:
             raise DataError(f"cannot read {path}: {problem}") from error
         actual = checksum(path)
@@ -118,9 +120,11 @@ def reading(path: Path, sha256: str | None = None) -> Iterator[None]:
 def open_npz(path: Path, sha256: str | None = None) -> Iterator[np.lib.npyio.NpzFile]:
     """The arrays of an NPZ file; Python objects inside are never loaded."""
     with reading(path, sha256), path.open("rb") as file:
+        # Asked first, because numpy takes any other bytes for a pickle.
+        if file.read(2) != b"PK" or not zipfile.is_zipfile(file):
+            raise ValueError("it is truncated or not an NPZ archive; save it again with numpy.savez")
+        file.seek(0)
         archive = np.load(file, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("it is not an NPZ archive; save it with numpy.savez")
         with archive:
             yield archive
 

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from motley.data.arrays import array_source
-from motley.data.source import Array, DataError, Source
+from motley.data.source import Array, DataError, Source, on_command_line
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
@@ -83,9 +83,10 @@ def read_pictures(files: list[Path], size: int | Sequence[int] | None = None) ->
         if modes[-1].startswith(("I", "F")):
             raise DataError(f"{path} has more than 8 bits a pixel ({modes[-1]}); save it with 8 bits, or use NPZ")
         if wanted is None and shape is not None and found != shape:
+            common = min(*found, *shape)
             raise DataError(
                 f"{path} is {found[0]}×{found[1]} pixels, {files[0]} is {shape[0]}×{shape[1]}; "
-                f"give a common size, e.g. size={min(*found, *shape)}"
+                f"give a common size, e.g. size={common} {on_command_line('size', common)}"
             )
         shape = shape or found
     mode = "L" if all(m in ("1", "L", "LA") for m in modes) else "RGB"

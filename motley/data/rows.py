@@ -115,7 +115,7 @@ def _check_finite(name: str, x: Array, rows: Array | None) -> None:
             bad = np.argwhere(~finite)
             at = int(bad[0][0]) + a
             row = at if rows is None else int(rows[at])
-            where = f"row {row}, position {tuple(int(i) for i in bad[0][1:])}"
+            where = f"data row {row + 1}, position {tuple(int(i) for i in bad[0][1:])}"
             raise DataError(
                 f"{name}: x holds numbers that are missing (NaN), infinite or too large for float32, e.g. at {where}; "
                 f"fill or remove them first"

@@ -18,6 +18,11 @@ class DataError(ValueError):
     """The data is not what was expected; the message says what was expected, what came and what to do."""
 
 
+def on_command_line(option: str, value: object) -> str:
+    """How an option of a source or file reader is said without Python; for the end of an error's advice."""
+    return f"(on the command line: --set data.options.{option}={value})"
+
+
 class Names(Sequence[str]):
     """Client names kept as one array and turned into a string when read: a million names cost no Python objects."""
 

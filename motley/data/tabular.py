@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from motley.data.folder import reading
-from motley.data.source import Array, DataError
+from motley.data.source import Array, DataError, on_command_line
 
 Missing = Literal["error", "drop", "mean"]
 _MOST_CATEGORIES = 50
@@ -46,7 +46,10 @@ def read_table(path: Path, client_column: str | None, delimiter: str | None = No
             if repeated:
                 raise DataError(f"{path}: the column {repeated[0]!r} occurs more than once")
             if len(titles) == 1 and any(sign in titles[0] for sign in ";\t|"):
-                raise DataError(f"{path}: only one column was found, {titles[0]!r}; is another delimiter needed?")
+                raise DataError(
+                    f"{path}: only one column was found, {titles[0]!r}; is another delimiter needed? "
+                    f"Say e.g. delimiter=';' (on the command line: --set \"data.options.delimiter=';'\")"
+                )
             ids = client_column or "client"
             # Ids are read as text, because 007 is not 7.
             types = {ids: str} if ids in titles else None
@@ -80,7 +83,7 @@ def take_apart(
             if column.lower() in _LOOKS_LIKE_LABELS:
                 raise DataError(
                     f"{name}: the column {column!r} looks like labels; say label_column={column!r}, or label_column='' "
-                    f"if it is a feature and there are no labels"
+                    f"if it is a feature and there are no labels (on the command line: --label-column {column!r} or '')"
                 )
     if not features:
         raise DataError(f"{name}: there is no feature column beside {', '.join(frame.columns)}")
@@ -115,7 +118,8 @@ def _encode(column: pd.Series, name: str, missing: Missing) -> tuple[Array, list
     if absent.any() and missing == "error":
         raise DataError(
             f"{name}: the column {title!r} lacks {int(absent.sum())} of {len(column)} values, the first in data row "
-            f"{int(np.argmax(absent)) + 1}; fill them in, or say missing='drop' (leave such rows out) or missing='mean'"
+            f"{int(np.argmax(absent)) + 1}; fill them in, or say missing='drop' (leave such rows out) or missing='mean' "
+            f"{on_command_line('missing', 'drop')}"
         )
     if pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column):
         numbers = column.to_numpy(dtype=np.float64, na_value=np.nan)

@@ -278,6 +278,7 @@ def test_unsorted_arrays_give_the_same_clients() -> None:
         ({"test": 0.6, "validation": 0.4}, "together must leave rows to train on"),
         ({"unseen": 1.0}, "unseen must be a fraction below 1 or a number of clients below the 100"),
         ({"unseen": 100}, "unseen must be a fraction below 1 or a number of clients below the 100"),
+        ({"unseen": float("nan")}, "unseen must be a fraction below 1 or a number of clients below the 100 .* got nan"),
         ({"unseen": [1, 1]}, "unseen must list different positions below 100"),
         ({"unseen": True}, "not a truth value"),
         ({"labeled": 1.5}, "labeled must be the fraction of training clients with labels, between 0 and 1, got 1.5"),
