@@ -49,7 +49,12 @@ Components = Annotated[int, typer.Option(help="Components of a mixture prior.", 
 Plot = Annotated[Path | None, typer.Option(help="Write figures to this new HTML file.", rich_help_panel=_OUT)]
 Out = Annotated[Path | None, typer.Option(help="Write the estimates to this new CSV file.", rich_help_panel=_OUT)]
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Personal estimates that borrow strength.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    help="Personal estimates that borrow strength.",
+    epilog=examples("motley estimate gaussian --sigma-theta 0.1 --sigma-x 0.5 --seed 0"),
+)
 
 
 @app.command(

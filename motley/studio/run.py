@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from typing import Any
 from torch import Tensor
 
 from motley.data.population import Population
-from motley.federation import Federation
+from motley.federation import Federation, QuorumError
+from motley.learn.local import LocalSGD
 from motley.method import Method, State, train
 from motley.runtime.simulate import Simulator
 from motley.studio import checkpoint, folder
@@ -97,6 +98,9 @@ class _Run:
             if isinstance(federation.runtime, Simulator):
                 federation.runtime.use_plans(saved.plans)
         self.watcher.begin(self.spoken, recipe.rounds, federation.round, metric_of(self.prepared.population))
+        idle = _idle(method)
+        if idle:
+            self.watcher.note(f"{self.spoken}: nothing is trained: {idle}")
         try:
             with _stop_signals(self.watcher) as stop:
                 state = saved.state if saved is not None else method.start(federation.seed)
@@ -106,6 +110,11 @@ class _Run:
 
                 state = train(method, federation, recipe.rounds - federation.round, state, after_round)
             return self._finish(state, federation, files)
+        except QuorumError as error:
+            reasons = {failure.reason for failure in federation.failures}
+            if not reasons or not all("not finite" in reason for reason in reasons):
+                raise
+            raise UserError(f"{error}\nThe training diverges: try a smaller learning rate (--lr)") from error
         finally:
             self.watcher.end()
 
@@ -210,6 +219,19 @@ def client_map(population: Population, descriptors: Tensor | None = None) -> dic
         "descriptor": None if descriptors is None else descriptors[::step].tolist(),
         "class_names": None if population.class_names is None else [str(name) for name in population.class_names],
     }
+
+
+def _idle(method: Method) -> str:
+    """Why local training changes nothing; empty if it does something."""
+    local = getattr(method, "local", None)
+    if not isinstance(local, LocalSGD):
+        return ""
+    rates = list(local.lr.values()) if isinstance(local.lr, Mapping) else [local.lr]
+    if not any(rates):
+        return "local.lr = 0 (--lr)"
+    if local.steps is not None:
+        return "" if local.steps else "local.steps = 0 (--local-steps)"
+    return "" if local.epochs else "local.epochs = 0 (--local-epochs)"
 
 
 @contextlib.contextmanager

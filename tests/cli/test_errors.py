@@ -221,6 +221,27 @@ def test_the_flags_that_messages_name_exist() -> None:
     assert [flag for flag in [*FLAG_NAMES.values(), "--classes", "--alpha"] if f"{flag} " not in shown] == []
 
 
+def test_training_that_diverges_is_answered_with_the_learning_rate() -> None:
+    told = refused("run", "fedavg", *FLAGS, "--model", "mlp", "--lr", "1e30")
+    assert "is not finite" in told and "try a smaller learning rate (--lr)" in told
+    assert "smaller learning rate" not in refused("run", "fedavg", *FLAGS, "--set", "runtime.drop=1")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--local-epochs", "0"], "local.epochs = 0 (--local-epochs)"),
+        (["--local-steps", "0"], "local.steps = 0 (--local-steps)"),
+        (["--lr", "0"], "local.lr = 0 (--lr)"),
+    ],
+)
+def test_a_run_that_trains_nothing_says_so(words: list[str], reason: str) -> None:
+    result = runner.invoke(app, ["run", "fedavg", *FLAGS, *words])
+    assert result.exit_code == 0
+    assert f"fedavg: nothing is trained: {reason}" in result.stderr
+    assert "nothing is trained" not in runner.invoke(app, ["run", "fedavg", *FLAGS]).stderr
+
+
 def test_a_method_file_with_a_mistake() -> None:
     Path("broken.py").write_text("import nothing_like_this\n")
     assert "importing" in (message := refused("run", "broken.py:Method")) and "nothing_like_this" in message
