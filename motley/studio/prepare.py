@@ -138,7 +138,7 @@ def _check_clients(recipe: Recipe, arguments: Mapping[str, Any], population: Pop
     if recipe.method in METHODS and recipe.rounds and labeled == 0:
         hidden = bool(population.test.labeled[population.seen].any())
         advice = "use --labeled above 0" if hidden else "name the column that holds them with --label-column"
-        raise UserError(f"{recipe.method} trains with labels, but no training client has any: {advice}")
+        raise UserError(f"no training client has labels, and {recipe.method} trains with them: {advice}")
     if "cohort" not in arguments:
         return
     # flowdup asks clients without labels, too; of a method from outside nobody knows whom it asks

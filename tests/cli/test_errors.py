@@ -204,7 +204,7 @@ def test_a_clear_message_about_data_offers_no_traceback(words: list[str]) -> Non
         (["--cohort", "9", "--labeled", "0.5"], "training clients with labels; give 1 to"),
         (["--cohort", "0"], "cohort = 0.0 (--cohort)"),
         (["--cohort", "-2"], "cohort = -2.0 (--cohort)"),
-        (["--labeled", "0"], "no training client has any: use --labeled above 0"),
+        (["--labeled", "0"], "no training client has labels, and fedavg trains with them: use --labeled above 0"),
         (["--data", "bare.csv"], "with --label-column"),
     ],
 )
