@@ -60,13 +60,21 @@ def describe(population: Population) -> Description:
     summary = {
         "clients": f"{len(population):,} ({len(population.seen):,} seen, {len(population.unseen):,} unseen)",
         "labeled seen clients": f"{int(population.labeled[population.seen].sum()):,}",
-        "left out": f"{len(population.dropped):,} clients with too few rows",
+        "left out": f"{len(population.dropped):,} client{'s' * (len(population.dropped) > 1)} with too few rows",
         "rows": ", ".join(f"{int(columns[part].sum()):,} {part}" for part in ("train", "validation", "test")),
         "rows of a client": _spread(sizes, ".0f"),
         "input": f"{population.kind} {'×'.join(map(str, population.input_shape))}",
     }
     if not population.dropped:
         del summary["left out"]
+    if population.text_columns:
+        became = (f"{name} ({count})" for name, count in population.text_columns.items())
+        summary["text columns"] = f"one feature for each value: {', '.join(became)}"
+    if not population.has_labels:
+        table = population.text_columns is not None
+        summary["labels"] = "no labels" + (": name their column with --label-column" if table else "")
+    elif population.classes is None:
+        summary["targets"] = _target_range(population)
     if population.classes is not None:
         counts = population.histogram().to(torch.float64)
         known = population.test.labeled
@@ -88,6 +96,20 @@ def describe(population: Population) -> Description:
         summary["input shift"] = f"{_spread(shift[0], '.2f')} (by chance about {chance:.2f})"
     names = _Named(population.train)
     return Description(population.name, summary, columns, names)
+
+
+def _target_range(population: Population) -> str:
+    """From where to where the targets of a regression go; rows of clients without any hold a 0 that means nothing."""
+    labels, known = population.train.y, population.test.labeled
+    if labels is None or not known.any():
+        return "none"
+    found: list[Tensor] = []
+    for part in (population.train, population.validation, population.test):
+        start, size = part.start[known], part.size[known]
+        first = torch.cumsum(size, 0) - size
+        found.append(labels[torch.arange(int(size.sum())) + torch.repeat_interleave(start - first, size)])
+    every = torch.cat(found)
+    return f"real numbers from {float(every.min()):.4g} to {float(every.max()):.4g}"
 
 
 class _Named(Sequence[str]):

@@ -15,7 +15,7 @@ from motley.data.arrays import Task, array_source
 from motley.data.folder import open_npz
 from motley.data.pictures import PICTURES, picture_folder
 from motley.data.source import Array, DataError, Kind, Source
-from motley.data.tabular import Missing, read_table, take_apart
+from motley.data.tabular import Columns, Missing, read_table, take_apart
 
 _TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq")
 _KNOWN = (*_TABLES, ".npz")
@@ -66,7 +66,7 @@ def file_source(
         arrays = _read_npz(path, {"x", "y", "client"})
         return finish(arrays["x"], arrays.get("y"), arrays.get("client"), name=path.name)
     table = take_apart(read_table(path, client_column, delimiter), path.name, client_column, label_column, missing)
-    return finish(table.x, table.y, table.client, name=path.name)
+    return replace(finish(table.x, table.y, table.client, name=path.name), text_columns=table.text)
 
 
 def _suffix(path: Path) -> str | None:
@@ -117,9 +117,10 @@ def _file_per_client(
         raise DataError(f"{folder}: some clients have NPZ files and some have tables; use one kind for all")
     if all(packed):
         x, y, client, empty = _join_arrays(inside, names)
-    else:
-        x, y, client, empty = _join_tables(folder, inside, names, label_column, delimiter, missing)
-    return replace(finish(x, y, client, name=folder.name), dropped=empty)
+        return replace(finish(x, y, client, name=folder.name), dropped=empty)
+    table, empty = _join_tables(folder, inside, names, label_column, delimiter, missing)
+    source = finish(table.x, table.y, table.client, name=folder.name)
+    return replace(source, dropped=empty, text_columns=table.text)
 
 
 def _join_arrays(inside: list[Path], names: list[str]) -> tuple[Array, Array | None, Array, list[str]]:
@@ -164,7 +165,8 @@ def _join_labels(xs: list[Array], ys: list[Array | None]) -> Array | None:
 
 def _join_tables(
     folder: Path, inside: list[Path], names: list[str], label: str | None, delimiter: str | None, missing: Missing
-) -> tuple[Array, Array | None, Array, list[str]]:
+) -> tuple[Columns, list[str]]:
+    """All clients' tables in one, and the clients whose table has no row."""
     frames: list[pd.DataFrame] = []
     empty: list[str] = []
     wanted: set[str] | None = None
@@ -184,7 +186,4 @@ def _join_tables(
             frames.append(frame.assign(client=name))
     if not frames:
         raise DataError(f"none of the {len(inside)} files holds a row")
-    table = take_apart(pd.concat(frames, ignore_index=True), folder.name, "client", label, missing)
-    if table.client is None:
-        raise AssertionError("the client column was added above")
-    return table.x, table.y, table.client, empty
+    return take_apart(pd.concat(frames, ignore_index=True), folder.name, "client", label, missing), empty

@@ -25,6 +25,7 @@ class Columns:
     y: Array | None
     client: Array | None
     features: list[str]  # a text column gives one feature for each of its values, named column=value
+    text: dict[str, int]  # text columns, and how many features each became
 
 
 def read_table(path: Path, client_column: str | None, delimiter: str | None = None) -> pd.DataFrame:
@@ -93,12 +94,15 @@ def take_apart(
             raise DataError(f"{name}: every row lacks a feature, so missing='drop' leaves nothing")
     pieces: list[Array] = []
     names: list[str] = []
+    text: dict[str, int] = {}
     for column in features:
         values, labels = _encode(frame[column], name, missing)
         pieces.append(values)
         names.extend(labels)
+        if labels != [str(column)]:
+            text[str(column)] = len(labels)
     x = np.concatenate(pieces, axis=1, dtype=np.float32) if len(pieces) > 1 else pieces[0]
-    return Columns(x, _raw(frame, label), _client_ids(frame, ids), names)
+    return Columns(x, _raw(frame, label), _client_ids(frame, ids), names, text)
 
 
 def _find(frame: pd.DataFrame, name: str, option: str, wanted: str | None, default: str) -> str | None:
@@ -118,8 +122,8 @@ def _encode(column: pd.Series, name: str, missing: Missing) -> tuple[Array, list
     if absent.any() and missing == "error":
         raise DataError(
             f"{name}: the column {title!r} lacks {int(absent.sum())} of {len(column)} values, the first in data row "
-            f"{int(np.argmax(absent)) + 1}; fill them in, or say missing='drop' (leave such rows out) or missing='mean' "
-            f"{on_command_line('missing', 'drop')}"
+            f"{int(np.argmax(absent)) + 1}; fill them in, or say missing='drop' (leave such rows out) or "
+            f"missing='mean' {on_command_line('missing', 'drop')}"
         )
     if pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column):
         numbers = column.to_numpy(dtype=np.float64, na_value=np.nan)

@@ -26,9 +26,9 @@ def motley(*words: str, code: int = 0) -> str:
 
 def table(name: str, hole: bool = False) -> str:
     """Four shops with ten rows each: a number, a colour and whether the thing came back."""
-    lines = [
-        f"s{i % 4},{i * 7 % 11},{('red', 'green', 'blue')[i % 3]},{('no', 'yes')[i * 7 % 11 > 5]}" for i in range(40)
-    ]
+    prices = [i * 7 % 11 for i in range(40)]
+    colours = ("red", "green", "blue")
+    lines = [f"s{i % 4},{price},{colours[i % 3]},{'yes' if price > 5 else 'no'}" for i, price in enumerate(prices)]
     if hole:
         lines[5] = "s1,,blue,no"
     Path(name).write_text("\n".join(["shop,price,colour,ret", *lines]) + "\n")
@@ -54,3 +54,11 @@ def test_bytes_that_are_no_npz_are_not_called_a_pickle() -> None:
     Path("garbage.npz").write_bytes(bytes(range(1, 200)))
     told = motley("data", "garbage.npz", code=1)
     assert "save it again with numpy.savez" in told and "pickle" not in told
+
+
+def test_a_forgotten_label_column_is_noticed() -> None:
+    shown = motley("data", table("t.csv"), "--client-column", "shop")
+    assert "one feature for each value: colour (3), ret (2)" in shown
+    assert "no labels: name their column with --label-column" in shown
+    shown = motley("data", "t.csv", *COLUMNS)
+    assert "one feature for each value: colour (3)" in shown and "no labels" not in shown

@@ -25,7 +25,7 @@ def npz(path: Path, **arrays: Any) -> Path:
         ({"x": X, "client": CLIENT, "label": Y}, "rename or remove 'label'"),
         (
             {"x": X},
-            "nothing says which client a row belongs to; give client ids .* or .* partition='iid' .*--client-column NAME or --p",
+            "nothing says which client a row belongs to; give client ids .*--client-column NAME or --partition iid",
         ),
         ({"x": X, "client": CLIENT[:5]}, r"`client` must hold one value for each of the 12 rows of x, .* \(5,\)"),
         ({"x": X, "client": CLIENT, "y": np.zeros((12, 3))}, r"`y` must hold one value .* shape is \(12, 3\)"),

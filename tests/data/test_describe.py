@@ -53,7 +53,7 @@ def test_clients_without_labels_are_not_counted() -> None:
 
 def test_clients_left_out_are_told() -> None:
     description = describe(from_arrays(np.zeros((5, 1)), None, [0, 0, 1, 1, 2], unseen=0))
-    assert description.summary["left out"] == "1 clients with too few rows"
+    assert description.summary["left out"] == "1 client with too few rows"
     assert "left out" not in describe(load("digits")).summary
 
 
@@ -71,3 +71,23 @@ def test_figure_is_one_file_that_needs_no_network(tmp_path: Path) -> None:
 def test_figure_without_classes_and_with_many_clients() -> None:
     plot = figure(load("bernoulli:clients=500"))
     assert len(plot.data) == 2 and len(plot.data[0].x) == 60 and sum(plot.data[1].y) == 500
+
+
+def test_targets_of_a_regression_and_labels_that_are_not_there() -> None:
+    client = [0, 0, 1, 1, 2, 2]
+    targets = np.array([2.5, 7, 3, 4, np.nan, np.nan])
+    summary = describe(from_arrays(np.zeros((6, 1)), targets, client, unseen=0)).summary
+    assert summary["targets"] == "real numbers from 2.5 to 7", "the client without any does not count as 0"
+    assert "labels" not in summary
+    summary = describe(from_arrays(np.zeros((6, 1)), None, client, unseen=0)).summary
+    assert summary["labels"] == "no labels" and "targets" not in summary
+
+
+def test_text_columns_of_a_file_for_each_client(tmp_path: Path) -> None:
+    (tmp_path / "anna.csv").write_text("size,colour\n1,red\n2,blue\n")
+    (tmp_path / "bert.csv").write_text("size,colour\n1,red\n2,green\n")
+    (tmp_path / "carl.csv").write_text("size,colour\n1,red\n")
+    summary = describe(load(tmp_path, unseen=0)).summary
+    assert summary["text columns"] == "one feature for each value: colour (3)"
+    assert summary["labels"] == "no labels: name their column with --label-column"
+    assert summary["left out"] == "1 client with too few rows"
