@@ -31,8 +31,9 @@ def array_source(
       images and so are float arrays of four dimensions; anything else is features unless ``kind`` says otherwise.
     - ``client`` holds whole numbers or strings, in any order. A missing one is an error.
     - ``y``: strings, truth values and whole numbers are classes; other numbers are targets of a regression (``task``
-      overrides the guess). NaN or an empty string is a missing label. A client may have no label at all; one that has
-      some but not all is an error, or with ``partial_labels="drop"`` loses the rows without.
+      overrides the guess). NaN or an empty string is a missing label; -1 is not, it is a class like any other. A client
+      may have no label at all; one that has some but not all is an error, or with ``partial_labels="drop"`` loses the
+      rows without.
     """
     x = _numpy(x)
     if x.dtype == object or x.dtype.kind not in "buif":
