@@ -30,7 +30,7 @@ def recovery(name: str, start: str = "concentration") -> tuple[list[float], list
     alphas, taus, seconds, own = [], [], [], []
     for seed in SEEDS:
         federation = federation_of(truth, 20_000, seed)
-        settings = MDM(truth.categories, 100, components=truth.components, start=start)  # type: ignore[arg-type]
+        settings = MDM(truth.categories, 100, components=truth.components, start=start)  # type: ignore[arg-type]  # MDM checks it
         begin, begin_own = time.perf_counter(), time.process_time()
         found = settings.fit(federation).mixture
         seconds.append(time.perf_counter() - begin)

@@ -30,7 +30,7 @@ class FedRep:
     def only(self, part: Tensor, fixed: Tensor) -> Objective:
         """The loss as a function of some parameters, the others held at ``fixed``."""
         loss = supervised(self.model)
-        return lambda theta, batch: loss(torch.where(part > 0, theta, fixed), batch)  # type: ignore[arg-type]
+        return lambda theta, batch: loss(torch.where(part > 0, theta, fixed), batch)  # type: ignore[arg-type]  # one tensor here
 
     def mine(self, client: Client, theta: Tensor, head: Tensor) -> Tensor:
         """Train the head on the shared representation, starting from the head the client kept."""

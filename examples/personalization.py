@@ -17,7 +17,7 @@ for name, method in {
     federation = Federation(digits.train.select(digits.seen), seed=0)
     state = train(method, federation, rounds=20)
     results[name] = [
-        evaluate(model, lambda cohort: method.personalize(state, cohort), federation, *parts).mean  # noqa: B023
+        evaluate(model, lambda cohort: method.personalize(state, cohort), federation, *parts).mean  # noqa: B023  (called at once)
         for parts in [(digits.train.select(who), digits.test.select(who)) for who in (digits.seen, digits.unseen)]
     ]
     print(f"{name:22} seen {results[name][0]:.3f}   unseen {results[name][1]:.3f}")

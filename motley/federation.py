@@ -16,7 +16,7 @@ from motley.privacy.ledger import BARE, Budget, Charge, Ledger
 from motley.privacy.sampling import Everyone, FixedSize, Local, Poisson, Sampling
 from motley.release import Each, Mean, Release, Sum
 from motley.runtime.kept import KeptStore
-from motley.runtime.request import Batch, Failure, Request, Runtime
+from motley.runtime.request import Batch, Failure, Request, Runtime, alike
 from motley.runtime.simulate import Simulator
 from motley.secure import check_secure, secure_sum
 from motley.task import Task
@@ -254,7 +254,7 @@ class Cohort:
         answered: list[Tensor] = []
         failures: list[Failure] = []
         record = _Record(self, request)
-        for batch in _honest(_alike(federation.runtime.deliver(request)), releases) if len(self) else ():
+        for batch in _honest(alike(federation.runtime.deliver(request)), releases) if len(self) else ():
             for row, reason in batch.failed.items():
                 name = federation.clients.name(int(self.positions[row]))
                 failures.append(Failure(name, task.name, federation.round, reason))
@@ -342,20 +342,6 @@ class Cohort:
                     f"{task.name}: the input {name!r} is a {type(value).__name__}; tasks take tensors and numbers only"
                 )
         return shared, per_client
-
-
-def _alike(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches; one whose arrays differ in name or shape from the first one's is a failure of its clients."""
-    expected: list[dict[str, tuple[int, ...]]] | None = None
-    for batch in batches:
-        shapes = batch.shapes()
-        if len(batch.rows) and expected is None:
-            expected = shapes
-        if len(batch.rows) and shapes != expected:
-            reason = f"sent arrays of shapes {shapes}, but others sent {expected}"
-            yield Batch(batch.rows[:0], [], {**batch.failed, **dict.fromkeys(batch.rows.tolist(), reason)})
-        else:
-            yield batch
 
 
 def _honest(batches: Iterable[Batch], releases: Sequence[Release]) -> Iterator[Batch]:

@@ -94,7 +94,7 @@ def gaussian(
         def made(bits: int | None = None, epsilon: float | None = None) -> GaussianMeans:
             if calibration not in ("analytic", "paper"):
                 raise UserError(f"--calibration {calibration}: expected analytic or paper")
-            channel = Channel(bits, epsilon, delta, calibration)  # type: ignore[arg-type]
+            channel = Channel(bits, epsilon, delta, calibration)  # type: ignore[arg-type]  # it checks this
             return GaussianMeans(mu, sigma_theta, sigma_x, channel, radius, bound)
 
         estimator = made(bits, epsilon)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -54,6 +54,20 @@ class Batch:
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
         """For each release, the shape that one client's arrays have."""
         return [{name: tuple(value.shape[1:]) for name, value in release.items()} for release in self.arrays]
+
+
+def alike(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches; one whose arrays differ in name or shape from the first one's is a failure of its clients."""
+    expected: list[dict[str, tuple[int, ...]]] | None = None
+    for batch in batches:
+        shapes = batch.shapes()
+        if len(batch.rows) and expected is None:
+            expected = shapes
+        if len(batch.rows) and shapes != expected:
+            reason = f"sent arrays of shapes {shapes}, but others sent {expected}"
+            yield Batch(batch.rows[:0], [], {**batch.failed, **dict.fromkeys(batch.rows.tolist(), reason)})
+        else:
+            yield batch
 
 
 def answer(
