@@ -113,9 +113,10 @@ def folds(clients: Clients, seed: int | None) -> list[Problem]:
     found = []
     for left_out in range(n):
         order = torch.cat([torch.arange(left_out), torch.arange(left_out + 1, n), torch.tensor([left_out])])
-        x = clients.x[rows[:, order].reshape(-1)]
+        taken = rows[:, order].reshape(-1)
+        x, y = clients.x[taken], None if clients.y is None else clients.y[taken]
         start = torch.arange(len(clients)) * n
-        part = replace(clients, x=x, y=None, start=start, size=torch.full_like(start, n - 1))
+        part = replace(clients, x=x, y=y, start=start, size=torch.full_like(start, n - 1))
         found.append(Problem(part, None, replace(part, start=start + n - 1, size=torch.ones_like(start))))
     return found
 
@@ -136,6 +137,13 @@ def score_means(problem: Problem) -> Score | None:
         return None
     test = problem.held_out
     return lambda estimate, positions: float(_per_row(test, estimate, positions, _distance).mean())
+
+
+def score_by_label(problem: Problem) -> Score:
+    """The error of estimated rates against the labels of held-out samples: numbers that tell more than the 0 or 1."""
+    assert problem.held_out is not None
+    test = problem.held_out
+    return lambda estimate, positions: float(_per_row(test, estimate, positions, _from_label).mean())
 
 
 def score_models(problem: Problem, family: str) -> Score | None:
@@ -160,6 +168,11 @@ def _per_row(
 
 def _distance(x: Tensor, _: Tensor | None, theta: Tensor) -> Tensor:
     return (x - theta).square().sum(1)
+
+
+def _from_label(_: Tensor, y: Tensor | None, theta: Tensor) -> Tensor:
+    assert y is not None
+    return (theta[:, 0] - y).square()
 
 
 def _squared(x: Tensor, y: Tensor | None, theta: Tensor) -> Tensor:

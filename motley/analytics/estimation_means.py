@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from motley.privacy.mechanisms import Quantizer, RandomizedResponse
 from motley.release import Each, Sum
 from motley.task import Sent, Task, send, task
 
-Form = Literal["exact", "plug-in"]
+Form = Literal["exact", "moments", "plug-in"]
 _ALIKE = "the clients' means do not differ more than chance explains: everybody's estimate is the common mean"
 
 
@@ -158,6 +158,7 @@ class BernoulliRates:
     Known Beta(``alpha``, ``beta``): a = n/(α+β+n), the posterior mean, and no client sends anything. Unknown:
 
     - ``form="plug-in"``, as on the page (6): a_i = n/(μ̂(1−μ̂)/σ̂² + n), with σ̂² the variance of the messages.
+    - ``form="moments"``: a_i = n/(μ̂(1−μ̂)/σ̂² − 1 + n), the α+β of a Beta with these moments; the page lost the −1.
     - ``form="exact"``: α+β = μ(1−μ)/σ² − 1, with σ² the variance of the p_i themselves: the clients also send
       s(s−1)/(n(n−1)) of their s ones, which is unbiased for p². Needs two samples of every client.
 
@@ -179,8 +180,8 @@ class BernoulliRates:
             raise EstimationError("a known prior is alpha and beta together; give both or neither")
         check_positive("alpha", self.alpha)
         check_positive("beta", self.beta)
-        if self.form not in ("exact", "plug-in"):
-            raise EstimationError(f"form must be 'exact' or 'plug-in', got {self.form!r}")
+        if self.form not in get_args(Form):
+            raise EstimationError(f"form must be 'exact', 'moments' or 'plug-in', got {self.form!r}")
         Channel(self.bits, self.epsilon)
 
     @task
@@ -229,8 +230,8 @@ class BernoulliRates:
             )
         rate, pair = self._messages(federation)
         mu, variance = _leave_one_out(rate), _variance_without(rate)
-        if self.form == "plug-in":
-            precision = _ratio(mu * (1 - mu), variance)
+        if self.form != "exact":
+            precision = _ratio(mu * (1 - mu), variance) - (1 if self.form == "moments" else 0)
         else:
             of_mean = variance / rate.isfinite().sum()  # variance of μ̂
             spread = _leave_one_out(pair) - (mu.square() - of_mean)  # unbiased for σ²
@@ -254,7 +255,7 @@ class BernoulliRates:
         everyone = torch.arange(count)
         if self.epsilon is not None:
             report = RandomizedResponse(self.epsilon)
-            if self.form == "plug-in":
+            if self.form != "exact":
                 return self._arrived(federation, everyone, self.private_rate, "rate", report), nothing
             return (
                 self._arrived(federation, everyone[::2], self.private_rate, "rate", report),

@@ -123,7 +123,7 @@ def gaussian(
     epilog=examples(
         "motley estimate bernoulli --data bernoulli:normal --seed 0 --json",
         "motley estimate bernoulli --data bernoulli:beta --epsilon 2 --plot bernoulli.html",
-        "motley estimate bernoulli --data elections --cross-validate",
+        "motley estimate bernoulli --data elections --form moments --cross-validate --in-order",
     )
 )
 def bernoulli(
@@ -133,7 +133,9 @@ def bernoulli(
     ] = None,
     alpha: Annotated[float | None, typer.Option(help="Known Beta(α, β): α.", rich_help_panel=_MODEL)] = None,
     beta: Annotated[float | None, typer.Option(help="Known Beta(α, β): β.", rich_help_panel=_MODEL)] = None,
-    form: Annotated[str, typer.Option(help="Of the weight: exact or plug-in.", rich_help_panel=_MODEL)] = "exact",
+    form: Annotated[
+        str, typer.Option(help="Of the weight: exact, moments or plug-in.", rich_help_panel=_MODEL)
+    ] = "exact",
     bits: Bits = None,
     epsilon: Epsilon = None,
     cross_validate: Annotated[

@@ -15,7 +15,16 @@ import typer
 from rich.progress import Progress
 
 from motley.analytics.estimation import Estimates, gain
-from motley.analytics.estimation_data import Problem, Score, flip_noise, folds, runtime, score_means, write_estimates
+from motley.analytics.estimation_data import (
+    Problem,
+    Score,
+    flip_noise,
+    folds,
+    runtime,
+    score_by_label,
+    score_means,
+    write_estimates,
+)
 from motley.analytics.estimation_means import BernoulliRates
 from motley.analytics.estimation_plot import Curve, result_page, sweep_page
 from motley.commands.options import printed, progress_console
@@ -152,19 +161,26 @@ def cross_validated(
     """Errors and gain of every fold, and their mean and deviation.
 
     A sample that was left out differs from its own p by p(1 − p) on average, whatever the estimate. ``of_rate`` is the
-    gain without that part: the gain in the error of p itself.
+    gain without that part: the gain in the error of p itself. Where samples have numbers as labels (a vote share beside
+    the winner), ``against_label`` is the gain in the error against the left-out sample's label.
     """
     rows = []
     noise: float | None = None
+    labels = problem.clients.y is not None and problem.clients.y.is_floating_point()
     for part in folds(problem.clients, None if in_order else seed):
         noise = flip_noise(problem.clients) if noise is None else noise
         found, _, _ = run(part, estimator.estimate, seed)
         score = score_means(part)
         assert score is not None
         personal, local = score(found.estimate, found.positions), score(found.local, found.positions)
-        row = {"personal": personal, "local": local, "gain": gain(personal, local), "gain_of_rate": None}
+        row = {"personal": personal, "local": local, "gain": gain(personal, local)}
         if local > noise and not in_order:  # a single year has a noise of its own
             row["gain_of_rate"] = gain(personal - noise, local - noise)
+        if labels:
+            error = score_by_label(part)
+            row["gain_against_label"] = gain(
+                error(found.estimate, found.positions), error(found.local, found.positions)
+            )
         rows.append(row)
     return {
         "kind": "bernoulli",
@@ -173,13 +189,17 @@ def cross_validated(
         "measure": "squared error of the sample left out",
         "noise": noise,
         "folds": rows,
-        "gain": {"over_local": _mean_std(rows, "gain"), "of_rate": _mean_std(rows, "gain_of_rate")},
+        "gain": {
+            "over_local": _mean_std(rows, "gain"),
+            "of_rate": _mean_std(rows, "gain_of_rate"),
+            "against_label": _mean_std(rows, "gain_against_label"),
+        },
         "notes": problem.notes,
     }
 
 
 def _mean_std(rows: list[dict[str, Any]], name: str) -> dict[str, float] | None:
-    values = [row[name] for row in rows if row[name] is not None]
+    values = [row[name] for row in rows if row.get(name) is not None]
     return {"mean": float(np.mean(values)), "std": float(np.std(values))} if values else None
 
 
@@ -236,7 +256,12 @@ def print_folds(result: dict[str, Any]) -> None:
     for number, row in enumerate(result["folds"], start=1):
         share = "-" if row["gain"] is None else f"{100 * row['gain']:.1f} %"
         console.print(f"sample {number} left out: personal {row['personal']:.5f}, local {row['local']:.5f}, {share}")
-    for name, what in (("over_local", "gain over local"), ("of_rate", "gain in the error of the rate itself")):
+    measures = {
+        "over_local": "gain over local",
+        "of_rate": "gain in the error of the rate itself",
+        "against_label": "gain in the error against the left-out sample's label",
+    }
+    for name, what in measures.items():
         if result["gain"][name] is not None:
             mean, std = (100 * result["gain"][name][key] for key in ("mean", "std"))
             console.print(f"{what}: {mean:.1f} ± {std:.1f} %")

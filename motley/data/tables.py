@@ -134,7 +134,8 @@ def _acs_clusters(data: dict[str, Array], by: str, worker: int, rng: Generator) 
 def elections(test_year: int | None = None) -> Source:
     """US counties, the winner of six presidential elections each (1: Republican), in the order of years (P3 §4).
 
-    Only counties with all of 2000 … 2020. ``test_year`` makes that election the test row of every county.
+    A row's label is the Republican share of the votes for the two parties: the tendency behind the winner. Only
+    counties with all of 2000 … 2020. ``test_year`` makes that election the test row of every county.
     """
     if test_year is not None and test_year not in YEARS:
         raise DataError(f"elections: test_year must be one of {', '.join(map(str, YEARS))}, got {test_year!r}")
@@ -149,6 +150,7 @@ def elections(test_year: int | None = None) -> Source:
         frame = frame[frame.groupby("county_fips")["year"].transform("size") == len(YEARS)]
         frame = frame.sort_values(["county_fips", "year"])
         won = (frame["votes_rep"] > frame["votes_dem"]).to_numpy(dtype=np.float32)
+        share = (frame["votes_rep"] / (frame["votes_rep"] + frame["votes_dem"])).to_numpy(dtype=np.float32)
         first = frame.drop_duplicates("county_fips")
         names = (first["county_name"] + ", " + first["state_abb"]).to_numpy(dtype=str)
         year = frame["year"].to_numpy(dtype=np.int64)
@@ -156,6 +158,7 @@ def elections(test_year: int | None = None) -> Source:
         name="elections",
         kind="features",
         x=won[:, None],
+        y=share,
         client=np.repeat(np.arange(len(first)), len(YEARS)),
         client_names=Names(names),
         is_test=None if test_year is None else year == test_year,
