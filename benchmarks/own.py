@@ -19,11 +19,11 @@ from motley import Clients, Federation, LocalSGD, Mean, Model, Simulator, each, 
 from motley.analytics.kmeans import FedDPKMeans
 from motley.analytics.mdm import MDM
 from motley.analytics.mdm_counts import histogram_clients, known_mixture
-from motley.learn.architectures import build
 from motley.learn.evaluation import evaluate
-from motley.learn.local import loss_of
+from motley.learn.objective import loss_of
 from motley.methods.pefll import PeFLL
 from motley.methods.problem import Problem
+from motley.networks.architectures import build
 
 Measured = tuple[list[Row], dict[str, Any]]
 

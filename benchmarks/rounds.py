@@ -11,8 +11,8 @@ from torch import Tensor
 from benchmarks.report import Ratio
 from benchmarks.workloads import Shared
 from motley import Clients, Federation, LocalSGD, Model, Simulator, State, train
-from motley.learn.architectures import build
 from motley.methods.fedavg import FedAvg
+from motley.networks.architectures import build
 
 Work = Callable[[], object]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from motley import Client, Cohort, Federation, LocalSGD, Mean, Model, State, send, task
-from motley.learn.local import Objective, supervised
+from motley.learn.objective import Objective, supervised
 from motley.task import Sent
 
 

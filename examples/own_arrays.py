@@ -3,8 +3,8 @@
 import numpy as np
 
 from motley import Federation, LocalSGD, Model, data, train
-from motley.learn.architectures import build
 from motley.methods.fedavg import FedAvg
+from motley.networks.architectures import build
 
 random = np.random.default_rng(0)
 x = random.normal(size=(600, 5)).astype("float32")

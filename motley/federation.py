@@ -14,11 +14,11 @@ from motley.draws import Draws, key
 from motley.privacy.dpsgd import LocalCost
 from motley.privacy.ledger import BARE, Budget, Charge, Ledger
 from motley.privacy.sampling import Everyone, FixedSize, Local, Poisson, Sampling
+from motley.privacy.secure_release import check_secure, secure_sum
 from motley.release import Each, Mean, Release, Sum
 from motley.runtime.kept import KeptStore
 from motley.runtime.request import Batch, Failure, Request, Runtime, alike
 from motley.runtime.simulate import Simulator
-from motley.secure import check_secure, secure_sum
 from motley.task import Task
 from motley.transcript import Entry, Traffic, Transcript
 

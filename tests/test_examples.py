@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from motley import Federation, Model, data, train
-from motley.learn.architectures import build
 from motley.learn.evaluation import evaluate
+from motley.networks.architectures import build
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

@@ -8,10 +8,10 @@ import torch
 from common import Pace, read
 
 from motley import Clients, Federation, Model
-from motley.learn.architectures import build
 from motley.learn.local import LocalSGD
 from motley.method import State, train
 from motley.methods.fedavg import FedAvg
+from motley.networks.architectures import build
 
 
 def main(folder: str) -> None:

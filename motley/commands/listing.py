@@ -10,8 +10,8 @@ from rich.table import Table
 
 from motley.commands.options import examples, printed
 from motley.data import partitions, sources
-from motley.learn import architectures
 from motley.methods import METHODS
+from motley.networks import architectures
 from motley.studio import shipped
 from motley.studio.errors import UserError
 from motley.studio.prepare import describe_hyperparameters, method_class

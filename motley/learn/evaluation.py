@@ -10,7 +10,7 @@ from torch import Tensor
 
 from motley.client import Client, Clients
 from motley.federation import Cohort, Federation, QuorumError, each
-from motley.learn.local import loss_of
+from motley.learn.objective import loss_of
 from motley.model import Model
 from motley.task import Sent, send, task
 

@@ -3,64 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.func import grad_and_value, vmap
+from torch.func import grad_and_value
 
 from motley.client import Client
-from motley.learn.ghost import GhostNorms
+from motley.learn.objective import Batch, Objective, Params, StepGradient, supervised, taken
 from motley.model import Model
 from motley.privacy import dpsgd
 from motley.privacy.dpsgd import LocalCost, PointPrivacy, Steps
-
-Params = Tensor | dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Samples of one step; ``weight`` is 0 for rows that only fill up a partial batch, None where there are none."""
-
-    x: Tensor
-    y: Tensor | None
-    weight: Tensor | None
-
-    def mean(self, values: Tensor) -> Tensor:
-        """Mean of per-sample values [B] over the batch's real samples."""
-        if self.weight is None:
-            return values.mean()
-        return (values * self.weight).sum() / self.weight.sum().clamp(min=1)
-
-
-Objective = Callable[[Params, Batch], Tensor]  # what a step descends: parameters and a batch to a number
-StepGradient = Callable[[Params, Batch], tuple[Params, Tensor]]  # its gradient, and its value
-
-
-def loss_of(outputs: Tensor, y: Tensor) -> Tensor:
-    """Per-sample loss [B]: cross-entropy for classes, squared error for real targets."""
-    if y.is_floating_point():
-        return (outputs.reshape(len(y), -1).squeeze(-1) - y).square() / 2
-    # as F.cross_entropy, which under vmap is put together from many small operations
-    return -F.log_softmax(outputs, -1).gather(-1, y[:, None])[:, 0]
-
-
-@dataclass(frozen=True)
-class Supervised:
-    """The mean loss of a model on a batch's labels."""
-
-    model: Model
-
-    def __call__(self, theta: Params, batch: Batch) -> Tensor:
-        assert isinstance(theta, Tensor) and batch.y is not None
-        return batch.mean(loss_of(self.model(theta, batch.x), batch.y))
-
-
-def supervised(model: Model) -> Objective:
-    """The mean loss of a model on a batch's labels."""
-    return Supervised(model)
+from motley.privacy.private_steps import PoissonBatches, PrivateGradient
 
 
 @dataclass(frozen=True)
@@ -163,18 +118,15 @@ class LocalSGD:
         Clients of one block may have different numbers of steps: those that are done go on with a rate of 0.
         """
         step_gradient: StepGradient = grad_and_value(objective)
-        schedule: _Batches | _PoissonBatches
+        schedule: _Batches | PoissonBatches
         if self.private is None:
             schedule = _Batches(self, client)
         else:
-            step_gradient = _Private(objective, self.private, noise, self.batch, client)
-            schedule = _PoissonBatches(self, client)
-        y = client.y if labels else None
+            step_gradient = PrivateGradient(objective, self.private, noise, self.batch, client)
+            schedule = PoissonBatches(client, self.steps, self.epochs, self.batch)
         params, velocity = start, None
         total = torch.zeros(())
-        for step in range(schedule.steps):
-            index, weight = schedule.draw(step)
-            batch = Batch(client.x[index], None if y is None else y[index], weight)
+        for step, batch in enumerate(schedule.batches(client.x, client.y if labels else None)):
             gradient, loss = step_gradient(params, batch)
             active = None if schedule.active is None else schedule.active[step]
             if self.clip is not None:
@@ -208,99 +160,45 @@ class _Batches:
     def __init__(self, local: LocalSGD, client: Client) -> None:
         capacity, epochs = client.capacity, local.epochs or 0
         self.active: Tensor | None = None  # [steps]: does the client still train? None: every client of the block does
-        self.weights: Sequence[Tensor | None] | Tensor  # [steps, B]: 0 for rows that fill up; None: every row counts
+        self._orders: list[Tensor] = []  # [capacity] rows, for each epoch
+        self._rows: Tensor | None = None  # [steps, B] rows, where they are not slices of the epochs' orders
+        self._weights: Tensor | None = None  # [steps, B] or [B]: 0 for rows that fill up; None: every row counts
+        self._size = capacity if local.batch is None else min(local.batch, capacity)
+        self._steps = local.steps if local.steps is not None else epochs * math.ceil(capacity / self._size)
         if local.batch is None:
-            self.steps = epochs if local.steps is None else local.steps
-            self.rows: Sequence[Tensor | slice] | Tensor = [slice(None)] * self.steps  # a view, not a copy for a step
-            self.weights = [None if client.full else client.mask.to(torch.float32)] * self.steps
+            self._weights = None if client.full else client.mask.to(torch.float32)
         elif local.steps is not None:
-            self.steps = local.steps
-            self.rows = client.draws.integers(client.n, self.steps, local.batch)
-            self.weights = [None] * self.steps
+            self._rows = client.draws.integers(client.n, self._steps, local.batch)
         else:
-            size = min(local.batch, capacity)
-            orders = [client.draws.permutation(client.n, capacity) for _ in range(epochs)]
-            self.steps = epochs * math.ceil(capacity / size)
-            if client.full:
-                starts = range(0, capacity, size)
-                self.rows = [order[start : start + size] for order in orders for start in starts]
-                self.weights = [None] * self.steps
-            elif epochs:
+            self._orders = [client.draws.permutation(client.n, capacity) for _ in range(epochs)]
+            if epochs and not client.full:
                 # at the same step a small client may be in a later epoch than a large one of its block
-                per_epoch = (client.n + size - 1) // size
-                step = torch.arange(self.steps)
+                per_epoch = (client.n + self._size - 1) // self._size
+                step = torch.arange(self._steps)
                 epoch = torch.minimum(step // per_epoch, torch.tensor(epochs - 1))
-                place = (step - epoch * per_epoch)[:, None] * size + torch.arange(size)
+                place = (step - epoch * per_epoch)[:, None] * self._size + torch.arange(self._size)
                 real = place < client.n
-                self.rows = torch.cat(orders)[epoch[:, None] * capacity + torch.where(real, place, 0)]
-                self.weights = real.to(torch.float32)
+                self._rows = torch.cat(self._orders)[epoch[:, None] * capacity + torch.where(real, place, 0)]
+                self._weights = real.to(torch.float32)
                 self.active = step < epochs * per_epoch
-        count = self.steps if self.active is None else self.active.sum()
+        count = self._steps if self.active is None else self.active.sum()
         self.own_steps = torch.as_tensor(count).clamp(min=1)  # of this client
 
-    def draw(self, step: int) -> tuple[Tensor | slice, Tensor | None]:
-        return self.rows[step], self.weights[step]
-
-
-class _PoissonBatches:
-    """The same for DP-SGD. A batch is drawn when its step comes, so memory does not grow with samples times steps."""
-
-    def __init__(self, local: LocalSGD, client: Client) -> None:
-        self._client, self._batch = client, local.batch
-        size = client.capacity if local.batch is None else min(local.batch, client.capacity)
-        self.active: Tensor | None = None
-        if local.steps is not None:
-            self.steps = local.steps
+    def batches(self, x: Tensor, y: Tensor | None) -> Iterator[Batch]:
+        """The samples of each step."""
+        if self._rows is not None:
+            for step in range(self._steps):
+                rows, weight = self._rows[step], None if self._weights is None else self._weights[step]
+                yield Batch(taken(x, rows), None if y is None else taken(y, rows), weight)
+        elif self._orders:
+            for order in self._orders:  # shuffled at once: slices of that are views
+                shuffled, labels = taken(x, order), None if y is None else taken(y, order)
+                for begin in range(0, len(order), self._size):
+                    part = slice(begin, begin + self._size)
+                    yield Batch(shuffled[part], None if labels is None else labels[part], None)
         else:
-            epochs = local.epochs or 0
-            self.steps = epochs * math.ceil(client.capacity / size)
-            if not client.full and local.batch is not None:
-                self.active = torch.arange(self.steps) < epochs * ((client.n + local.batch - 1) // local.batch)
-        self.own_steps = torch.as_tensor(self.steps if self.active is None else self.active.sum()).clamp(min=1)
-
-    def draw(self, step: int) -> tuple[Tensor | slice, Tensor | None]:
-        if self._batch is None:
-            return slice(None), self._client.mask.to(torch.float32)
-        rows, taken = dpsgd.poisson_batch(self._client.n, self._client.capacity, self._batch, self._client.noise)
-        return rows, taken.to(torch.float32)
-
-
-class _Private:
-    """The gradient of a DP-SGD step, and the (unprotected) mean loss of its batch."""
-
-    def __init__(
-        self, objective: Objective, private: PointPrivacy, noise: Tensor | None, batch: int | None, client: Client
-    ) -> None:
-        if noise is None:
-            if private.noise_multiplier is None:
-                raise ValueError("each client has its own noise here: pass noise=each(local.multipliers(cohort.sizes))")
-            noise = torch.tensor(private.noise_multiplier)
-        self._noise, self._bound, self._draws = noise, private.clip, client.noise
-        self._expected = client.n if batch is None else torch.clamp(client.n, max=batch)
-
-        def of_one(params: Params, x: Tensor, y: Tensor | None) -> Tensor:
-            return objective(params, Batch(x[None], None if y is None else y[None], None))
-
-        self._each = grad_and_value(of_one)
-        self._ghost = GhostNorms.of(objective.model, client.x[:2]) if isinstance(objective, Supervised) else None
-
-    def __call__(self, params: Params, batch: Batch) -> tuple[Params, Tensor]:
-        assert batch.weight is not None
-        if self._ghost is not None and isinstance(params, Tensor) and batch.y is not None:
-            total, losses = self._ghost.clipped_sum(params, batch.x, batch.y, loss_of, batch.weight, self._bound)
-            made = dpsgd.noisy_mean(total, self._bound, self._noise, self._expected, self._draws)
-            return made, batch.mean(losses)
-        labels = None if batch.y is None else 0
-        gradients, losses = vmap(self._each, in_dims=(None, 0, labels))(params, batch.x, batch.y)
-        parts = {"": gradients} if isinstance(gradients, Tensor) else gradients
-        flat = [part.reshape(len(batch.weight), -1) for part in parts.values()]
-        rows = flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
-        made = dpsgd.private_gradient(rows, batch.weight, self._bound, self._noise, self._expected, self._draws)
-        loss = batch.mean(losses)
-        if isinstance(gradients, Tensor):
-            return made, loss
-        pieces = torch.split(made, [part.shape[1] for part in flat])
-        return {name: piece.view(params[name].shape) for name, piece in zip(parts, pieces, strict=True)}, loss
+            for _ in range(self._steps):
+                yield Batch(x, y, self._weights)
 
 
 def _map(function: Callable[..., Tensor], first: Params, second: Params) -> Params:

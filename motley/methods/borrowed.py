@@ -17,13 +17,13 @@ from torch.func import vmap
 from motley.client import Client
 from motley.draws import Draws, key
 from motley.federation import Cohort, Federation
-from motley.learn.hypernet import generate
 from motley.learn.local import LocalSGD
 from motley.learn.server import ServerOptimizer
 from motley.method import State
 from motley.methods.pfedhn import PFedHN, rows_of
 from motley.methods.problem import Problem
 from motley.model import Model
+from motley.networks.hypernet import generate
 from motley.task import Sent, send, task
 
 _PROJECTION, _SAMPLED = 3, 4  # domains of the seed

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from motley.client import Client
 from motley.federation import Cohort, Federation, PerClient, each
-from motley.learn.local import Batch, LocalSGD, Params, supervised
+from motley.learn.local import LocalSGD
+from motley.learn.objective import Batch, Params, supervised
 from motley.learn.schedules import Schedule
 from motley.learn.server import ServerOptimizer
 from motley.method import State

@@ -17,7 +17,8 @@ from torch.func import grad
 
 from motley.client import Client
 from motley.federation import Cohort, Federation
-from motley.learn.local import Batch, LocalSGD, Objective, Params, loss_of
+from motley.learn.local import LocalSGD
+from motley.learn.objective import Batch, Objective, Params, loss_of
 from motley.learn.schedules import Schedule
 from motley.learn.server import ServerOptimizer
 from motley.method import State

@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from motley.client import Client
 from motley.federation import Cohort, Federation
-from motley.learn.local import Batch, LocalSGD, Objective, Params, loss_of, supervised
+from motley.learn.local import LocalSGD
+from motley.learn.objective import Batch, Objective, Params, loss_of, supervised
 from motley.learn.schedules import Schedule
 from motley.learn.server import ServerOptimizer
-from motley.learn.subspace import Kind, Subspace, subspace
 from motley.method import State
 from motley.model import Model
+from motley.networks.subspace import Kind, Subspace, subspace
 from motley.release import Each, Mean, Release, Sum
 from motley.task import Sent, send, task
 

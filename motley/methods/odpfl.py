@@ -17,14 +17,14 @@ from torch.func import vjp, vmap
 from motley.client import Client
 from motley.draws import Draws, key
 from motley.federation import Cohort, Federation, each
-from motley.learn.hypernet import Size, begin, descend, first_values, generate, generate_with_pull, hypernetwork
 from motley.learn.local import LocalSGD
 from motley.learn.server import ServerOptimizer
-from motley.learn.sets import Encoder, set_encoder
 from motley.method import State
 from motley.methods.pfedhn import no_ids, rows_of, with_ids
 from motley.methods.problem import Problem
 from motley.model import Model
+from motley.networks.hypernet import Size, begin, descend, first_values, generate, generate_with_pull, hypernetwork
+from motley.networks.sets import Encoder, set_encoder
 from motley.privacy.mechanisms import Gaussian
 from motley.release import Each, Mean
 from motley.task import Sent, send, task

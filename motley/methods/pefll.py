@@ -18,13 +18,14 @@ from torch.func import vjp
 from motley.client import Client
 from motley.draws import Draws
 from motley.federation import Cohort, Federation, each
-from motley.learn.embeddings import Labels, embedding_network
-from motley.learn.hypernet import Size, begin, descend, first_values, generate, generate_with_pull, hypernetwork
-from motley.learn.local import Batch, LocalSGD, Objective, Params, supervised
+from motley.learn.local import LocalSGD
+from motley.learn.objective import Batch, Objective, Params, supervised
 from motley.learn.server import ServerOptimizer
 from motley.method import State
 from motley.methods.problem import Problem
 from motley.model import Model
+from motley.networks.embeddings import Labels, embedding_network
+from motley.networks.hypernet import Size, begin, descend, first_values, generate, generate_with_pull, hypernetwork
 from motley.release import Each, Mean
 from motley.task import Sent, send, task
 

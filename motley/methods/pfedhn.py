@@ -16,12 +16,12 @@ from torch import Tensor
 from motley.client import Client
 from motley.draws import Draws, key
 from motley.federation import Cohort, Federation, each
-from motley.learn.hypernet import Size, begin, descend, first_values, generate, generate_with_pull, hypernetwork
 from motley.learn.local import LocalSGD
 from motley.learn.server import ServerOptimizer
 from motley.method import State
 from motley.methods.problem import Problem
 from motley.model import Model
+from motley.networks.hypernet import Size, begin, descend, first_values, generate, generate_with_pull, hypernetwork
 from motley.release import Each, Mean
 from motley.task import Sent, send, task
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
@@ -18,9 +19,11 @@ from torch.func import vmap
 from motley import wire
 from motley.client import Block, Client, Kept
 from motley.draws import Draws, key
+from motley.runtime.recording import Inputs, Recordings
 from motley.runtime.request import Batch, Request, answer
 from motley.runtime.tuning import Plan, Tuner, keep_freed_memory
 
+Arrays = dict[str, Tensor]
 Outputs = tuple[list[dict[str, Tensor]], dict[str, Tensor]]  # what each release lets out, and what is kept
 MAX_BLOCK_BYTES = 1 << 28  # of inputs in one block: a larger cohort streams through
 
@@ -46,6 +49,7 @@ class Simulator:
     drop: float | Callable[[int, Draws], bool] = 0.0
     _loop: set[str] = field(default_factory=set, init=False)  # tasks that cannot be vectorised
     _tuner: Tuner = field(default_factory=Tuner, init=False)
+    _recordings: Recordings = field(default_factory=Recordings, init=False)
 
     def __post_init__(self) -> None:
         if self.block is not None and self.block < 1:
@@ -131,14 +135,27 @@ class Simulator:
         each = {name: value[rows] for name, value in request.each.items() if value.stride(0) != 0}
         same = {name: value[0] for name, value in request.each.items() if value.stride(0) == 0}
 
-        def one(
-            columns: dict[str, Tensor], values: dict[str, Tensor], present: dict[str, Tensor], each: dict[str, Tensor]
-        ) -> Outputs:
-            return _one_client(request, block, columns, Kept(values, present), {**same, **each})
-
         kept = request.kept.read(block.ids)
-        result: Outputs = vmap(one)(columns, dict(kept.values), dict(kept.present), each)
-        return result
+        inputs = {
+            "shared": {**request.shared, **same},
+            "columns": columns,
+            "kept": dict(kept.values),
+            "present": dict(kept.present),
+            "each": each,
+        }
+
+        def work(inputs: Inputs) -> Outputs:
+            def one(columns: Arrays, values: Arrays, present: Arrays, each: Arrays) -> Outputs:
+                client = _client(block, columns, Kept(values, present))
+                noise = Draws(columns["key"], 1)
+                return answer(request.task, client, {**inputs["shared"], **each}, request.releases, noise)
+
+            result: Outputs = vmap(one)(*(dict(inputs[name]) for name in ("columns", "kept", "present", "each")))
+            return result
+
+        halves = [(type(one), *(v for k, v in vars(one).items() if k != "cost")) for one in request.releases]
+        made: Outputs = self._recordings.call(request.task, work, inputs, block.full, block.all_labeled, *halves)
+        return made
 
     def _for_one(self, request: Request, row: Tensor) -> Mapping[str, Tensor]:
         return {name: value[int(row)] for name, value in request.each.items()}
@@ -174,11 +191,8 @@ def _columns(request: Request, rows: Tensor, block: Block) -> dict[str, Tensor]:
     return columns
 
 
-def _one_client(
-    request: Request, block: Block, columns: Mapping[str, Tensor], kept: Kept, each: Mapping[str, Tensor]
-) -> Outputs:
-    """The task and the releases' client halves, for one client: exactly what a client does on a network."""
-    client = Client(
+def _client(block: Block, columns: Mapping[str, Tensor], kept: Kept) -> Client:
+    return Client(
         columns["x"],
         columns.get("y"),
         columns["n"],
@@ -189,16 +203,16 @@ def _one_client(
         draws=Draws(columns["key"]),
         noise=Draws(columns["key"], 2),
     )
-    return answer(request.task, client, {**request.shared, **each}, request.releases, Draws(columns["key"], 1))
 
 
 def _call(request: Request, row: Tensor, each: Mapping[str, Tensor]) -> Outputs:
-    """The same without vectorisation."""
+    """A task and its releases for one client, without vectorisation."""
     block = request.clients.block(request.positions[row])
     columns = {name: value[0] for name, value in _columns(request, row, block).items()}
     stored = request.kept.read(block.ids)
     kept = Kept({k: v[0] for k, v in stored.values.items()}, {k: v[0] for k, v in stored.present.items()})
-    return _one_client(request, block, columns, kept, each)
+    client, inputs = _client(block, columns, kept), {**request.shared, **each}
+    return answer(request.task, client, inputs, request.releases, Draws(columns["key"], 1))
 
 
 def _by_size(request: Request, rows: Tensor) -> Tensor:
@@ -207,19 +221,31 @@ def _by_size(request: Request, rows: Tensor) -> Tensor:
 
 
 def _blocks(request: Request, rows: Tensor, plan: Plan) -> Iterator[Tensor]:
-    """Rows (largest clients first) in blocks. A block ends where its padding would cost more than opening a new one."""
-    sizes = request.clients.size[request.positions[rows]]
+    """Rows (largest clients first) in the blocks that take the least time.
+
+    A block takes as long as its largest client's samples, times its clients plus what it costs besides them
+    (``plan.overhead``); so it ends where its padding would cost more than one more block. Blocks begin and end where
+    the size changes, unless one is full.
+    """
+    sizes = request.clients.size[request.positions[rows]].numpy()
     row_bytes = max(1, request.clients.x[0].numel() * 4)
-    begin = 0
-    while begin < len(rows):
-        largest = max(1, int(sizes[begin]))
-        limit = min(plan.block, max(1, MAX_BLOCK_BYTES // (largest * row_bytes)))
-        part = sizes[begin : begin + limit]
-        padding = (largest - part).cumsum(0) - (largest - part)  # of those before each client
-        too_much = (padding > plan.overhead * part).nonzero()
-        end = begin + (int(too_much[0]) if len(too_much) else len(part))
-        yield rows[begin:end]
-        begin = end
+    first = np.flatnonzero(np.diff(sizes, prepend=-1))  # where each distinct size begins
+    edges = [*first.tolist(), len(rows)]
+    least = np.zeros(len(edges))  # [g]: time of all rows before the g-th distinct size
+    begins = [0] * len(edges)  # and where the last block of those begins
+    limits = np.minimum(plan.block, np.maximum(1, MAX_BLOCK_BYTES // (np.maximum(1, sizes[first]) * row_bytes)))
+    for end in range(1, len(edges)):
+        count = edges[end] - first[:end]
+        time = least[:end] + np.maximum(1, sizes[first[:end]]) * (count + plan.overhead * -(-count // limits[:end]))
+        begins[end] = int(time.argmin())
+        least[end] = time[begins[end]]
+    cuts, end = [], len(edges) - 1
+    while end:
+        cuts.append((begins[end], end))
+        end = begins[end]
+    for group, end in reversed(cuts):
+        for begin in range(edges[group], edges[end], int(limits[group])):
+            yield rows[begin : min(begin + int(limits[group]), edges[end])]
 
 
 def _joined(batches: list[Batch]) -> Batch:

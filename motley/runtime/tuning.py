@@ -138,23 +138,22 @@ def _measure(rows: Tensor, threads: int | None, rehearse: Callable[[Tensor], Bat
         slower = taken[block] / block > 1.3 * min(time / size for size, time in taken.items())
         if slower or time.perf_counter() - begin > PATIENCE:
             break
-    overhead = _overhead(taken)
-    if time.perf_counter() - begin < PATIENCE:
-        taken[1] = seconds(1, threads)  # no vectorisation at all: large models may prefer it
-    best = min(taken, key=lambda block: taken[block] / block)
+    fastest = min(time / size for size, time in taken.items())
+    best = min(block for block in taken if taken[block] / block <= 1.05 * fastest)  # of equals the one that fits best
+    few = min(2, limit)
+    overhead = Plan.overhead if best == few else _overhead(few, seconds(few, threads), best, taken[best])
+    if time.perf_counter() - begin < PATIENCE and seconds(1, threads) < fastest:
+        best = 1  # no vectorisation at all: large models may prefer it
     if threads is None and torch.get_num_threads() > 1 and best > 1 and taken[best] / best * limit > CHEAP:
         wall = time.perf_counter
         threads = 1 if seconds(best, 1, wall) < 0.95 * min(taken[best], seconds(best, None, wall)) else None
     return Plan(best, overhead, threads)
 
 
-def _overhead(taken: dict[int, float]) -> float:
-    """The fixed cost of a block in clients, from the line through the smallest and the largest block's times."""
-    small, large = min(taken), max(taken)
-    if small == large:
-        return Plan.overhead
-    per_client = max(1e-9, (taken[large] - taken[small]) / (large - small))
-    return min(100.0, max(0.0, taken[small] / per_client - small))
+def _overhead(few: int, few_seconds: float, many: int, many_seconds: float) -> float:
+    """The fixed cost of a block, in clients: where the line through two blocks' times begins."""
+    per_client = max(1e-9, (many_seconds - few_seconds) / (many - few))
+    return min(100.0, max(0.0, few_seconds / per_client - few))
 
 
 def _recall(kind: str) -> Plan | None:

@@ -13,11 +13,11 @@ from motley import data, outside
 from motley.data import DataError
 from motley.data.population import Population
 from motley.federation import Federation
-from motley.learn import architectures
 from motley.method import Method
 from motley.methods import METHODS
 from motley.methods.problem import Problem
 from motley.model import Model
+from motley.networks import architectures
 from motley.runtime.simulate import Simulator
 from motley.studio import hyperparameters
 from motley.studio.errors import UserError

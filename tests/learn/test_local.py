@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from motley import Client, Federation, LocalSGD, Model, Simulator, send, task
 from motley.draws import Draws, key
-from motley.learn.local import Batch, Params, loss_of
+from motley.learn.objective import Batch, Params, loss_of
 from motley.task import Sent
 from tests.core.helpers import clients, linear
 

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from motley.client import Clients
 from motley.federation import Federation
-from motley.learn.architectures import build
-from motley.learn.local import Batch, LocalSGD
+from motley.learn.local import LocalSGD
+from motley.learn.objective import Batch
 from motley.method import train
 from motley.methods.fedavg import FedAvg
 from motley.methods.fedtta import FedTTA
 from motley.methods.problem import Problem
 from motley.model import Model
+from motley.networks.architectures import build
 from motley.runtime.simulate import Simulator
 
 SIZES = [7, 12, 5, 9]

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from motley.client import Clients
 from motley.federation import Federation
-from motley.learn.architectures import build
 from motley.learn.evaluation import evaluate
 from motley.learn.local import LocalSGD
 from motley.learn.server import ServerOptimizer
-from motley.learn.subspace import Kind
 from motley.method import Method, State, train
 from motley.methods.fedavg import FedAvg
 from motley.methods.flowdup import PARTS, FLowDUP, LDFedAvg, with_outputs
 from motley.model import Model
+from motley.networks.architectures import build
+from motley.networks.subspace import Kind
 from motley.runtime.simulate import Simulator
 
 SIZES = [8, 12, 5, 9]

@@ -14,11 +14,11 @@ from motley.client import Clients
 from motley.federation import Federation
 from motley.learn.local import LocalSGD
 from motley.learn.server import ServerOptimizer
-from motley.learn.sets import Encoder, set_encoder
 from motley.method import train
 from motley.methods.borrowed import Borrowed
 from motley.methods.odpfl import ODPFL
 from motley.methods.pfedhn import PFedHN
+from motley.networks.sets import Encoder, set_encoder
 from motley.runtime.simulate import Simulator
 from tests.methods.test_pefll import FULL_STEP, SIZES, clients_of, problem_of
 

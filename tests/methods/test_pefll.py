@@ -12,7 +12,6 @@ from torch import Tensor
 from motley.client import Clients
 from motley.draws import Draws
 from motley.federation import Federation, each
-from motley.learn.architectures import build
 from motley.learn.evaluation import evaluate
 from motley.learn.local import LocalSGD
 from motley.learn.server import ServerOptimizer
@@ -21,6 +20,7 @@ from motley.methods.fedavg import FedAvg
 from motley.methods.pefll import PeFLL
 from motley.methods.problem import Problem
 from motley.model import Model
+from motley.networks.architectures import build
 from motley.runtime.simulate import Simulator
 
 SIZES = [7, 12, 5, 9]

@@ -14,13 +14,14 @@ from torch.func import grad
 from motley import Clients, Federation, Model, Simulator
 from motley.draws import Draws, key
 from motley.federation import each
-from motley.learn.architectures import build
-from motley.learn.ghost import GhostNorms
-from motley.learn.local import LocalSGD, loss_of
+from motley.learn.local import LocalSGD
+from motley.learn.objective import loss_of
 from motley.method import train
 from motley.methods.fedavg import FedAvg
+from motley.networks.architectures import build
 from motley.privacy import Gaussian, dpsgd
 from motley.privacy.dpsgd import PointPrivacy, Steps
+from motley.privacy.ghost import GhostNorms
 from motley.release import Each, Mean
 from tests.core.helpers import clients, linear
 

@@ -127,7 +127,7 @@ def test_noise_is_scaled_to_the_clip_and_the_rounding_and_the_ledger_agrees_with
 
 
 def test_many_clients_have_neighbours_instead_of_all_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("motley.secure._MANY", 8)  # so that 20 clients are many
+    monkeypatch.setattr("motley.privacy.secure_release._MANY", 8)  # so that 20 clients are many
     federation = Federation(clients([1] * 20, features=2), runtime=Watched({"advertise": {5}, "share": {3, 17}}))
     replies = federation.everyone().ask(own_number, into=Sum("value", clip=9.0, secure=True))
     stay = [i for i in range(20) if i not in (3, 5, 17)]

@@ -12,12 +12,12 @@ import torch
 from motley.data import load
 from motley.data.population import Population
 from motley.federation import Federation
-from motley.learn.architectures import build
 from motley.learn.local import LocalSGD
 from motley.methods.odpfl import ODPFL
 from motley.methods.pefll import PeFLL
 from motley.methods.problem import Problem
 from motley.model import Model
+from motley.networks.architectures import build
 from motley.studio import analyses
 from motley.studio.analyses import Newcomers
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from motley.learn.subspace import Kind, Kronecker, Signs, Subspace, subspace
+from motley.networks.subspace import Kind, Kronecker, Signs, Subspace, subspace
 
 
 def matrix(p: Subspace) -> Tensor:

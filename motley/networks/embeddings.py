@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from motley.learn.networks import MLP, CharLSTM, LeNet, LeNetEmbedding
 from motley.model import Model
+from motley.networks.classifiers import MLP, CharLSTM, LeNet, LeNetEmbedding
 
 Labels = Literal["auto", "planes", "linear", "ignored"]
 LABEL_WIDTH = 16  # of a label's linear embedding, where it joins the features

@@ -10,7 +10,17 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from motley.learn.networks import CNN, MLP, CharLSTM, LeNet, LeNetEmbedding, Logistic, ResNet18, ResNet20, SmallCNN
+from motley.networks.classifiers import (
+    CNN,
+    MLP,
+    CharLSTM,
+    LeNet,
+    LeNetEmbedding,
+    Logistic,
+    ResNet18,
+    ResNet20,
+    SmallCNN,
+)
 from motley.outside import is_path, load
 
 __all__ = [

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from motley.learn import architectures
-from motley.learn.architectures import LeNetEmbedding, build, default_for, names
-from motley.learn.networks import LSTMLayer, ResNet20
 from motley.model import Model
+from motley.networks import architectures
+from motley.networks.architectures import LeNetEmbedding, build, default_for, names
+from motley.networks.classifiers import LSTMLayer, ResNet20
 
 
 def parameters(module: nn.Module) -> int:

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from motley.learn.networks import MLP, LeNet
 from motley.model import Model
+from motley.networks.classifiers import MLP, LeNet
 
 Encoder = Literal["deepset", "dss", "set-transformer", "sphere"]
 ENCODERS: tuple[Encoder, ...] = ("deepset", "dss", "set-transformer", "sphere")

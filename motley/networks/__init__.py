@@ -1,0 +1,1 @@
+"""What models are made of: classifiers by name, and the networks that describe clients and generate models."""

@@ -1,0 +1,137 @@
+"""Vectorised tasks, recorded as flat lists of tensor operations and played back.
+
+In a step of a small model the layers of ``vmap`` and ``grad`` cost more than the arithmetic they lead to. It is the
+same in every round, so a task that is asked again and again with equal shapes is recorded once and from then on played
+back: the same operations on the same numbers, so the same bits, in about half the time.
+
+Hence a method's task is a pure function of its method's fields and of what it is given; anything else it reads is read
+only once, at the recording. Only tasks of frozen dataclasses are recorded: a plain function may lean on anything.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from motley.task import Task
+
+Inputs = Mapping[str, Mapping[str, Tensor]]
+Function = Callable[[Inputs], Any]
+
+AFTER = 32  # calls: a recording takes about as long as it saves in seventy
+LONGEST = 0.25  # seconds: where one call takes longer, its arithmetic is nearly all
+MOST = 256  # kinds of calls that are remembered; the oldest goes first
+
+
+@dataclass
+class _Kind:
+    """Calls of one task with equal shapes."""
+
+    owner: object  # kept alive, so that its id stays its own
+    calls: int = 0
+    seconds: float = math.inf  # of the fastest call
+    recorded: Function | None = None
+
+
+class Recordings:
+    """Calls vectorised tasks; counts, records and plays back."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[Hashable, _Kind] = {}
+
+    def call(self, task: Task, function: Function, inputs: Inputs, *known: Hashable) -> Any:
+        """``function(inputs)``, the vectorised task; ``known`` is all else that it depends on."""
+        if not _pure(task.owner):
+            return function(inputs)
+        shapes = [(g, n, v.shape, v.dtype) for g, group in inputs.items() for n, v in group.items()]
+        name = (task.function, id(task.owner), known, tuple(shapes))
+        if name not in self._kinds:
+            if len(self._kinds) >= MOST:
+                del self._kinds[next(iter(self._kinds))]
+            self._kinds[name] = _Kind(task.owner)
+        kind = self._kinds[name]
+        if kind.recorded is not None:
+            return kind.recorded(inputs)
+        begin = time.perf_counter()
+        result = function(inputs)
+        kind.calls, kind.seconds = kind.calls + 1, min(kind.seconds, time.perf_counter() - begin)
+        if kind.calls == AFTER and kind.seconds < LONGEST:
+            kind.recorded = _recorded(function, inputs)
+        return result
+
+
+def _pure(owner: object | None) -> bool:
+    return is_dataclass(owner) and bool(getattr(type(owner), "__dataclass_params__").frozen)  # noqa: B009  (untyped)
+
+
+def _recorded(function: Function, inputs: Inputs) -> Function | None:
+    """None where the task looks at a value to decide what to do: then it cannot be the same list for all values."""
+    try:
+        module = make_fx(function)(inputs)
+    except Exception:  # whatever stands against it, the task itself has just run
+        return None
+    _fold(module)
+    _drop_idle(module)
+    return module
+
+
+_BY_SHAPE = (  # read nothing of a tensor but its shape
+    torch.ops.aten.ones_like.default,
+    torch.ops.aten.zeros_like.default,
+    torch.ops.aten.new_zeros.default,
+    torch.ops.aten.new_ones.default,
+)
+
+
+def _fold(module: fx.GraphModule) -> None:
+    """Compute once what depends on no input: index ranges, zeros, constants."""
+    calls = [node for node in module.graph.nodes if node.op == "call_function"]
+    operations = [node.target for node in calls if node.target is not operator.getitem]
+    if any(operation._schema.is_mutable for operation in operations):
+        return  # a constant must not be written to
+    values: dict[fx.Node, Any] = {
+        node: getattr(module, node.target) for node in module.graph.nodes if node.op == "get_attr"
+    }
+    for node in calls:
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if node.target in _BY_SHAPE or (not random and all(source in values for source in node.all_input_nodes)):
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: _value(source, values))
+            values[node] = node.target(*args, **kwargs)
+    for number, (node, value) in enumerate(values.items()):
+        needed = isinstance(value, Tensor) and any(user not in values for user in node.users)
+        if node.op == "call_function" and needed:
+            name = f"folded_{number}"
+            module.register_buffer(name, value)
+            with module.graph.inserting_before(node):
+                node.replace_all_uses_with(module.graph.get_attr(name))
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _drop_idle(module: fx.GraphModule) -> None:
+    """Leave out views that change no shape, and products by 1; linear layers under ``vmap`` are full of them."""
+    aten = torch.ops.aten
+    views = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
+    for node in module.graph.nodes:
+        idle = node.op == "call_function" and (
+            node.target in views or (node.target is aten.mul.Scalar and node.args[1] == 1)
+        )
+        if idle and "val" in node.args[0].meta:
+            before, after = node.args[0].meta["val"], node.meta["val"]
+            if before.shape == after.shape and before.dtype == after.dtype:
+                node.replace_all_uses_with(node.args[0])
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _value(node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
+    """What a node has computed, or any tensor of its shape."""
+    return known[node] if node in known else torch.empty(node.meta["val"].shape, dtype=node.meta["val"].dtype)

@@ -1,0 +1,121 @@
+"""A recorded task does what the task does, bit for bit; what cannot be recorded goes on as before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from motley import Client, Clients, Each, Federation, LocalSGD, Model, Simulator, Sum, send, task, train
+from motley.methods.fedavg import FedAvg
+from motley.networks.architectures import build
+from motley.release import Release
+from motley.runtime import recording
+from motley.task import Sent
+
+
+def clients(sizes: list[int]) -> Clients:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(sum(sizes), 6, generator=generator)
+    return Clients.from_sizes(x, torch.randint(3, (sum(sizes),), generator=generator), torch.tensor(sizes))
+
+
+@dataclass(frozen=True)
+class Tasks:
+    factor: float = 2.0
+
+    @task
+    def noisy(self, client: Client, shift: Tensor) -> Sent:
+        count = client.kept.get("count", torch.zeros(()))
+        drawn = client.draws.normal(4) + self.factor * client.mean(client.x).sum() + shift
+        return send(value=drawn, count=count, keep={"count": count + 1})
+
+    @task
+    def branching(self, client: Client, shift: Tensor) -> Sent:
+        return send(value=client.mean(client.x) * (1.0 if float(shift) > 2 else -1.0))
+
+
+@task
+def free(client: Client, shift: Tensor) -> Sent:
+    return send(value=client.mean(client.x) + shift)
+
+
+def recorded(simulator: Simulator) -> int:
+    return sum(kind.recorded is not None for kind in simulator._recordings._kinds.values())
+
+
+@pytest.mark.parametrize("sizes", [[9] * 12, [3, 9, 5, 9, 1, 8, 7, 2, 6, 4, 9, 5]])
+def test_training_gives_the_same_bits(sizes: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    for after in (2, 1_000):
+        monkeypatch.setattr(recording, "AFTER", after)
+        simulator = Simulator(block=6)
+        local = LocalSGD(epochs=2, batch=4, momentum=0.9, weight_decay=1e-3, clip=1.0)
+        method = FedAvg(Model(build("mlp", (6,), 3)), cohort=12, local=local)
+        found[after] = train(method, Federation(clients(sizes), runtime=simulator, seed=3), 8)
+        assert (recorded(simulator) > 0) == (after == 2)
+    for name in found[2]:
+        assert torch.equal(found[2][name], found[1_000][name]), name
+
+
+@pytest.mark.parametrize("into", [None, [Each("value", clip=0.5)], [Sum("value"), Sum("count")]])
+def test_draws_inputs_kept_state_and_releases_are_those_of_the_round(
+    into: list[Release] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {}
+    for after in (2, 1_000):
+        monkeypatch.setattr(recording, "AFTER", after)
+        simulator = Simulator(block=5)
+        federation = Federation(clients([4] * 5), runtime=simulator, seed=1)
+        values = []
+        for number in range(1, 7):
+            replies = federation.begin_round(number).everyone().ask(Tasks().noisy, shift=float(number), into=into)
+            values.append({name: replies[name] for name in replies})
+        found[after] = values
+        assert not torch.equal(values[-1]["value"], values[-2]["value"])
+        if into is None:
+            assert values[-1]["count"].tolist() == [5.0] * 5
+    for early, late in zip(found[2], found[1_000], strict=True):
+        assert all(torch.equal(early[name], late[name]) for name in late)
+
+
+def test_another_methods_task_is_another_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "AFTER", 2)
+    simulator = Simulator(block=5)
+    federation = Federation(clients([4] * 5), runtime=simulator)
+    first, second = Tasks(2.0), Tasks(-2.0)
+    for number in range(1, 6):
+        cohort = federation.begin_round(number).everyone()
+        one, other = (cohort.ask(method.noisy, shift=0.0)["value"].mean(1) for method in (first, second))
+        expected = 2 * torch.stack([federation.clients.rows(i)[0].mean(0).sum() for i in range(5)])
+        assert not torch.allclose(one, other)
+        torch.testing.assert_close(one - other, 2 * expected, atol=5.0, rtol=0)  # up to the draws
+    assert recorded(simulator) == 2
+
+
+def test_a_task_that_looks_at_a_value_is_not_recorded_and_stays_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "AFTER", 2)
+    simulator = Simulator(block=5)
+    federation = Federation(clients([4] * 5), runtime=simulator)
+    means = [
+        federation.begin_round(number).everyone().ask(Tasks().branching, shift=float(number))["value"]
+        for number in range(1, 6)
+    ]
+    torch.testing.assert_close(means[0], means[1])
+    torch.testing.assert_close(means[4], -means[1])
+    assert recorded(simulator) == 0
+
+
+def test_plain_functions_are_not_recorded_and_the_memory_of_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "AFTER", 2)
+    monkeypatch.setattr(recording, "MOST", 3)
+    simulator = Simulator(block=5)
+    federation = Federation(clients([4] * 5), runtime=simulator)
+    for number in range(1, 6):
+        federation.begin_round(number).everyone().ask(free, shift=1.0)
+    assert not simulator._recordings._kinds
+    for number in range(6, 14):
+        federation.begin_round(number).everyone().ask(Tasks(float(number)).noisy, shift=0.0)
+    assert len(simulator._recordings._kinds) == 3
