@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import operator
-import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any
@@ -32,7 +31,7 @@ MOST = 256  # kinds of calls that are remembered; the oldest goes first
 
 
 @dataclass
-class _Kind:
+class Kind:
     """Calls of one task with equal shapes."""
 
     owner: object  # kept alive, so that its id stays its own
@@ -40,32 +39,32 @@ class _Kind:
     seconds: float = math.inf  # of the fastest call
     recorded: Function | None = None
 
+    def called(self, seconds: float, function: Function, inputs: Inputs) -> None:
+        """Count a call that was not played back; record the function when it has come often enough."""
+        self.calls, self.seconds = self.calls + 1, min(self.seconds, seconds)
+        if self.calls == AFTER and self.seconds < LONGEST and _pure(self.owner):
+            self.recorded = _recorded(function, inputs)
+
 
 class Recordings:
-    """Calls vectorised tasks; counts, records and plays back."""
+    """The kinds of calls that were made lately."""
 
     def __init__(self) -> None:
-        self._kinds: dict[Hashable, _Kind] = {}
+        self._kinds: dict[Hashable, Kind] = {}
 
-    def call(self, task: Task, function: Function, inputs: Inputs, *known: Hashable) -> Any:
-        """``function(inputs)``, the vectorised task; ``known`` is all else that it depends on."""
-        if not _pure(task.owner):
-            return function(inputs)
+    def kind(self, task: Task, inputs: Inputs, *known: Hashable) -> Kind:
+        """Of a vectorised task with these inputs; ``known`` is all else that the call depends on."""
         shapes = [(g, n, v.shape, v.dtype) for g, group in inputs.items() for n, v in group.items()]
         name = (task.function, id(task.owner), known, tuple(shapes))
         if name not in self._kinds:
             if len(self._kinds) >= MOST:
                 del self._kinds[next(iter(self._kinds))]
-            self._kinds[name] = _Kind(task.owner)
-        kind = self._kinds[name]
-        if kind.recorded is not None:
-            return kind.recorded(inputs)
-        begin = time.perf_counter()
-        result = function(inputs)
-        kind.calls, kind.seconds = kind.calls + 1, min(kind.seconds, time.perf_counter() - begin)
-        if kind.calls == AFTER and kind.seconds < LONGEST:
-            kind.recorded = _recorded(function, inputs)
-        return result
+            self._kinds[name] = Kind(task.owner)
+        return self._kinds[name]
+
+    def count(self) -> int:
+        """How many kinds are played back."""
+        return sum(kind.recorded is not None for kind in self._kinds.values())
 
 
 def _pure(owner: object | None) -> bool:

@@ -8,8 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from motley.client import Client, Clients
-from motley.privacy.mechanisms import DrawsLike
+from motley.client import Clients
 from motley.release import Release
 from motley.runtime.kept import KeptStore
 from motley.task import Task
@@ -68,18 +67,6 @@ def alike(batches: Iterable[Batch]) -> Iterator[Batch]:
             yield Batch(batch.rows[:0], [], {**batch.failed, **dict.fromkeys(batch.rows.tolist(), reason)})
         else:
             yield batch
-
-
-def answer(
-    task: Task, client: Client, inputs: Mapping[str, Tensor], releases: Sequence[Release], noise: DrawsLike
-) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
-    """All that happens at a client, on every runtime: what each release lets out, and what the client keeps."""
-    sent = task(client, **inputs)
-    out, keep = [], dict(sent.keep)
-    for release in releases:
-        out.append(release.at_client(sent.arrays, noise))
-        keep |= release.held(sent.arrays)
-    return out, keep
 
 
 class Runtime(Protocol):

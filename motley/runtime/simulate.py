@@ -6,6 +6,7 @@ of clients with ``torch.func.vmap``. A task that cannot be vectorised runs clien
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -20,7 +21,7 @@ from motley import wire
 from motley.client import Block, Client, Kept
 from motley.draws import Draws, key
 from motley.runtime.recording import Inputs, Recordings
-from motley.runtime.request import Batch, Request, answer
+from motley.runtime.request import Batch, Request
 from motley.runtime.tuning import Plan, Tuner, keep_freed_memory
 
 Arrays = dict[str, Tensor]
@@ -148,13 +149,17 @@ class Simulator:
             def one(columns: Arrays, values: Arrays, present: Arrays, each: Arrays) -> Outputs:
                 client = _client(block, columns, Kept(values, present))
                 noise = Draws(columns["key"], 1)
-                return answer(request.task, client, {**inputs["shared"], **each}, request.releases, noise)
+                return _answer(request, client, {**inputs["shared"], **each}, noise)
 
             result: Outputs = vmap(one)(*(dict(inputs[name]) for name in ("columns", "kept", "present", "each")))
             return result
 
         halves = [(type(one), *(v for k, v in vars(one).items() if k != "cost")) for one in request.releases]
-        made: Outputs = self._recordings.call(request.task, work, inputs, block.full, block.all_labeled, *halves)
+        kind = self._recordings.kind(request.task, inputs, block.full, block.all_labeled, *halves)
+        begin = time.perf_counter()
+        made: Outputs = (kind.recorded or work)(inputs)
+        if kind.recorded is None:
+            kind.called(time.perf_counter() - begin, work, inputs)
         return made
 
     def _for_one(self, request: Request, row: Tensor) -> Mapping[str, Tensor]:
@@ -211,8 +216,17 @@ def _call(request: Request, row: Tensor, each: Mapping[str, Tensor]) -> Outputs:
     columns = {name: value[0] for name, value in _columns(request, row, block).items()}
     stored = request.kept.read(block.ids)
     kept = Kept({k: v[0] for k, v in stored.values.items()}, {k: v[0] for k, v in stored.present.items()})
-    client, inputs = _client(block, columns, kept), {**request.shared, **each}
-    return answer(request.task, client, inputs, request.releases, Draws(columns["key"], 1))
+    return _answer(request, _client(block, columns, kept), {**request.shared, **each}, Draws(columns["key"], 1))
+
+
+def _answer(request: Request, client: Client, inputs: Mapping[str, Tensor], noise: Draws) -> Outputs:
+    """All that happens at a client: the task, and what each release lets out of it."""
+    sent = request.task(client, **inputs)
+    out, keep = [], dict(sent.keep)
+    for release in request.releases:
+        out.append(release.at_client(sent.arrays, noise))
+        keep |= release.held(sent.arrays)
+    return out, keep
 
 
 def _by_size(request: Request, rows: Tensor) -> Tensor:
@@ -236,9 +250,9 @@ def _blocks(request: Request, rows: Tensor, plan: Plan) -> Iterator[Tensor]:
     limits = np.minimum(plan.block, np.maximum(1, MAX_BLOCK_BYTES // (np.maximum(1, sizes[first]) * row_bytes)))
     for end in range(1, len(edges)):
         count = edges[end] - first[:end]
-        time = least[:end] + np.maximum(1, sizes[first[:end]]) * (count + plan.overhead * -(-count // limits[:end]))
-        begins[end] = int(time.argmin())
-        least[end] = time[begins[end]]
+        taken = least[:end] + np.maximum(1, sizes[first[:end]]) * (count + plan.overhead * -(-count // limits[:end]))
+        begins[end] = int(taken.argmin())
+        least[end] = taken[begins[end]]
     cuts, end = [], len(edges) - 1
     while end:
         cuts.append((begins[end], end))
