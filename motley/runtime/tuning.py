@@ -123,7 +123,7 @@ def _measure(rows: Tensor, threads: int | None, rehearse: Callable[[Tensor], Bat
             if clock is None:  # a single thread's own time does not show what other programs do
                 clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
             taken: list[float] = []
-            while not taken or (len(taken) < 3 and sum(taken) < PATIENCE / 20):
+            while not taken or (len(taken) < 3 and sum(taken) < PATIENCE / 3):
                 start = clock()
                 rehearse(middle.expand(block))
                 taken.append(clock() - start)
@@ -139,7 +139,7 @@ def _measure(rows: Tensor, threads: int | None, rehearse: Callable[[Tensor], Bat
         if slower or time.perf_counter() - begin > PATIENCE:
             break
     fastest = min(time / size for size, time in taken.items())
-    best = min(block for block in taken if taken[block] / block <= 1.05 * fastest)  # of equals the one that fits best
+    best = min(block for block in taken if taken[block] / block <= 1.02 * fastest)  # of equals the one that fits best
     few = min(2, limit)
     overhead = Plan.overhead if best == few else _overhead(few, seconds(few, threads), best, taken[best])
     if time.perf_counter() - begin < PATIENCE and seconds(1, threads) < fastest:
