@@ -67,7 +67,7 @@ def overhead(repetitions: int, quick: bool) -> Measured:
     for full in (MLP, LENET):
         shared = full.quick() if quick else full
         rounds = Rounds(shared, data(shared, torch.full((shared.clients,), shared.samples)), shared.cohort)
-        rounds(2 if quick else AFTER)
+        rounds(2 if quick else 100)
         times, alone = (1 if full is LENET else 10), kernel(shared, rounds)
         taken = alternate(repetitions, partial(rounds, times), partial(_repeat, alone, times))
         rows.append(Row(full.name, "round / its vmapped kernel", quotients(*taken), target=("≤", 1.15)))

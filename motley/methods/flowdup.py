@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from motley.client import Client
+from motley.draws import key
 from motley.federation import Cohort, Federation
 from motley.learn.local import LocalSGD
 from motley.learn.objective import Batch, Objective, Params, loss_of, supervised
@@ -26,6 +27,7 @@ from motley.networks.subspace import Kind, Subspace, subspace
 from motley.release import Each, Mean, Release, Sum
 from motley.task import Sent, send, task
 
+_DOMAIN = 5_1  # so that the start of h has nothing to do with other draws of the seed
 PARTS = ("h1", "hidden", "last", "bias", "prior")  # ψ: h1, the three tensors of h2, and ψ_r
 
 
@@ -178,11 +180,13 @@ class FLowDUP:
 
     def start(self, seed: int) -> State:
         k = self.lift.k
+        # hashed, because θ0 comes from a plain seed too, and h1 must not begin as its copy
+        first, second, third = (int(key(seed, _DOMAIN, part)) >> 1 & 0x7FFFFFFF for part in range(3))
         last = Model(nn.Linear(self.width, k))
-        start = last.tensors(self.begin * last.init(seed + 2))
+        start = last.tensors(self.begin * last.init(third))
         state = State(
-            h1=self.h1.init(seed),
-            hidden=self.hidden.init(seed + 1),
+            h1=self.h1.init(first),
+            hidden=self.hidden.init(second),
             last=start["weight"],
             bias=start["bias"],
             prior=torch.zeros(k),

@@ -25,7 +25,10 @@ from motley.task import Task
 Inputs = Mapping[str, Mapping[str, Tensor]]
 Function = Callable[[Inputs], Any]
 
-AFTER = 32  # calls: a recording takes about as long as it saves in seventy
+AFTER = 32  # calls, and
+SPENT = (
+    1.0  # seconds of them: a recording takes about as long as it saves in seventy calls, the first one a second more
+)
 LONGEST = 0.25  # seconds: where one call takes longer, its arithmetic is nearly all
 MOST = 256  # kinds of calls that are remembered; the oldest goes first
 
@@ -36,14 +39,9 @@ class Kind:
 
     owner: object  # kept alive, so that its id stays its own
     calls: int = 0
-    seconds: float = math.inf  # of the fastest call
+    fastest: float = math.inf  # seconds
+    tried: bool = False
     recorded: Function | None = None
-
-    def called(self, seconds: float, function: Function, inputs: Inputs) -> None:
-        """Count a call that was not played back; record the function when it has come often enough."""
-        self.calls, self.seconds = self.calls + 1, min(self.seconds, seconds)
-        if self.calls == AFTER and self.seconds < LONGEST and _pure(self.owner):
-            self.recorded = _recorded(function, inputs)
 
 
 class Recordings:
@@ -51,6 +49,14 @@ class Recordings:
 
     def __init__(self) -> None:
         self._kinds: dict[Hashable, Kind] = {}
+        self._spent = 0.0  # seconds in calls that were not played back
+
+    def called(self, kind: Kind, seconds: float, function: Function, inputs: Inputs) -> None:
+        """Count a call that was not played back; record the function when it has come often enough."""
+        kind.calls, kind.fastest, self._spent = kind.calls + 1, min(kind.fastest, seconds), self._spent + seconds
+        if kind.calls >= AFTER and self._spent >= SPENT and not kind.tried:
+            kind.tried = True
+            kind.recorded = _recorded(function, inputs) if kind.fastest < LONGEST and _pure(kind.owner) else None
 
     def kind(self, task: Task, inputs: Inputs, *known: Hashable) -> Kind:
         """Of a vectorised task with these inputs; ``known`` is all else that the call depends on."""

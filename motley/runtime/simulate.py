@@ -159,7 +159,7 @@ class Simulator:
         begin = time.perf_counter()
         made: Outputs = (kind.recorded or work)(inputs)
         if kind.recorded is None:
-            kind.called(time.perf_counter() - begin, work, inputs)
+            self._recordings.called(kind, time.perf_counter() - begin, work, inputs)
         return made
 
     def _for_one(self, request: Request, row: Tensor) -> Mapping[str, Tensor]:

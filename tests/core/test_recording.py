@@ -22,6 +22,11 @@ def clients(sizes: list[int]) -> Clients:
     return Clients.from_sizes(x, torch.randint(3, (sum(sizes),), generator=generator), torch.tensor(sizes))
 
 
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "SPENT", 0.0)
+
+
 @dataclass(frozen=True)
 class Tasks:
     factor: float = 2.0
