@@ -55,5 +55,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || { echo "Creating $(VENV) (once; a few minutes)"; $(PYTHON) -m venv --clear $(VENV); }
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt hatchling
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[data,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[data,dev,onnx]'
 	@touch $@

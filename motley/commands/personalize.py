@@ -13,7 +13,7 @@ from rich.table import Table
 from motley.commands.options import Json, examples, printed
 from motley.studio.errors import UserError
 from motley.studio.folder import disk_errors_told
-from motley.studio.newcomer import FinishedRun, Served, read_newcomer, serve
+from motley.studio.newcomer import FinishedRun, Served, onnx_is_there, read_newcomer, serve
 
 
 def personalize(
@@ -26,24 +26,30 @@ def personalize(
     predictions: Annotated[Path | None, typer.Option(help="Also write the model's answers for the rows.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Give a newcomer the model that fits its data: what is sent, what comes back, and what it costs in privacy."""
+    """Give a newcomer the model that fits its data: what is sent, what comes back, and what it costs in privacy.
+
+    The model is written as safetensors, and as ONNX if the extra is there: pip install 'motley-fl[onnx]'.
+    """
     target = out or data.with_name(data.name.split(".")[0] + ".model.safetensors")
     if target.exists() and out is None:
         raise UserError(f"{target} exists already; name another file with --out")
     finished = FinishedRun.open(run)
     newcomer = read_newcomer(data, finished.population, unlabeled=unlabeled)
     served = serve(finished, newcomer, data.name, epsilon=epsilon, delta=delta)
+    graph = target.with_suffix(".onnx") if onnx_is_there() else None
     with disk_errors_told(target.parent):
         served.save(target)
+        if graph is not None:
+            served.save_onnx(graph)
         if predictions is not None:
             predictions.write_text("prediction\n" + "".join(f"{word}\n" for word in served.predict(newcomer)))
     if as_json:
-        typer.echo(json.dumps(_plain(served, target, predictions), indent=2))
+        typer.echo(json.dumps(_plain(served, target, graph, predictions), indent=2))
     else:
-        _show(served, target, predictions)
+        _show(served, target, graph, predictions)
 
 
-def _plain(served: Served, target: Path, predictions: Path | None) -> dict[str, object]:
+def _plain(served: Served, target: Path, graph: Path | None, predictions: Path | None) -> dict[str, object]:
     return {
         "run": str(served.run.path),
         "samples": served.samples,
@@ -53,12 +59,13 @@ def _plain(served: Served, target: Path, predictions: Path | None) -> dict[str, 
         "epsilon": served.epsilon if math.isfinite(served.epsilon) else None,
         "delta": served.delta,
         "model": str(target),
+        "onnx": None if graph is None else str(graph),
         "predictions": None if predictions is None else str(predictions),
         "notes": served.notes,
     }
 
 
-def _show(served: Served, target: Path, predictions: Path | None) -> None:
+def _show(served: Served, target: Path, graph: Path | None, predictions: Path | None) -> None:
     console = printed()
     table = Table("", "what", "bytes", title=f"{served.name}: {served.samples} samples", title_justify="left")
     for direction, arrays in (("sent", served.sent), ("received", served.received)):
@@ -76,6 +83,8 @@ def _show(served: Served, target: Path, predictions: Path | None) -> None:
     for note in served.notes:
         console.print(f"note: {note}", markup=False)
     console.print(f"model: {target}", soft_wrap=True, markup=False)
+    if graph is not None:
+        console.print(f"the same for any ONNX runtime: {graph}", soft_wrap=True, markup=False)
     if predictions is not None:
         console.print(f"predictions: {predictions}", soft_wrap=True, markup=False)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from motley.client import Clients
 from motley.data.files import file_source
@@ -84,6 +86,24 @@ class Served:
         file.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, file, about)
 
+    def save_onnx(self, file: Path) -> None:
+        """The same model as an ONNX graph that reads rows as they are in the data and gives scores."""
+        clients = self.run.population.train
+        reader = _Reader(self.run.method.model.module(self.theta), clients.shift, clients.scale).eval()
+        example = clients.x[:2].clone()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the exporter, about itself
+            torch.onnx.export(
+                reader,
+                (example,),
+                file,
+                input_names=["x"],
+                output_names=["scores"],
+                dynamic_shapes=({0: torch.export.Dim("rows")},),
+                external_data=False,
+                verbose=False,
+            )
+
     def predict(self, clients: Clients) -> list[str]:
         """A class name (or a number, for real targets) for each of the newcomer's rows."""
         block = clients.block(torch.arange(1))
@@ -92,6 +112,27 @@ class Served:
         if self.run.population.classes is None:
             return [f"{value:g}" for value in outputs.reshape(len(outputs)).tolist()]
         return [str(c) if names is None else str(names[c]) for c in outputs.argmax(1).tolist()]
+
+
+class _Reader(nn.Module):
+    """A model with the normalisation of its inputs before it."""
+
+    def __init__(self, model: nn.Module, shift: Tensor | None, scale: Tensor | None) -> None:
+        super().__init__()
+        self.model, self._shift, self._scale = model, shift, scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._shift is not None and self._scale is not None:
+            x = (x.to(torch.float32) - self._shift) * self._scale
+        elif x.dtype == torch.uint8:
+            x = x.to(torch.float32)
+        scores: Tensor = self.model(x)
+        return scores
+
+
+def onnx_is_there() -> bool:
+    """Is the extra installed that ONNX files need?"""
+    return all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxscript"))
 
 
 def read_newcomer(file: Path, population: Population, *, unlabeled: bool = False) -> Clients:

@@ -60,6 +60,21 @@ def run_command(*arguments: object) -> object:
     return result.output
 
 
+def test_the_model_is_also_an_onnx_graph_that_reads_raw_rows(
+    runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    file = newcomer(tmp_path, x=rows[0], y=rows[1])
+    told = json.loads(str(run_command(runs["pefll"], "--data", file, "--json")))
+    scores = onnxruntime.InferenceSession(told["onnx"]).run(["scores"], {"x": rows[0]})[0]
+    finished = FinishedRun.open(runs["pefll"])
+    client = read_newcomer(file, finished.population)
+    served = serve(finished, client, "mine")
+    expected = finished.method.model(served.theta, client.block(torch.arange(1)).x[0])
+    np.testing.assert_allclose(scores, expected.numpy(), atol=1e-4)
+    assert len(scores) == 50
+
+
 def test_a_newcomer_gets_the_model_that_the_method_makes(
     runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
