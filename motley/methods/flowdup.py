@@ -77,7 +77,7 @@ class FLowDUP:
     sum, which scales ``local.lr`` and ``penalty`` alike.
 
     cohort: clients per round, a share ``labeled_share`` (α) of them labeled; where one kind is missing, all are of the
-    other. subspace, dimension, agreed_seed: P, its k (None: 10,000, or d/15 if less) and the seed of P and θ0.
+    other. subspace, dimension, agreed_seed: P, its k (None: 10,000, or d/2 if less) and the seed of P and θ0.
     features: outputs of h1, which is the client model with another head. width: hidden units of h2; h2's last layer has
     width · k weights and is most of what is sent. begin: factor of its initial values. penalty: λ.
     schedule: factor of the server's rate; rates: more such factors, for parts of ψ by name (h1, hidden, last, bias,
@@ -239,12 +239,13 @@ def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
 class LDFedAvg:
     """FedAvg on v instead of θ = θ0 + P·v (T1 §5.6.1): one model for all, in the subspace that FLowDUP uses.
 
-    Fields are those of FedAvg and FLowDUP. schedule: factor of the local rate.
+    Fields are those of FedAvg and FLowDUP. local.lr is that of the whole space: a step in the subspace is d/k times as
+    long, because of a gradient's square the subspace holds about k/d. schedule: factor of the local rate.
     """
 
     model: Model
     cohort: int | float = 100
-    local: LocalSGD = LocalSGD(epochs=1, batch=50, lr=1.0)
+    local: LocalSGD = LocalSGD(epochs=1, batch=50, lr=0.1)
     server: ServerOptimizer = field(default_factory=ServerOptimizer)
     schedule: Schedule = field(default_factory=Schedule)
     subspace: Kind = "signs"
@@ -268,7 +269,7 @@ class LDFedAvg:
             assert isinstance(local, Tensor)
             return plain(self.lift(local), batch)
 
-        fitted, loss = self.local.train(objective, v, client, rate=rate)
+        fitted, loss = self.local.train(objective, v, client, rate=rate * (self.model.size / self.lift.k))
         return send(update=fitted - v, loss=loss, n=client.n.to(torch.float32))
 
     def start(self, seed: int) -> State:

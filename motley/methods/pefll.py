@@ -29,6 +29,7 @@ from motley.networks.hypernet import Size, begin, descend, first_values, generat
 from motley.release import Each, Mean
 from motley.task import Sent, send, task
 
+NETWORKS = ("hypernet", "embedding")  # η_h and η_v in the state
 NEVER = -1e4  # the score of a masked class: its probability is 0 in float32, and a loss on it stays finite
 
 
@@ -42,8 +43,11 @@ class PeFLL:
 
     labels: how they enter φ: as "planes" of an image, "linear"ly, or "ignored", which serves unlabeled clients too.
     descriptor: its length l; None: a quarter of the number of training clients. size: hidden layers of h, 1, 3 or 5.
-    describe_rows: rows of the batch that φ averages in training; newcomer_rows: in ``personalize``; None: all rows.
+    describe_rows: rows of the batch that φ averages in training, at most half of a client's, so that its descriptor
+    differs from round to round and h does not learn it by heart; newcomer_rows: in ``personalize``; None: all rows.
     mask_labels: a client that knows its classes gives the others a score of −∞ (T1 B.1.3).
+    steady: newcomers are served by the running mean of (η_h, η_v) over about so many rounds, because a round of a few
+    clients moves them a lot; 1 is the paper's, the last round alone.
     clip: bound on the norm of the whole gradient. Regularisation is by decay, η ← (1 − 2βλ)η (Alg. 8, lines 17-18).
     """
 
@@ -58,6 +62,7 @@ class PeFLL:
     newcomer_rows: int | None = None
     calibration: int = 20
     mask_labels: bool = False
+    steady: int = 10
     clip: float = 50.0
     lambda_h: float = 1e-3
     lambda_v: float = 1e-3
@@ -68,7 +73,7 @@ class PeFLL:
         return cls(problem, **hyperparameters)
 
     def __post_init__(self) -> None:
-        for name in ("clip", "calibration"):
+        for name in ("clip", "calibration", "steady"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)}; expected a number above 0")
         for name in ("lambda_h", "lambda_v", "lambda_theta"):
@@ -111,7 +116,7 @@ class PeFLL:
     def describe(self, client: Client, embedding: Tensor) -> Sent:
         """Alg. 8, lines 5-7: v of a batch of the client's data; the client remembers which batch."""
         batch = client.draws.bits(1)[0]
-        return send(descriptor=self._describe(client, embedding, batch, self.describe_rows), keep={"batch": batch})
+        return send(descriptor=self._describe_batch(client, embedding, batch), keep={"batch": batch})
 
     @task
     def introduce(self, client: Client, embedding: Tensor) -> Sent:
@@ -131,7 +136,7 @@ class PeFLL:
     def backpropagate(self, client: Client, embedding: Tensor, cotangent: Tensor) -> Sent:
         """Alg. 8, lines 14-15: the gradient of η_v, from that of the descriptor the client sent before."""
         batch = client.kept.get("batch", torch.zeros((), dtype=torch.int64))
-        _, back = vjp(lambda eta: self._describe(client, eta, batch, self.describe_rows), embedding)[:2]
+        _, back = vjp(lambda eta: self._describe_batch(client, eta, batch), embedding)[:2]
         return send(gradient=back(cotangent)[0])
 
     @task
@@ -140,12 +145,20 @@ class PeFLL:
         bias = self._class_bias()
         return send(theta=torch.cat([theta[: bias.start], torch.where(self._present(client), theta[bias], NEVER)]))
 
-    def _describe(self, client: Client, embedding: Tensor, batch: Tensor, rows: int | None) -> Tensor:
-        """v(B; η_v): the mean of φ over a random batch without replacement, or over all rows."""
+    def _describe_batch(self, client: Client, embedding: Tensor, batch: Tensor) -> Tensor:
+        """v of a training batch."""
+        if self.describe_rows is None:
+            return self._describe(client, embedding, batch, None)
+        return self._describe(client, embedding, batch, self.describe_rows, most=(client.n + 1) // 2)
+
+    def _describe(
+        self, client: Client, embedding: Tensor, batch: Tensor, rows: int | None, most: Tensor | None = None
+    ) -> Tensor:
+        """v(B; η_v): the mean of φ over a random batch without replacement (at most so many rows), or over all rows."""
         index = torch.arange(client.capacity)
         if rows is not None:
             index = Draws(batch).permutation(client.n, client.capacity)[:rows]
-        own = torch.arange(len(index)) < client.n
+        own = torch.arange(len(index)) < (client.n if most is None else most)
         points = self.embedding(embedding, client.x[index], *([] if self.labels == "ignored" else [client.y[index]]))
         return torch.where(own[:, None], points, 0).sum(0) / own.sum()
 
@@ -179,6 +192,7 @@ class PeFLL:
     def start(self, seed: int) -> State:
         hypernet, embedding = first_values(self.hypernet, self.model, seed), self.embedding.init(seed + 1)
         state = State(hypernet=hypernet, embedding=embedding, shift=torch.zeros(self.length), scale=torch.zeros(()))
+        state = state.replace(rounds=torch.zeros(()), **{f"steady.{name}": state[name] for name in NETWORKS})
         return begin(state, self.server, "hypernet", "embedding")
 
     def round(self, state: State, federation: Federation) -> State:
@@ -200,9 +214,15 @@ class PeFLL:
             into=Mean("gradient"),
         )
         gradients = {"hypernet": g_h, "embedding": backward["gradient"]}
-        return descend(
-            state, gradients, self.server, self.clip, {"hypernet": self.lambda_h, "embedding": self.lambda_v}
-        )
+        decay = {"hypernet": self.lambda_h, "embedding": self.lambda_v}
+        state = descend(state, gradients, self.server, self.clip, decay)
+        return self._steadied(state.replace(rounds=state.rounds + 1))
+
+    def _steadied(self, state: State) -> State:
+        """The state with its running means moved on: of all rounds at first, later of about the last ``steady``."""
+        share = 1 / min(float(state.rounds), self.steady)
+        means = {name: torch.lerp(state[f"steady.{name}"], state[name], share) for name in NETWORKS}
+        return state.with_part("steady", means)
 
     def personalize(self, state: State, cohort: Cohort) -> Tensor:
         theta = self.models(state, self.descriptors(state, cohort))
@@ -210,11 +230,11 @@ class PeFLL:
 
     def descriptors(self, state: State, cohort: Cohort) -> Tensor:
         """The clients' descriptors [C, l], as they come from φ."""
-        return cohort.ask(self.introduce, embedding=state.embedding)["descriptor"]
+        return cohort.ask(self.introduce, embedding=state["steady.embedding"])["descriptor"]
 
     def models(self, state: State, v: Tensor) -> Tensor:
         """θ [C, d] = h(v): what the server makes of descriptors."""
-        return generate(self.hypernet, state.hypernet, v, state.shift, state.scale)
+        return generate(self.hypernet, state["steady.hypernet"], v, state.shift, state.scale)
 
     def _calibrated(self, state: State, federation: Federation) -> State:
         """The descriptors' shift and scale, from a few clients under the fresh φ; they stay what they are from now on.

@@ -96,7 +96,7 @@ class Identity:
 def subspace(kind: Kind, rows: int, columns: int | None, seed: int) -> Subspace:
     """P of a kind for d = ``rows``; the same seed gives the same P everywhere.
 
-    ``columns``: k; None: 10,000 as in the thesis, or a fifteenth of d where that is less (its reduction for the CNN).
+    ``columns``: k; None: 10,000 as in the thesis, or half of d where that is less.
     """
     if kind not in KINDS:
         raise ValueError(f"subspace {kind!r}; expected one of {', '.join(KINDS)}")
@@ -104,7 +104,7 @@ def subspace(kind: Kind, rows: int, columns: int | None, seed: int) -> Subspace:
         if columns not in (None, rows):
             raise ValueError(f"the identity has as many columns as rows, {rows}, not {columns}; leave the number out")
         return Identity(rows)
-    k = columns if columns is not None else max(1, min(10_000, rows // 15))
+    k = columns if columns is not None else max(1, min(10_000, rows // 2))
     if not 1 <= k <= rows:
         raise ValueError(f"a subspace of {rows} parameters has 1 to {rows} dimensions, not {k}")
     return _kronecker(rows, k, seed) if kind == "kronecker" else _signs(rows, k, seed)

@@ -86,7 +86,8 @@ def test_without_unlabeled_clients_and_with_a_constant_v_it_is_ld_fedavg() -> No
     state = state.replace(hidden=torch.zeros_like(state.hidden), last=torch.zeros_like(state.last), bias=v)
     assert clients.y is not None
     halves = Clients.from_sizes(clients.x[1::2], clients.y[1::2], torch.tensor([4, 4, 4, 4]))
-    plain = LDFedAvg(method.model, cohort=4, local=local, server=PLAIN, dimension=9)
+    in_space = replace(local, lr=0.7 * 9 / method.model.size)  # LD-FedAvg's steps are d/k times as long
+    plain = LDFedAvg(method.model, cohort=4, local=in_space, server=PLAIN, dimension=9)
     wanted = plain.start(0).replace(v=v)
     federation, other = Federation(clients), Federation(halves)
     for number in (1, 2):

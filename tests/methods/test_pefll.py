@@ -252,3 +252,32 @@ def test_models_start_near_one_usual_initial_model_and_apart_from_each_other() -
     usual = method.model.init(3)
     assert float((theta - usual).std()) < 0.5 * float(usual.std())
     assert float(torch.pdist(theta).min()) > 1e-3 * float(usual.norm())
+
+
+def test_newcomers_are_served_by_the_mean_of_the_last_rounds() -> None:
+    clients, problem = clients_of((6,)), problem_of((6,))
+    method = PeFLL(problem, cohort=2, local=LocalSGD(steps=2, batch=4, lr=0.1), descriptor=3, steady=4)
+    seen: list[Tensor] = []
+    federation = Federation(clients, seed=1)
+    state = train(method, federation, 3, after_round=lambda _, state: seen.append(state.hypernet))
+    torch.testing.assert_close(state["steady.hypernet"], torch.stack(seen).mean(0))  # so far there are fewer than four
+    before = state["steady.hypernet"]
+    state = train(method, federation, 2, state, after_round=lambda _, state: seen.append(state.hypernet))
+    expected = 0.75 * (0.75 * before + 0.25 * seen[3]) + 0.25 * seen[4]
+    torch.testing.assert_close(state["steady.hypernet"], expected)
+    last = replace(method, steady=1)
+    alone = train(last, Federation(clients, seed=1), 5)
+    assert torch.equal(alone["steady.embedding"], alone.embedding) and torch.equal(alone.embedding, state.embedding)
+
+
+def test_a_training_descriptor_takes_at_most_half_of_a_client() -> None:
+    clients, problem = clients_of((6,), sizes=[9, 9]), problem_of((6,), clients=2)
+    method = PeFLL(problem, cohort=2, descriptor=3, describe_rows=32)
+    state, federation = method.start(0), Federation(clients)
+    asked = federation.everyone().ask(method.describe, embedding=state.embedding)["descriptor"]
+    x, y = clients.rows(0)
+    points = method.embedding(state.embedding, x, y)
+    fives = torch.combinations(torch.arange(9), 5)
+    assert float((points[fives].mean(1) - asked[0]).norm(dim=1).min()) < 1e-5
+    whole = method.descriptors(state, federation.everyone())
+    torch.testing.assert_close(whole[0], points.mean(0))

@@ -55,10 +55,10 @@ def test_gradient_is_the_transpose(kind: Kind) -> None:
     torch.testing.assert_close(grad(lambda v: p(v) @ cotangent)(torch.zeros(33)), matrix(p).T @ cotangent)
 
 
-def test_default_dimension_is_the_thesis_reduction() -> None:
+def test_default_dimension_is_the_thesis_or_half() -> None:
     assert subspace("signs", 151_466, None, 0).columns == 10_000
-    assert subspace("signs", 6090, None, 0).columns == 406
-    assert subspace("signs", 5, None, 0).columns == 1
+    assert subspace("signs", 6090, None, 0).columns == 3045
+    assert subspace("signs", 5, None, 0).columns == 2
 
 
 def test_impossible_subspaces_are_refused() -> None:
