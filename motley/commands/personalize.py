@@ -31,18 +31,25 @@ def personalize(
     The model is written as safetensors, and as ONNX if the extra is there: pip install 'motley-fl[onnx]'.
     """
     target = out or data.with_name(data.name.split(".")[0] + ".model.safetensors")
-    if target.exists() and out is None:
-        raise UserError(f"{target} exists already; name another file with --out")
+    graph = target.with_name(target.name.removesuffix(".safetensors") + ".onnx") if onnx_is_there() else None
+    for file in (target, graph):
+        if file is not None and file.exists() and out is None:
+            raise UserError(f"{file} exists already; name another file with --out")
     finished = FinishedRun.open(run)
     newcomer = read_newcomer(data, finished.population, unlabeled=unlabeled)
     served = serve(finished, newcomer, data.name, epsilon=epsilon, delta=delta)
-    graph = target.with_suffix(".onnx") if onnx_is_there() else None
     with disk_errors_told(target.parent):
         served.save(target)
-        if graph is not None:
-            served.save_onnx(graph)
         if predictions is not None:
             predictions.write_text("prediction\n" + "".join(f"{word}\n" for word in served.predict(newcomer)))
+        if graph is not None:
+            try:
+                served.save_onnx(graph)
+            except OSError:
+                raise
+            except Exception as error:  # whatever the exporter does not know of a network of the user's own
+                served.notes.append(f"no ONNX graph: the exporter does not know this network ({type(error).__name__})")
+                graph = None
     if as_json:
         typer.echo(json.dumps(_plain(served, target, graph, predictions), indent=2))
     else:

@@ -73,7 +73,9 @@ class PeFLL:
         return cls(problem, **hyperparameters)
 
     def __post_init__(self) -> None:
-        for name in ("clip", "calibration", "steady"):
+        if not self.steady >= 1:
+            raise ValueError(f"steady={self.steady}; expected at least 1 round")
+        for name in ("clip", "calibration"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)}; expected a number above 0")
         for name in ("lambda_h", "lambda_v", "lambda_theta"):

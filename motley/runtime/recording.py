@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from motley.release import Release
 from motley.task import Task
 
 Inputs = Mapping[str, Mapping[str, Tensor]]
@@ -30,7 +31,8 @@ SPENT = (
     1.0  # seconds of them: a recording takes about as long as it saves in seventy calls, the first one a second more
 )
 LONGEST = 0.25  # seconds: where one call takes longer, its arithmetic is nearly all
-MOST = 256  # kinds of calls that are remembered; the oldest goes first
+MOST = 256  # kinds of calls that are remembered; the one not called for longest goes first
+NODES = 100_000  # operations in all recordings, at some 15 kB each
 
 
 @dataclass
@@ -50,42 +52,53 @@ class Recordings:
     def __init__(self) -> None:
         self._kinds: dict[Hashable, Kind] = {}
         self._spent = 0.0  # seconds in calls that were not played back
+        self._nodes = 0
 
     def called(self, kind: Kind, seconds: float, function: Function, inputs: Inputs) -> None:
         """Count a call that was not played back; record the function when it has come often enough."""
         kind.calls, kind.fastest, self._spent = kind.calls + 1, min(kind.fastest, seconds), self._spent + seconds
         if kind.calls >= AFTER and self._spent >= SPENT and not kind.tried:
             kind.tried = True
-            kind.recorded = _recorded(function, inputs) if kind.fastest < LONGEST and _pure(kind.owner) else None
+            if kind.fastest < LONGEST and self._nodes < NODES:
+                kind.recorded, nodes = _recorded(function, inputs)
+                self._nodes += nodes
 
-    def kind(self, task: Task, inputs: Inputs, *known: Hashable) -> Kind:
+    def kind(self, task: Task, inputs: Inputs, releases: Sequence[Release], *known: Hashable) -> Kind:
         """Of a vectorised task with these inputs; ``known`` is all else that the call depends on."""
-        shapes = [(g, n, v.shape, v.dtype) for g, group in inputs.items() for n, v in group.items()]
-        name = (task.function, id(task.owner), known, tuple(shapes))
-        if name not in self._kinds:
-            if len(self._kinds) >= MOST:
-                del self._kinds[next(iter(self._kinds))]
-            self._kinds[name] = Kind(task.owner)
-        return self._kinds[name]
+        if not _pure(task.owner) or not all(one.noise is None or _pure(one.noise) for one in releases):
+            return Kind(None, tried=True)  # it may depend on what changes from call to call
+        halves = [(type(one), *(value for name, value in vars(one).items() if name != "cost")) for one in releases]
+        shapes = [(g, n, v.shape, v.stride(), v.dtype) for g, group in inputs.items() for n, v in group.items()]
+        name = (task.function, id(task.owner), known, *halves, *shapes)
+        kind = self._kinds.pop(name, None) or Kind(task.owner)
+        self._kinds[name] = kind  # the last one called is the last one in the dict
+        if len(self._kinds) > MOST:
+            del self._kinds[next(iter(self._kinds))]
+        return kind
 
     def count(self) -> int:
         """How many kinds are played back."""
         return sum(kind.recorded is not None for kind in self._kinds.values())
 
 
-def _pure(owner: object | None) -> bool:
-    return is_dataclass(owner) and bool(getattr(type(owner), "__dataclass_params__").frozen)  # noqa: B009  (untyped)
+def _pure(thing: object | None) -> bool:
+    return is_dataclass(thing) and bool(getattr(type(thing), "__dataclass_params__").frozen)  # noqa: B009  (untyped)
 
 
-def _recorded(function: Function, inputs: Inputs) -> Function | None:
-    """None where the task looks at a value to decide what to do: then it cannot be the same list for all values."""
+def _recorded(function: Function, inputs: Inputs) -> tuple[Function | None, int]:
+    """The recording and its size; None where the task looks at a value or has shapes that depend on one.
+
+    It is made with tensors that have no values, so a task that looks raises.
+    """
     try:
-        module = make_fx(function)(inputs)
+        module = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(inputs)
+        _fold(module)
+        _drop_idle(module)
     except Exception:  # whatever stands against it, the task itself has just run
-        return None
-    _fold(module)
-    _drop_idle(module)
-    return module
+        return None, 0
+    for node in module.graph.nodes:
+        node.meta.clear()  # half of the memory
+    return module, len(module.graph.nodes)
 
 
 _BY_SHAPE = (  # read nothing of a tensor but its shape

@@ -154,8 +154,7 @@ class Simulator:
             result: Outputs = vmap(one)(*(dict(inputs[name]) for name in ("columns", "kept", "present", "each")))
             return result
 
-        halves = [(type(one), *(v for k, v in vars(one).items() if k != "cost")) for one in request.releases]
-        kind = self._recordings.kind(request.task, inputs, block.full, block.all_labeled, *halves)
+        kind = self._recordings.kind(request.task, inputs, request.releases, block.full, block.all_labeled)
         begin = time.perf_counter()
         made: Outputs = (kind.recorded or work)(inputs)
         if kind.recorded is None:

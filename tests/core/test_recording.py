@@ -38,6 +38,15 @@ class Tasks:
         return send(value=drawn, count=count, keep={"count": count + 1})
 
     @task
+    def listing(self, client: Client, shift: Tensor) -> Sent:
+        return send(value=client.mean(client.x) * 0 + shift.tolist())
+
+    @task
+    def selecting(self, client: Client, shift: Tensor) -> Sent:
+        above = torch.arange(8.0)[torch.arange(8.0) < shift]
+        return send(value=client.mean(client.x) * 0 + len(above))
+
+    @task
     def branching(self, client: Client, shift: Tensor) -> Sent:
         return send(value=client.mean(client.x) * (1.0 if float(shift) > 2 else -1.0))
 
@@ -107,6 +116,15 @@ def test_a_task_that_looks_at_a_value_is_not_recorded_and_stays_right(monkeypatc
     torch.testing.assert_close(means[0], means[1])
     torch.testing.assert_close(means[4], -means[1])
     assert simulator._recordings.count() == 0
+
+
+@pytest.mark.parametrize("name", ["listing", "selecting"])
+def test_values_that_become_python_numbers_are_not_frozen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "AFTER", 2)
+    federation = Federation(clients([4] * 5), runtime=Simulator(block=5))
+    for number in range(1, 6):
+        replies = federation.begin_round(number).everyone().ask(getattr(Tasks(), name), shift=float(number))
+        assert replies["value"][0, 0] == number
 
 
 def test_plain_functions_are_not_recorded_and_the_memory_of_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
