@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from motley.client import Client
@@ -41,8 +41,24 @@ class Ensemble(Model):
         outputs: Tensor = vmap(lambda own: self.member(own, *inputs))(theta.view(self.count, self.member.size))
         return outputs.mean(0)
 
+    def tensors(self, theta: Tensor) -> dict[str, Tensor]:
+        """Every member's named tensors, as ``0.NAME``, ``1.NAME``, …"""
+        members = enumerate(theta.view(self.count, self.member.size))
+        return {f"{i}.{name}": value for i, own in members for name, value in self.member.tensors(own).items()}
+
+    def module(self, theta: Tensor) -> nn.Module:
+        """An ordinary module with these parameters."""
+        return _Mean(self.member.module(own) for own in theta.view(self.count, self.member.size))
+
     def __repr__(self) -> str:
         return f"Ensemble of {self.count} × {self.member!r}"
+
+
+class _Mean(nn.ModuleList):
+    """The mean output of modules."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return torch.stack([member(*inputs) for member in self]).mean(0)
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,20 @@ def test_the_model_is_also_an_onnx_graph_that_reads_raw_rows(
     assert len(scores) == 50
 
 
+def test_an_ensemble_is_written_with_all_its_members(tmp_path: Path, rows: tuple[np.ndarray, np.ndarray]) -> None:
+    recipe = {"method": "pfl-ensemble", "rounds": 2, "data": DATA, "model": {"name": "mlp"}}
+    execute(checked({**recipe, "hyperparameters": {"cohort": 4, "local": {"steps": 2}}}, "test"), tmp_path / "run")
+    file = newcomer(tmp_path, x=rows[0])
+    told = json.loads(str(run_command(tmp_path / "run", "--data", file, "--json")))
+    finished = FinishedRun.open(tmp_path / "run")
+    client = read_newcomer(file, finished.population)
+    served, model = serve(finished, client, "mine"), finished.method.model
+    x = client.block(torch.arange(1)).x[0]
+    with torch.no_grad():
+        torch.testing.assert_close(model.module(served.theta)(x), model(served.theta, x))
+    assert sum(value.numel() for name, value in load_file(told["model"]).items() if name[0].isdigit()) == model.size
+
+
 def test_a_newcomer_gets_the_model_that_the_method_makes(
     runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
