@@ -6,11 +6,15 @@ So a cohort's models are a matrix [C, d], and averaging, clipping, hypernetworks
 from __future__ import annotations
 
 import copy
+import itertools
 import math
+import threading
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+_Slot = tuple[dict[str, Any], str, str]  # a module's parameters, one's name there, and its name in the whole
 
 
 class Model:
@@ -38,14 +42,8 @@ class Model:
         if not names:
             raise ValueError(f"{type(module).__name__} has no trainable parameters")
         self._module = copy.deepcopy(module).eval()
+        self._twins: dict[int, tuple[nn.Module, list[_Slot]]] = {}
         parameters = dict(self._module.named_parameters())
-        name_of = {id(parameters[name]): name for name in names}
-        self._slots = [  # where parameters hang in the module; one that is shared hangs in several places
-            (part._parameters, slot, name_of[id(parameter)])
-            for part in self._module.modules()
-            for slot, parameter in part._parameters.items()
-            if id(parameter) in name_of
-        ]
         self.shapes: dict[str, torch.Size] = {name: parameters[name].shape for name in names}
         self._sizes = [math.prod(shape) for shape in self.shapes.values()]
         self.size = sum(self._sizes)
@@ -55,15 +53,36 @@ class Model:
     def __call__(self, theta: Tensor, *inputs: Tensor) -> Tensor:
         # torch.func.functional_call does the same, but walks the module twice in every call: a tenth of a small step
         tensors: dict[str, Any] = self.tensors(theta)
-        before = [slots[slot] for slots, slot, _ in self._slots]
+        module, hung = self._hung()
+        before = [slots[slot] for slots, slot, _ in hung]
         try:
-            for slots, slot, name in self._slots:
+            for slots, slot, name in hung:
                 slots[slot] = tensors[name]
-            result: Tensor = self._module(*inputs)
+            result: Tensor = module(*inputs)
         finally:
-            for (slots, slot, _), parameter in zip(self._slots, before, strict=True):
+            for (slots, slot, _), parameter in zip(hung, before, strict=True):
                 slots[slot] = parameter
         return result
+
+    def twin(self) -> nn.Module:
+        """This thread's own copy of the module, to hang parameters into."""
+        return self._hung()[0]
+
+    def _hung(self) -> tuple[nn.Module, list[_Slot]]:
+        """This thread's module and the places where parameters hang in it."""
+        mine = threading.get_ident()
+        if mine not in self._twins:
+            tensors = itertools.chain(self._module.parameters(), self._module.buffers())
+            module = copy.deepcopy(self._module, {id(tensor): tensor for tensor in tensors})  # shares all tensors
+            name_of = {id(parameter): name for name, parameter in module.named_parameters() if name in self.shapes}
+            slots = [  # a parameter that is shared hangs in several places
+                (part._parameters, slot, name_of[id(parameter)])
+                for part in module.modules()
+                for slot, parameter in part._parameters.items()
+                if id(parameter) in name_of
+            ]
+            self._twins[mine] = module, slots
+        return self._twins[mine]
 
     def __repr__(self) -> str:
         return f"Model({type(self._module).__name__}, {self.size:,} parameters)"

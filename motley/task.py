@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
 from torch import Tensor
@@ -55,6 +55,11 @@ class Task:
             raise TypeError(f"task {self.name} must return send(...), but it returned {type(result).__name__}")
         return result
 
+    @property
+    def pure(self) -> bool:
+        """Does it depend on nothing but its method's fields and what it is given? A plain function may lean on more."""
+        return frozen(self.owner)
+
     def check_inputs(self, given: set[str]) -> None:
         """Refuse an ask whose inputs do not fit the task's signature, before anything is sent."""
         if _is_method(self.function) and self.owner is None:
@@ -65,6 +70,11 @@ class Task:
         missing = [p.name for p in self._parameters if p.default is inspect.Parameter.empty and p.name not in given]
         if missing:
             raise TypeError(f"task {self.name} needs the input{'s' * (len(missing) > 1)} {', '.join(missing)}")
+
+
+def frozen(thing: object | None) -> bool:
+    """Is it a dataclass whose fields never change?"""
+    return is_dataclass(thing) and bool(getattr(type(thing), "__dataclass_params__").frozen)  # noqa: B009  (untyped)
 
 
 @functools.lru_cache  # a method's task is bound anew in every round

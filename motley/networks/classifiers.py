@@ -33,9 +33,21 @@ def _image(input_shape: Sequence[int], name: str, smallest: int) -> tuple[int, i
     return channels, height, width
 
 
+def channels_last(x: Tensor) -> Tensor:
+    """The same tensor, laid out with channels last."""
+    if x.shape[1] == 1:  # no copy, but strides that say so: PyTorch takes the layout of its results from them
+        return x[:, 0, :, :, None].permute(0, 3, 1, 2)
+    return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+
+
+def convolved(x: Tensor, layer: nn.Conv2d) -> Tensor:
+    """An unpadded convolution whose result has channels last: a third less time where clients are computed singly."""
+    return F.conv2d(x, channels_last(layer.weight), layer.bias)
+
+
 def pooled(x: Tensor) -> Tensor:
-    """2x2 max pooling. PyTorch does it several times as fast where channels come last, which repays the copy."""
-    return F.max_pool2d(x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2), 2)
+    """2x2 max pooling. PyTorch does it several times as fast where channels come last, which repays a copy."""
+    return F.max_pool2d(channels_last(x), 2)
 
 
 class Logistic(nn.Module):
@@ -108,12 +120,12 @@ class LeNet(nn.Module):
         self.fc3 = nn.Linear(84, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.after_first(self.conv1(x))
+        return self.after_first(convolved(x, self.conv1))
 
     def after_first(self, x: Tensor) -> Tensor:
         """The rest of the network, from what the first convolution gave."""
         x = pooled(x).relu()
-        x = pooled(self.conv2(x)).relu()
+        x = pooled(convolved(x, self.conv2)).relu()
         x = self.fc2(self.fc1(x.flatten(1)).relu()).relu()
         scores: Tensor = self.fc3(x)
         return scores
@@ -134,13 +146,13 @@ class LeNetEmbedding(LeNet):
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         if not self.classes:
-            return self.after_first(self.conv1(x))
+            return super().forward(x)
         if y is None:
             raise ValueError("this embedding network reads labels: give them, or build it with labels=False")
         # A one-hot plane is 0 or 1 everywhere, and there is no padding, so its convolution is the kernel's sum: the C
         # planes need not be made at all.
         weight = self.conv1.weight
-        image = F.conv2d(x, weight[:, : self.channels], self.conv1.bias)
+        image = F.conv2d(x, channels_last(weight[:, : self.channels]), self.conv1.bias)
         one_hot = (y[:, None] == torch.arange(self.classes, device=y.device)).to(x.dtype)
         label = one_hot @ weight[:, self.channels :].sum((2, 3)).T
         return self.after_first(image + label[:, :, None, None])
@@ -169,8 +181,8 @@ class CNN(nn.Module):
         self.fc2 = nn.Linear(hidden, head or classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = pooled(self.conv1(x)).relu()
-        x = pooled(self.conv2(x)).relu()
+        x = pooled(convolved(x, self.conv1)).relu()
+        x = pooled(convolved(x, self.conv2)).relu()
         scores: Tensor = self.fc2(self.fc1(x.flatten(1)).relu())
         return scores
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,15 +21,13 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from motley.release import Release
-from motley.task import Task
+from motley.task import Task, frozen
 
 Inputs = Mapping[str, Mapping[str, Tensor]]
 Function = Callable[[Inputs], Any]
 
 AFTER = 32  # calls, and
-SPENT = (
-    1.0  # seconds of them: a recording takes about as long as it saves in seventy calls, the first one a second more
-)
+SPENT = 1.0  # seconds of them: a recording takes as long as it saves in seventy calls, the first a second more
 LONGEST = 0.25  # seconds: where one call takes longer, its arithmetic is nearly all
 MOST = 256  # kinds of calls that are remembered; the one not called for longest goes first
 NODES = 100_000  # operations in all recordings, at some 15 kB each
@@ -65,7 +63,7 @@ class Recordings:
 
     def kind(self, task: Task, inputs: Inputs, releases: Sequence[Release], *known: Hashable) -> Kind:
         """Of a vectorised task with these inputs; ``known`` is all else that the call depends on."""
-        if not _pure(task.owner) or not all(one.noise is None or _pure(one.noise) for one in releases):
+        if not task.pure or not all(one.noise is None or frozen(one.noise) for one in releases):
             return Kind(None, tried=True)  # it may depend on what changes from call to call
         halves = [(type(one), *(value for name, value in vars(one).items() if name != "cost")) for one in releases]
         shapes = [(g, n, v.shape, v.stride(), v.dtype) for g, group in inputs.items() for n, v in group.items()]
@@ -79,10 +77,6 @@ class Recordings:
     def count(self) -> int:
         """How many kinds are played back."""
         return sum(kind.recorded is not None for kind in self._kinds.values())
-
-
-def _pure(thing: object | None) -> bool:
-    return is_dataclass(thing) and bool(getattr(type(thing), "__dataclass_params__").frozen)  # noqa: B009  (untyped)
 
 
 def _recorded(function: Function, inputs: Inputs) -> tuple[Function | None, int]:

@@ -6,9 +6,12 @@ of clients with ``torch.func.vmap``. A task that cannot be vectorised runs clien
 
 from __future__ import annotations
 
+import functools
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -38,7 +41,8 @@ class Simulator:
     """Delivers requests to clients that live in this process.
 
     block: clients per vectorised call (1: no vectorisation); None measures and remembers what is fastest here.
-    threads: of PyTorch inside an operation; None: measured together with the block.
+    threads: inside an operation or, where clients are computed singly, for as many clients at a time; None: measured
+        together with the block.
     strict: pass every request and reply through the wire codec, as on a network.
     drop: fraction of clients that fail to answer, or a function (client id, ask's draws) -> bool; to rehearse failures.
         Asks that only measure (``Federation.aside``) reach everybody.
@@ -81,8 +85,7 @@ class Simulator:
             rows = _by_size(request, rows)
             plan = self._plan(request, rows)
             with plan.threads_set():
-                for block_rows in _blocks(request, rows, plan):
-                    yield self._run(request, block_rows)
+                yield from self._batches(request, rows, plan)
 
     def _dropped(self, request: Request) -> set[int]:
         if self.drop == 0.0 or request.measuring:
@@ -95,11 +98,38 @@ class Simulator:
         return set(fails.nonzero().flatten().tolist())
 
     def _plan(self, request: Request, rows: Tensor) -> Plan:
-        if request.task.name in self._loop or not request.task.vectorised:
-            return Plan(1, threads=self.threads)
+        if request.task.name in self._loop or not request.task.vectorised or self.block == 1:
+            return Plan.singly(self.threads, side_by_side=request.task.pure)
         if self.block is not None:
             return Plan(self.block, threads=self.threads)
-        return self._tuner.plan(request, rows, self.threads, lambda some: self._run(request, some, rehearsal=True))
+
+        def rehearse(plan: Plan, some: Tensor) -> None:
+            deque(self._batches(request, some, plan, rehearsal=True), maxlen=0)
+
+        return self._tuner.plan(request, rows, self.threads, rehearse)
+
+    def _batches(self, request: Request, rows: Tensor, plan: Plan, rehearsal: bool = False) -> Iterator[Batch]:
+        if plan.workers > 1:
+            yield from self._side_by_side(request, rows, plan.workers, rehearsal)
+        else:
+            for block_rows in _blocks(request, rows, plan):
+                yield self._run(request, block_rows, rehearsal)
+
+    def _side_by_side(self, request: Request, rows: Tensor, workers: int, rehearsal: bool) -> Iterator[Batch]:
+        """Clients singly, several at a time. Each is computed by one thread, so how many there are changes no bit."""
+        ahead: deque[tuple[Tensor, Future[Outputs]]] = deque()
+        try:
+            for row in rows[:, None]:
+                ahead.append((row, _threads(workers).submit(_without_gradients, _prepared(request, row))))
+                if len(ahead) > workers:
+                    first, future = ahead.popleft()
+                    yield self._single(request, first, future.result, rehearsal)
+            while ahead:
+                first, future = ahead.popleft()
+                yield self._single(request, first, future.result, rehearsal)
+        finally:
+            for _, future in ahead:
+                future.cancel()
 
     def _run(self, request: Request, rows: Tensor, rehearsal: bool = False) -> Batch:
         """One block; if the vectorised call raises, its clients one by one, so that an error stays its client's."""
@@ -110,7 +140,7 @@ class Simulator:
                 reason = f"{type(error).__name__}: {error}"
         else:
             reason = None
-        batches = [self._alone(request, row, rehearsal) for row in rows[:, None]]
+        batches = [self._single(request, row, _prepared(request, row), rehearsal) for row in rows[:, None]]
         if reason is not None and not any(batch.failed for batch in batches):
             self._loop.add(request.task.name)
             warnings.warn(
@@ -121,9 +151,9 @@ class Simulator:
             )
         return _joined(batches)
 
-    def _alone(self, request: Request, row: Tensor, rehearsal: bool) -> Batch:
+    def _single(self, request: Request, row: Tensor, call: Callable[[], Outputs], rehearsal: bool) -> Batch:
         try:
-            outputs, kept = _call(request, row, self._for_one(request, row))
+            outputs, kept = call()
             stacked = [{name: value[None] for name, value in output.items()} for output in outputs]
             return self._batch(request, row, (stacked, {name: value[None] for name, value in kept.items()}), rehearsal)
         except Exception as error:  # a client's own failure is data
@@ -160,9 +190,6 @@ class Simulator:
         if kind.recorded is None:
             self._recordings.called(kind, time.perf_counter() - begin, work, inputs)
         return made
-
-    def _for_one(self, request: Request, row: Tensor) -> Mapping[str, Tensor]:
-        return {name: value[int(row)] for name, value in request.each.items()}
 
     def _batch(self, request: Request, rows: Tensor, outputs: Outputs, rehearsal: bool) -> Batch:
         """Leave out replies that are not finite, let the rest keep what they keep, and hand over what they sent."""
@@ -209,13 +236,24 @@ def _client(block: Block, columns: Mapping[str, Tensor], kept: Kept) -> Client:
     )
 
 
-def _call(request: Request, row: Tensor, each: Mapping[str, Tensor]) -> Outputs:
-    """A task and its releases for one client, without vectorisation."""
+def _prepared(request: Request, row: Tensor) -> Callable[[], Outputs]:
+    """A task and its releases for one client, without vectorisation; all that it needs is read here."""
     block = request.clients.block(request.positions[row])
     columns = {name: value[0] for name, value in _columns(request, row, block).items()}
     stored = request.kept.read(block.ids)
     kept = Kept({k: v[0] for k, v in stored.values.items()}, {k: v[0] for k, v in stored.present.items()})
-    return _answer(request, _client(block, columns, kept), {**request.shared, **each}, Draws(columns["key"], 1))
+    inputs = {**request.shared, **{name: value[int(row)] for name, value in request.each.items()}}
+    return lambda: _answer(request, _client(block, columns, kept), inputs, Draws(columns["key"], 1))
+
+
+def _without_gradients(call: Callable[[], Outputs]) -> Outputs:
+    with torch.no_grad():  # it holds for one thread only
+        return call()
+
+
+@functools.cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, "motley", initializer=torch.set_num_threads, initargs=(1,))
 
 
 def _answer(request: Request, client: Client, inputs: Mapping[str, Tensor], noise: Draws) -> Outputs:

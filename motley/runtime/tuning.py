@@ -19,12 +19,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from motley.runtime.request import Batch, Request
+from motley.runtime.request import Request
 
 CANDIDATES = (8, 32, 128, 512)
 PATIENCE = 1.0  # seconds of rehearsal before the best so far is taken
 SMALL = 256  # numbers in one sample: on less than a small image, threads wait for each other longer than they work
-FEW = 16  # clients: a cohort this small is one block, without a measurement
+FEW = 16  # clients: a cohort this small is one block or none
 CHEAP = 0.02  # seconds: a cohort that runs this fast is not worth measuring
 
 
@@ -33,11 +33,20 @@ class Plan:
     """Clients per block, and PyTorch threads (None: as they are).
 
     overhead: what a block costs besides its clients, in clients: so much padding is cheaper than one more block.
+    workers: where the block is 1, how many clients are computed at a time.
     """
 
     block: int
     overhead: float = 8.0
     threads: int | None = None
+    workers: int = 1
+
+    @classmethod
+    def singly(cls, threads: int | None, side_by_side: bool) -> Plan:
+        """No blocks: clients one by one, or as many at a time as there are threads, each with one of them."""
+        return (
+            cls(1, threads=1, workers=threads or torch.get_num_threads()) if side_by_side else cls(1, threads=threads)
+        )
 
     @contextlib.contextmanager
     def threads_set(self) -> Iterator[None]:
@@ -50,6 +59,9 @@ class Plan:
             yield
         finally:
             torch.set_num_threads(before)
+
+
+Rehearse = Callable[[Plan, Tensor], None]  # runs the rows by the plan; nothing is kept or sent
 
 
 def cache_folder() -> Path:
@@ -77,14 +89,15 @@ class Tuner:
 
     plans: dict[str, Plan] = field(default_factory=dict)
 
-    def plan(self, request: Request, rows: Tensor, threads: int | None, rehearse: Callable[[Tensor], Batch]) -> Plan:
-        if threads is None and request.clients.x[0].numel() <= SMALL:
+    def plan(self, request: Request, rows: Tensor, threads: int | None, rehearse: Rehearse) -> Plan:
+        small = request.clients.x[0].numel() <= SMALL
+        if threads is None and small:
             threads = 1
-        if len(rows) <= FEW:
+        if len(rows) == 1 or (len(rows) <= FEW and small):
             return Plan(len(rows), threads=threads)
         kind = _kind(request, rows, threads)
         if kind not in self.plans:
-            self.plans[kind] = _recall(kind) or _remember(kind, _measure(rows, threads, rehearse))
+            self.plans[kind] = _recall(kind) or _remember(kind, _measure(rows, threads, request.task.pure, rehearse))
         return self.plans[kind]
 
 
@@ -113,40 +126,45 @@ def _kind(request: Request, rows: Tensor, threads: int | None) -> str:
     return json.dumps(parts, default=str)
 
 
-def _measure(rows: Tensor, threads: int | None, rehearse: Callable[[Tensor], Batch]) -> Plan:
+def _measure(rows: Tensor, threads: int | None, side_by_side: bool, rehearse: Rehearse) -> Plan:
     """Rehearse growing blocks of one middle-sized client's copies (nothing is kept or sent); take the fastest."""
     limit = len(rows)
     middle = rows[limit // 2]  # rows come sorted by size; copies, so that only the block's size differs
 
-    def seconds(block: int, threads: int | None, clock: Callable[[], float] | None = None) -> float:
-        with Plan(block, threads=threads).threads_set():
-            if clock is None:  # a single thread's own time does not show what other programs do
-                clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    # a single thread's own time does not show what other programs do
+    clock = time.thread_time if (threads or torch.get_num_threads()) == 1 else time.perf_counter
+
+    def seconds(plan: Plan, clients: int) -> float:
+        with plan.threads_set():
             taken: list[float] = []
             while not taken or (len(taken) < 3 and sum(taken) < PATIENCE / 3):
                 start = clock()
-                rehearse(middle.expand(block))
+                rehearse(plan, middle.expand(clients))
                 taken.append(clock() - start)
             return min(taken)
 
-    candidates = sorted({min(size, limit) for size in CANDIDATES})
-    rehearse(middle.expand(candidates[0]))  # the first call pays for lazy set-up; it is not counted
+    singly = Plan.singly(threads, side_by_side)
+    at_once = min(singly.workers, limit)
+    rehearse(singly, middle.expand(at_once))  # the first call pays for lazy set-up; it is not counted
     begin = time.perf_counter()
+    alone = seconds(singly, at_once) / at_once
     taken: dict[int, float] = {}
-    for block in candidates:
-        taken[block] = seconds(block, threads)
+    for block in sorted({min(size, limit) for size in CANDIDATES}):
+        taken[block] = seconds(Plan(block, threads=threads), block)
         slower = taken[block] / block > 1.3 * min(time / size for size, time in taken.items())
         if slower or time.perf_counter() - begin > PATIENCE:
             break
     fastest = min(time / size for size, time in taken.items())
+    if alone < 0.9 * fastest:  # no vectorisation at all: large models and batches may prefer it
+        return singly
     best = min(block for block in taken if taken[block] / block <= 1.02 * fastest)  # of equals the one that fits best
     few = min(2, limit)
-    overhead = Plan.overhead if best == few else _overhead(few, seconds(few, threads), best, taken[best])
-    if time.perf_counter() - begin < PATIENCE and seconds(1, threads) < fastest:
-        best = 1  # no vectorisation at all: large models may prefer it
-    if threads is None and torch.get_num_threads() > 1 and best > 1 and taken[best] / best * limit > CHEAP:
-        wall = time.perf_counter
-        threads = 1 if seconds(best, 1, wall) < 0.95 * min(taken[best], seconds(best, None, wall)) else None
+    overhead = Plan.overhead
+    if best != few:
+        overhead = _overhead(few, seconds(Plan(few, threads=threads), few), best, taken[best])
+    if threads is None and torch.get_num_threads() > 1 and fastest * limit > CHEAP:
+        one, as_many = (seconds(Plan(best, threads=number), best) for number in (1, torch.get_num_threads()))
+        threads = 1 if one < 0.95 * min(taken[best], as_many) else None
     return Plan(best, overhead, threads)
 
 
@@ -159,7 +177,9 @@ def _overhead(few: int, few_seconds: float, many: int, many_seconds: float) -> f
 def _recall(kind: str) -> Plan | None:
     try:
         stored = json.loads((cache_folder() / "tuning.json").read_text()).get(kind)
-        return None if stored is None else Plan(int(stored["block"]), float(stored["overhead"]), stored["threads"])
+        if stored is None:
+            return None
+        return Plan(int(stored["block"]), float(stored["overhead"]), stored["threads"], int(stored["workers"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # no cache yet, or one that cannot be read: measure
 

@@ -2,12 +2,13 @@
 
 import os
 import resource
+from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from motley import Client, Clients, Each, Federation, LocalSGD, Simulator, Sum, each, send, task, train
+from motley import Client, Clients, Each, Federation, LocalSGD, Model, Simulator, Sum, each, send, task, train
 from motley.federation import QuorumError
 from motley.methods.fedavg import FedAvg
 from motley.privacy import Gaussian
@@ -30,6 +31,40 @@ def test_block_sizes_1_7_and_all_agree() -> None:
     one, seven, everybody = (trained(Simulator(block=block))[0] for block in (1, 7, 1000))
     assert torch.allclose(one, seven, atol=1e-5, rtol=0)
     assert torch.allclose(one, everybody, atol=1e-5, rtol=0)
+
+
+def test_clients_side_by_side_give_the_same_bits_as_one_after_another() -> None:
+    one, several = (trained(Simulator(block=1, threads=threads)) for threads in (1, 3))
+    assert torch.equal(one[0], several[0])
+    assert str(one[1].ledger.state()) == str(several[1].ledger.state())
+
+
+@dataclass(frozen=True)
+class Counting:
+    """Has a model and keeps something, so that threads could get in each other's way."""
+
+    model: Model
+
+    @task
+    def count(self, client: Client, theta: Tensor) -> Sent:
+        times = client.kept.get("times", torch.zeros(())) + 1
+        if client.n == 5:
+            raise RuntimeError("five rows are too many")
+        return send(scores=self.model(theta * client.n, client.x[:1]), times=times, keep={"times": times})
+
+
+def test_side_by_side_a_client_keeps_its_own_and_fails_alone() -> None:
+    sizes = list(range(1, 25))
+    network = Model(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
+    federation = Federation(clients(sizes), runtime=Simulator(block=1, threads=4))
+    method, theta = Counting(network), network.init(0)
+    for turn in (1, 2):
+        replies = federation.everyone().ask(method.count, theta=theta)
+        assert [failure.reason for failure in replies.failures] == ["RuntimeError: five rows are too many"]
+        assert replies["times"].tolist() == [turn] * 23
+        for row, position in zip(replies["scores"], replies.answered, strict=True):
+            x, _ = federation.clients.rows(int(position))
+            assert torch.equal(row, network(theta * len(x), x[:1]))
 
 
 @task
