@@ -51,15 +51,22 @@ class Recordings:
         self._kinds: dict[Hashable, Kind] = {}
         self._spent = 0.0  # seconds in calls that were not played back
         self._nodes = 0
+        self._due: list[tuple[Kind, Function, Inputs]] = []
 
     def called(self, kind: Kind, seconds: float, function: Function, inputs: Inputs) -> None:
-        """Count a call that was not played back; record the function when it has come often enough."""
+        """Count a call that was not played back; when it has come often enough, it is due to be recorded."""
         kind.calls, kind.fastest, self._spent = kind.calls + 1, min(kind.fastest, seconds), self._spent + seconds
         if kind.calls >= AFTER and self._spent >= SPENT and not kind.tried:
             kind.tried = True
             if kind.fastest < LONGEST and self._nodes < NODES:
-                kind.recorded, nodes = _recorded(function, inputs)
-                self._nodes += nodes
+                self._due.append((kind, function, inputs))
+
+    def make(self) -> None:
+        """Record what is due. PyTorch traces for the whole process, so no other thread may be computing then."""
+        while self._due:
+            kind, function, inputs = self._due.pop()
+            kind.recorded, nodes = _recorded(function, inputs)
+            self._nodes += nodes
 
     def kind(self, task: Task, inputs: Inputs, releases: Sequence[Release], *known: Hashable) -> Kind:
         """Of a vectorised task with these inputs; ``known`` is all else that the call depends on."""

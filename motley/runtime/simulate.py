@@ -11,7 +11,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -41,8 +41,8 @@ class Simulator:
     """Delivers requests to clients that live in this process.
 
     block: clients per vectorised call (1: no vectorisation); None measures and remembers what is fastest here.
-    threads: inside an operation or, where clients are computed singly, for as many clients at a time; None: measured
-        together with the block.
+    threads: as many blocks are computed at a time, or threads work inside an operation (``Plan.of``); None: PyTorch's
+        number, but one for small samples.
     strict: pass every request and reply through the wire codec, as on a network.
     drop: fraction of clients that fail to answer, or a function (client id, ask's draws) -> bool; to rehearse failures.
         Asks that only measure (``Federation.aside``) reach everybody.
@@ -98,10 +98,10 @@ class Simulator:
         return set(fails.nonzero().flatten().tolist())
 
     def _plan(self, request: Request, rows: Tensor) -> Plan:
-        if request.task.name in self._loop or not request.task.vectorised or self.block == 1:
-            return Plan.singly(self.threads, side_by_side=request.task.pure)
+        if request.task.name in self._loop or not request.task.vectorised:
+            return Plan.of(request, self.threads, block=1)
         if self.block is not None:
-            return Plan(self.block, threads=self.threads)
+            return Plan.of(request, self.threads, self.block)
 
         def rehearse(plan: Plan, some: Tensor) -> None:
             deque(self._batches(request, some, plan, rehearsal=True), maxlen=0)
@@ -109,39 +109,34 @@ class Simulator:
         return self._tuner.plan(request, rows, self.threads, rehearse)
 
     def _batches(self, request: Request, rows: Tensor, plan: Plan, rehearsal: bool = False) -> Iterator[Batch]:
-        if plan.workers > 1:
-            yield from self._side_by_side(request, rows, plan.workers, rehearsal)
-        else:
-            for block_rows in _blocks(request, rows, plan):
-                yield self._run(request, block_rows, rehearsal)
+        """Block by block; with several workers, one block for each is computed ahead.
 
-    def _side_by_side(self, request: Request, rows: Tensor, workers: int, rehearsal: bool) -> Iterator[Batch]:
-        """Clients singly, several at a time. Each is computed by one thread, so how many there are changes no bit."""
-        ahead: deque[tuple[Tensor, Future[Outputs]]] = deque()
+        A block is computed by one worker, so how many there are changes no bit.
+        """
+        workers = _workers(plan.workers) if plan.workers > 1 else None
+        ahead: deque[tuple[Tensor, Callable[[], Outputs]]] = deque()
+        for block_rows in _blocks(request, rows, plan):
+            call = self._prepared(request, block_rows)
+            ahead.append((block_rows, call if workers is None else workers.submit(_without_gradients, call).result))
+            if workers is None or len(ahead) > plan.workers:
+                yield self._finished(request, *ahead.popleft(), rehearsal)
+            if workers is None and not rehearsal:
+                self._recordings.make()
+        for block_rows, result in ahead:
+            yield self._finished(request, block_rows, result, rehearsal)
+        if not rehearsal:
+            self._recordings.make()  # now that no worker is at work
+
+    def _finished(self, request: Request, rows: Tensor, result: Callable[[], Outputs], rehearsal: bool) -> Batch:
+        """One block's replies; if its call raised, those of its clients one by one: an error stays its client's."""
         try:
-            for row in rows[:, None]:
-                ahead.append((row, _threads(workers).submit(_without_gradients, _prepared(request, row))))
-                if len(ahead) > workers:
-                    first, future = ahead.popleft()
-                    yield self._single(request, first, future.result, rehearsal)
-            while ahead:
-                first, future = ahead.popleft()
-                yield self._single(request, first, future.result, rehearsal)
-        finally:
-            for _, future in ahead:
-                future.cancel()
-
-    def _run(self, request: Request, rows: Tensor, rehearsal: bool = False) -> Batch:
-        """One block; if the vectorised call raises, its clients one by one, so that an error stays its client's."""
-        if len(rows) > 1 and request.task.vectorised and request.task.name not in self._loop:
-            try:
-                return self._batch(request, rows, self._vectorised(request, rows), rehearsal)
-            except Exception as error:  # whatever a task raises is that client's failure, found by the loop below
-                reason = f"{type(error).__name__}: {error}"
-        else:
-            reason = None
-        batches = [self._single(request, row, _prepared(request, row), rehearsal) for row in rows[:, None]]
-        if reason is not None and not any(batch.failed for batch in batches):
+            return self._batch(request, rows, result(), rehearsal)
+        except Exception as error:  # a client's own failure is data
+            reason = f"{type(error).__name__}: {error}"
+        if len(rows) == 1:
+            return Batch(rows[:0], [], {int(rows): reason})
+        singles = [self._finished(request, row, self._prepared(request, row), rehearsal) for row in rows[:, None]]
+        if request.task.name not in self._loop and not any(batch.failed for batch in singles):
             self._loop.add(request.task.name)
             warnings.warn(
                 f"task {request.task.name} cannot be vectorised over clients and runs one client at a time, which is "
@@ -149,47 +144,45 @@ class Simulator:
                 LoopInstead,
                 stacklevel=2,
             )
-        return _joined(batches)
+        return _joined(singles)
 
-    def _single(self, request: Request, row: Tensor, call: Callable[[], Outputs], rehearsal: bool) -> Batch:
-        try:
-            outputs, kept = call()
-            stacked = [{name: value[None] for name, value in output.items()} for output in outputs]
-            return self._batch(request, row, (stacked, {name: value[None] for name, value in kept.items()}), rehearsal)
-        except Exception as error:  # a client's own failure is data
-            return Batch(row[:0], [], {int(row): f"{type(error).__name__}: {error}"})
-
-    def _vectorised(self, request: Request, rows: Tensor) -> Outputs:
+    def _prepared(self, request: Request, rows: Tensor) -> Callable[[], Outputs]:
+        """The call for a block of clients. All that it needs is read here; it may run in any thread."""
         block = request.clients.block(request.positions[rows])
-        columns = _columns(request, rows, block)
-        # an input that is one row repeated for everybody (stride 0) is shared, which vectorises far better
-        each = {name: value[rows] for name, value in request.each.items() if value.stride(0) != 0}
-        same = {name: value[0] for name, value in request.each.items() if value.stride(0) == 0}
-
         kept = request.kept.read(block.ids)
+        # an input that is one row repeated for everybody (stride 0) is shared, which vectorises far better
         inputs = {
-            "shared": {**request.shared, **same},
-            "columns": columns,
+            "shared": {**request.shared, **{name: v[0] for name, v in request.each.items() if v.stride(0) == 0}},
+            "columns": _columns(request, block),
             "kept": dict(kept.values),
             "present": dict(kept.present),
-            "each": each,
+            "each": {name: value[rows] for name, value in request.each.items() if value.stride(0) != 0},
         }
 
         def work(inputs: Inputs) -> Outputs:
             def one(columns: Arrays, values: Arrays, present: Arrays, each: Arrays) -> Outputs:
                 client = _client(block, columns, Kept(values, present))
-                noise = Draws(columns["key"], 1)
-                return _answer(request, client, {**inputs["shared"], **each}, noise)
+                return _answer(request, client, {**inputs["shared"], **each}, Draws(columns["key"], 1))
 
-            result: Outputs = vmap(one)(*(dict(inputs[name]) for name in ("columns", "kept", "present", "each")))
-            return result
+            arguments = [dict(inputs[name]) for name in ("columns", "kept", "present", "each")]
+            if len(rows) > 1:
+                result: Outputs = vmap(one)(*arguments)
+                return result
+            out, keep = one(*({name: value[0] for name, value in arrays.items()} for arrays in arguments))
+            return [{name: value[None] for name, value in release.items()} for release in out], {
+                name: value[None] for name, value in keep.items()
+            }
 
         kind = self._recordings.kind(request.task, inputs, request.releases, block.full, block.all_labeled)
-        begin = time.perf_counter()
-        made: Outputs = (kind.recorded or work)(inputs)
-        if kind.recorded is None:
-            self._recordings.called(kind, time.perf_counter() - begin, work, inputs)
-        return made
+
+        def call() -> Outputs:
+            begin = time.perf_counter()
+            made: Outputs = (kind.recorded or work)(inputs)
+            if kind.recorded is None:
+                self._recordings.called(kind, time.perf_counter() - begin, work, inputs)
+            return made
+
+        return call
 
     def _batch(self, request: Request, rows: Tensor, outputs: Outputs, rehearsal: bool) -> Batch:
         """Leave out replies that are not finite, let the rest keep what they keep, and hand over what they sent."""
@@ -215,7 +208,7 @@ class Simulator:
         return Batch(rows, arrays, failed)
 
 
-def _columns(request: Request, rows: Tensor, block: Block) -> dict[str, Tensor]:
+def _columns(request: Request, block: Block) -> dict[str, Tensor]:
     columns = {"x": block.x, "n": block.n, "labeled": block.labeled, "key": key(request.key, block.ids)}
     if block.y is not None:
         columns["y"] = block.y
@@ -236,23 +229,13 @@ def _client(block: Block, columns: Mapping[str, Tensor], kept: Kept) -> Client:
     )
 
 
-def _prepared(request: Request, row: Tensor) -> Callable[[], Outputs]:
-    """A task and its releases for one client, without vectorisation; all that it needs is read here."""
-    block = request.clients.block(request.positions[row])
-    columns = {name: value[0] for name, value in _columns(request, row, block).items()}
-    stored = request.kept.read(block.ids)
-    kept = Kept({k: v[0] for k, v in stored.values.items()}, {k: v[0] for k, v in stored.present.items()})
-    inputs = {**request.shared, **{name: value[int(row)] for name, value in request.each.items()}}
-    return lambda: _answer(request, _client(block, columns, kept), inputs, Draws(columns["key"], 1))
-
-
 def _without_gradients(call: Callable[[], Outputs]) -> Outputs:
     with torch.no_grad():  # it holds for one thread only
         return call()
 
 
 @functools.cache
-def _threads(count: int) -> ThreadPoolExecutor:
+def _workers(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, "motley", initializer=torch.set_num_threads, initargs=(1,))
 
 

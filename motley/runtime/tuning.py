@@ -10,10 +10,11 @@ import ctypes
 import functools
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -21,11 +22,10 @@ from torch import Tensor
 
 from motley.runtime.request import Request
 
-CANDIDATES = (8, 32, 128, 512)
+CANDIDATES = (1, 8, 32, 128, 512)
 PATIENCE = 1.0  # seconds of rehearsal before the best so far is taken
 SMALL = 256  # numbers in one sample: on less than a small image, threads wait for each other longer than they work
-FEW = 16  # clients: a cohort this small is one block or none
-CHEAP = 0.02  # seconds: a cohort that runs this fast is not worth measuring
+FEW = 16  # clients: so few small samples are one block, without a measurement
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Plan:
     """Clients per block, and PyTorch threads (None: as they are).
 
     overhead: what a block costs besides its clients, in clients: so much padding is cheaper than one more block.
-    workers: where the block is 1, how many clients are computed at a time.
+    workers: how many blocks are computed at a time; with more than one, each has one thread.
     """
 
     block: int
@@ -42,11 +42,15 @@ class Plan:
     workers: int = 1
 
     @classmethod
-    def singly(cls, threads: int | None, side_by_side: bool) -> Plan:
-        """No blocks: clients one by one, or as many at a time as there are threads, each with one of them."""
-        return (
-            cls(1, threads=1, workers=threads or torch.get_num_threads()) if side_by_side else cls(1, threads=threads)
-        )
+    def of(cls, request: Request, threads: int | None, block: int) -> Plan:
+        """Threads as workers, which scale better than threads inside an operation and do not wait for each other.
+
+        But only for tasks that are pure, and not where a step is so short that they would queue for the interpreter.
+        """
+        small = request.clients.x[0].numel() <= SMALL
+        if request.task.pure and not small:
+            return cls(block, threads=1, workers=threads or torch.get_num_threads())
+        return cls(block, threads=threads or (1 if small else None))
 
     @contextlib.contextmanager
     def threads_set(self) -> Iterator[None]:
@@ -90,14 +94,12 @@ class Tuner:
     plans: dict[str, Plan] = field(default_factory=dict)
 
     def plan(self, request: Request, rows: Tensor, threads: int | None, rehearse: Rehearse) -> Plan:
-        small = request.clients.x[0].numel() <= SMALL
-        if threads is None and small:
-            threads = 1
-        if len(rows) == 1 or (len(rows) <= FEW and small):
-            return Plan(len(rows), threads=threads)
+        one = Plan.of(request, threads, block=1)
+        if len(rows) == 1 or (len(rows) <= FEW and one.workers == 1):
+            return replace(one, block=len(rows))
         kind = _kind(request, rows, threads)
         if kind not in self.plans:
-            self.plans[kind] = _recall(kind) or _remember(kind, _measure(rows, threads, request.task.pure, rehearse))
+            self.plans[kind] = _recall(kind) or _remember(kind, _measure(rows, one, rehearse))
         return self.plans[kind]
 
 
@@ -126,46 +128,41 @@ def _kind(request: Request, rows: Tensor, threads: int | None) -> str:
     return json.dumps(parts, default=str)
 
 
-def _measure(rows: Tensor, threads: int | None, side_by_side: bool, rehearse: Rehearse) -> Plan:
+def _measure(rows: Tensor, one: Plan, rehearse: Rehearse) -> Plan:
     """Rehearse growing blocks of one middle-sized client's copies (nothing is kept or sent); take the fastest."""
     limit = len(rows)
     middle = rows[limit // 2]  # rows come sorted by size; copies, so that only the block's size differs
-
     # a single thread's own time does not show what other programs do
-    clock = time.thread_time if (threads or torch.get_num_threads()) == 1 else time.perf_counter
+    clock = time.thread_time if one.workers == (one.threads or torch.get_num_threads()) == 1 else time.perf_counter
 
-    def seconds(plan: Plan, clients: int) -> float:
+    def seconds(block: int) -> float:
+        """Of a block, when every worker has one."""
+        plan = replace(one, block=block)
         with plan.threads_set():
             taken: list[float] = []
-            while not taken or (len(taken) < 3 and sum(taken) < PATIENCE / 3):
+            while len(taken) < 2 or (len(taken) < 4 and sum(taken[1:]) < PATIENCE / 3):
                 start = clock()
-                rehearse(plan, middle.expand(clients))
+                rehearse(plan, middle.expand(block * one.workers))
                 taken.append(clock() - start)
-            return min(taken)
+            return min(taken[1:])  # the first call pays for lazy set-up
 
-    singly = Plan.singly(threads, side_by_side)
-    at_once = min(singly.workers, limit)
-    rehearse(singly, middle.expand(at_once))  # the first call pays for lazy set-up; it is not counted
+    most = math.ceil(limit / one.workers)
+    candidates = sorted({min(size, most) for size in CANDIDATES})
     begin = time.perf_counter()
-    alone = seconds(singly, at_once) / at_once
     taken: dict[int, float] = {}
-    for block in sorted({min(size, limit) for size in CANDIDATES}):
-        taken[block] = seconds(Plan(block, threads=threads), block)
+    for block in candidates:
+        taken[block] = seconds(block)
         slower = taken[block] / block > 1.3 * min(time / size for size, time in taken.items())
-        if slower or time.perf_counter() - begin > PATIENCE:
+        if slower or (len(taken) > 1 and time.perf_counter() - begin > 2 * PATIENCE):
             break
     fastest = min(time / size for size, time in taken.items())
-    if alone < 0.9 * fastest:  # no vectorisation at all: large models and batches may prefer it
-        return singly
-    best = min(block for block in taken if taken[block] / block <= 1.02 * fastest)  # of equals the one that fits best
-    few = min(2, limit)
-    overhead = Plan.overhead
-    if best != few:
-        overhead = _overhead(few, seconds(Plan(few, threads=threads), few), best, taken[best])
-    if threads is None and torch.get_num_threads() > 1 and fastest * limit > CHEAP:
-        one, as_many = (seconds(Plan(best, threads=number), best) for number in (1, torch.get_num_threads()))
-        threads = 1 if one < 0.95 * min(taken[best], as_many) else None
-    return Plan(best, overhead, threads)
+    best = max(block for block in taken if taken[block] / block <= 1.03 * fastest)  # of equals that with least overhead
+    if best == 1:
+        return one  # no vectorisation at all: large models and batches prefer it
+    turns = math.ceil(limit / (one.workers * best))  # of every worker, with blocks alike
+    largest = max(taken)
+    overhead = Plan.overhead if largest == 2 else _overhead(2, seconds(2), largest, taken[largest])
+    return replace(one, block=math.ceil(limit / (one.workers * turns)), overhead=overhead)
 
 
 def _overhead(few: int, few_seconds: float, many: int, many_seconds: float) -> float:

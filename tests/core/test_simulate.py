@@ -2,6 +2,8 @@
 
 import os
 import resource
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -12,7 +14,8 @@ from motley import Client, Clients, Each, Federation, LocalSGD, Model, Simulator
 from motley.federation import QuorumError
 from motley.methods.fedavg import FedAvg
 from motley.privacy import Gaussian
-from motley.runtime.simulate import LoopInstead
+from motley.runtime.request import Request
+from motley.runtime.simulate import LoopInstead, Outputs
 from motley.task import Sent
 from tests.core.helpers import clients, linear, scaled, total
 
@@ -33,10 +36,45 @@ def test_block_sizes_1_7_and_all_agree() -> None:
     assert torch.allclose(one, everybody, atol=1e-5, rtol=0)
 
 
-def test_clients_side_by_side_give_the_same_bits_as_one_after_another() -> None:
-    one, several = (trained(Simulator(block=1, threads=threads)) for threads in (1, 3))
-    assert torch.equal(one[0], several[0])
-    assert str(one[1].ledger.state()) == str(several[1].ledger.state())
+@pytest.mark.parametrize("block", [1, 3])
+def test_blocks_side_by_side_give_the_same_bits_as_one_after_another(
+    block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("motley.runtime.tuning.SMALL", 0)
+    monkeypatch.setattr("motley.runtime.recording.AFTER", 2)
+    monkeypatch.setattr("motley.runtime.recording.SPENT", 0.0)
+    one, several = Simulator(block=block, threads=1), Simulator(block=block, threads=3)
+    assert torch.equal(trained(one)[0], trained(several)[0])
+    assert one._recordings.count() == several._recordings.count() > 0
+
+
+def test_how_many_work_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most = set(), 0
+    call = Simulator._prepared
+
+    def watched(self: Simulator, request: Request, rows: Tensor) -> Callable[[], Outputs]:
+        made = call(self, request, rows)
+
+        def run() -> Outputs:
+            nonlocal most
+            running.add(id(rows))
+            most = max(most, len(running))
+            time.sleep(0.01)
+            outputs = made()
+            running.discard(id(rows))
+            return outputs
+
+        return run
+
+    monkeypatch.setattr(Simulator, "_prepared", watched)
+    trained(Simulator(block=1, threads=3))
+    assert most == 1  # small samples: steps are too short
+    monkeypatch.setattr("motley.runtime.tuning.SMALL", 0)
+    trained(Simulator(block=1, threads=3))
+    assert most == 3
+    most = 0
+    Federation(clients(SIZES), runtime=Simulator(block=1, threads=3)).everyone().ask(total)
+    assert most == 1  # a plain function may lean on anything
 
 
 @dataclass(frozen=True)
@@ -53,7 +91,8 @@ class Counting:
         return send(scores=self.model(theta * client.n, client.x[:1]), times=times, keep={"times": times})
 
 
-def test_side_by_side_a_client_keeps_its_own_and_fails_alone() -> None:
+def test_side_by_side_a_client_keeps_its_own_and_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("motley.runtime.tuning.SMALL", 0)
     sizes = list(range(1, 25))
     network = Model(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
     federation = Federation(clients(sizes), runtime=Simulator(block=1, threads=4))
