@@ -41,7 +41,8 @@ class PeFLL:
     and backpropagate what the server makes of their updates. Together they are one step on the objective (4.1),
     λ_h‖η_h‖² + λ_v‖η_v‖² + mean_i [L(θ_i; S_i) + λ_θ‖θ_i‖²], with Δθ of local SGD in the place of −∂L/∂θ.
 
-    labels: how they enter φ: as "planes" of an image, "linear"ly, or "ignored", which serves unlabeled clients too.
+    labels: how they enter φ: as "planes" of an image, "linear"ly beside the features, "alone" (one linear map of the
+    label, which T1 takes for CIFAR-100), or "ignored", which serves unlabeled clients too.
     descriptor: its length l; None: a quarter of the number of training clients. size: hidden layers of h, 1, 3 or 5.
     describe_rows: rows of the batch that φ averages in training, at most half of a client's, so that its descriptor
     differs from round to round and h does not learn it by heart; newcomer_rows: in ``personalize``; None: all rows.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from motley.model import Model
 from motley.networks.classifiers import MLP, CharLSTM, LeNet, LeNetEmbedding
 
-Labels = Literal["auto", "planes", "linear", "ignored"]
+Labels = Literal["auto", "planes", "linear", "alone", "ignored"]
 LABEL_WIDTH = 16  # of a label's linear embedding, where it joins the features
 
 
@@ -47,6 +47,22 @@ class VectorEmbedding(nn.Module):
             assert y is not None
             x = torch.cat([x, self.label(label_vectors(y, self.classes))], dim=1)
         embedded: Tensor = self.network(x)
+        return embedded
+
+
+class LabelEmbedding(nn.Module):
+    """One linear map of the label, whatever the input: T1 §4.4's other choice, which it takes for CIFAR-100.
+
+    A descriptor is then a linear map of the client's label shares.
+    """
+
+    def __init__(self, classes: int | None, descriptor: int) -> None:
+        super().__init__()
+        self.classes = classes
+        self.label = nn.Linear(classes or 1, descriptor)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        embedded: Tensor = self.label(label_vectors(y, self.classes))
         return embedded
 
 
@@ -86,8 +102,10 @@ def embedding_network(
                 f"{kind} of shape {tuple(input_shape)}; use labels='linear'"
             )
         return Model(LeNetEmbedding(input_shape, classes, descriptor=descriptor))
+    if labels == "alone":
+        return Model(LabelEmbedding(classes, descriptor))
     if labels not in ("linear", "ignored"):
-        raise ValueError(f"labels={labels!r}; expected 'auto', 'planes', 'linear' or 'ignored'")
+        raise ValueError(f"labels={labels!r}; expected 'auto', 'planes', 'linear', 'alone' or 'ignored'")
     with_labels = labels == "linear"
     if kind == "tokens":
         if classes is None:

@@ -43,7 +43,7 @@ def problem_of(shape: tuple[int, ...], classes: int = 3, clients: int = 4) -> Pr
 FULL_STEP = LocalSGD(steps=1, batch=None, lr=1.0)
 
 
-@pytest.mark.parametrize("labels", ["linear", "ignored"])
+@pytest.mark.parametrize("labels", ["linear", "alone", "ignored"])
 @pytest.mark.parametrize("block", [1, 3, 4])
 def test_three_exchanges_are_one_joint_gradient_step(labels: str, block: int) -> None:
     clients, problem = clients_of((6,)), problem_of((6,))
@@ -59,7 +59,7 @@ def test_three_exchanges_are_one_joint_gradient_step(labels: str, block: int) ->
         for i in range(4):
             x, y = clients.rows(i)
             assert y is not None
-            points = method.embedding(eta_v, x, y) if labels == "linear" else method.embedding(eta_v, x)
+            points = method.embedding(eta_v, x) if labels == "ignored" else method.embedding(eta_v, x, y)
             theta = method.hypernet(eta_h, (points.mean(0)[None] - 0.1) * 1.7)[0]
             total = total + (F.cross_entropy(problem.model(theta, x), y) + 0.01 * theta.square().sum()) / 4
         return total
@@ -69,6 +69,17 @@ def test_three_exchanges_are_one_joint_gradient_step(labels: str, block: int) ->
     torch.testing.assert_close(after.hypernet, state.hypernet - 0.3 * g_h, atol=1e-6, rtol=0)
     torch.testing.assert_close(after.embedding, state.embedding - 0.3 * g_v, atol=1e-6, rtol=0)
     assert float(g_h.abs().max()) > 1e-3 and float(g_v.abs().max()) > 1e-3
+
+
+def test_labels_alone_make_a_descriptor_that_is_linear_in_the_label_shares() -> None:
+    clients, problem = clients_of((6,)), problem_of((6,))
+    method = PeFLL(problem, labels="alone", descriptor=5, newcomer_rows=None)
+    state = method.start(0)
+    cohort = Federation(clients, runtime=Simulator()).everyone()
+    v = cohort.ask(method.introduce, embedding=state.embedding)["descriptor"]
+    shares = torch.stack([F.one_hot(clients.rows(i)[1], 3).float().mean(0) for i in range(len(clients))])  # type: ignore[arg-type]
+    layer = method.embedding.tensors(state.embedding)
+    torch.testing.assert_close(v, shares @ layer["label.weight"].T + layer["label.bias"])
 
 
 def test_planes_are_the_image_with_one_hot_channels() -> None:
