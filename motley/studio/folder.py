@@ -24,9 +24,10 @@ from motley.studio.recipe import Recipe
 
 RECIPE, VERSIONS, RESULT, CHECKPOINT = "recipe.toml", "versions.json", "result.json", "checkpoint.safetensors"
 METRICS, METRICS_TABLE, CLIENTS, CLIENT_MAP = "metrics.jsonl", "metrics.csv", "clients.csv", "clients.json"
-TRANSCRIPT, LEDGER, REPORT, COMPARISON, LOCK = (
+TRANSCRIPT, LEDGER, ANALYSES, REPORT, COMPARISON, LOCK = (
     "transcript.json",
     "ledger.json",
+    "analyses.json",
     "report.html",
     "comparison.json",
     ".lock",

@@ -20,6 +20,8 @@ STEPS = 7  # of the scale of scores
 _LETTER = 8.0  # width of a letter, generously
 _MOST_POINTS = 300  # of one line: more cannot be told apart
 
+Format = Callable[[float], str]
+
 
 @dataclass(frozen=True)
 class Series:
@@ -28,6 +30,19 @@ class Series:
     run: int
     label: str
     points: Sequence[tuple[float, float]]
+    errors: Sequence[float] = ()  # of each point, drawn as a band; none: no band
+    shape: str | None = None  # None: the run's own; several lines of one run need several
+
+
+@dataclass(frozen=True)
+class Across:
+    """What runs along the bottom of a line chart."""
+
+    title: str
+    form: Format
+    ticks: Sequence[float] | None = None  # where something was measured; None: round numbers
+    log: bool = False
+    whole: bool = False  # of round numbers, only those without fractions
 
 
 @dataclass(frozen=True)
@@ -54,9 +69,6 @@ class Strip:
     p10: float | None
 
 
-Format = Callable[[float], str]
-
-
 def colour(run: int) -> str:
     """The class that carries a run's colour."""
     return f"s{run % COLOURS}"
@@ -74,42 +86,49 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [round(i * step, 12) for i in range(first, last + 1)]
 
 
-def line_chart(series: Sequence[Series], ticks: Sequence[float], *, title: str, form: Format) -> Html:
-    """Lines over rounds, each named at its end."""
+def line_chart(
+    series: Sequence[Series], ticks: Sequence[float], *, title: str, form: Format, across: Across | None = None
+) -> Html:
+    """Lines over rounds (or what ``across`` says), each named at its end."""
     height = 270.0
+    across = across or Across("round", lambda x: f"{x:,.0f}", whole=True)
     drawn = [line for line in series if line.points]
     xs = [x for line in drawn for x, _ in line.points]
     left = 12 + _LETTER * max(len(form(tick)) for tick in ticks)
     right = 18 + _LETTER * max(len(_clipped(line.label)) for line in drawn)
     top, bottom = 14.0, 46.0
-    x_low, x_high = min(xs), max(max(xs), min(xs) + 1)
+    along = math.log if across.log else float
+    x_low, x_high = along(min(xs)), along(max(xs))
+    if x_low == x_high:
+        x_high += 1
 
     def at(x: float, y: float) -> tuple[float, float]:
         return (
-            left + (x - x_low) / (x_high - x_low) * (WIDTH - left - right),
+            left + (along(x) - x_low) / (x_high - x_low) * (WIDTH - left - right),
             top + (ticks[-1] - y) / (ticks[-1] - ticks[0]) * (height - top - bottom),
         )
 
-    parts = [_horizontal_grid(ticks, lambda y: at(x_low, y)[1], left, WIDTH - right, form)]
-    base = at(x_low, ticks[0])[1]
-    for tick in nice_ticks(x_low, x_high):
-        if x_low <= tick <= x_high and tick == int(tick):
-            parts.append(_words(at(tick, 0)[0], base + 20, f"{tick:,.0f}", "tick", "middle"))
-    parts.append(_words((left + WIDTH - right) / 2, height - 6, "round", "axis", "middle"))
+    parts = [_horizontal_grid(ticks, lambda y: at(min(xs), y)[1], left, WIDTH - right, form)]
+    base = at(min(xs), ticks[0])[1]
+    for tick in _bottom_ticks(across, min(xs), max(xs), lambda x: at(x, 0)[0]):
+        parts.append(_words(at(tick, 0)[0], base + 20, across.form(tick), "tick", "middle"))
+    parts.append(_words((left + WIDTH - right) / 2, height - 6, across.title, "axis", "middle"))
     ends = _spread([at(*line.points[-1])[1] for line in drawn], 16, top + 4, height - bottom)
     for line, end in zip(drawn, ends, strict=True):
         places = [at(x, y) for x, y in _thinned(line.points)]
         path = "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in places)
         marks = []
         stride = math.ceil(len(line.points) / 50)
-        for x, y in line.points[::stride]:
-            tip = f"{line.label}\nround {x:,.0f}: {form(y)}"
+        for i, (x, y) in list(enumerate(line.points))[::stride]:
+            spread = f" ± {form(line.errors[i])}" if line.errors else ""
+            tip = f"{line.label}\n{across.title} {across.form(x)}: {form(y)}{spread}"
             kind = "mark" if len(line.points) <= 25 else "mark unseen"  # many marks would hide the line
-            marks.append(_marker(shape_of(line.run), *at(x, y), 2.6, kind, tip))
+            marks.append(_marker(line.shape or shape_of(line.run), *at(x, y), 2.6, kind, tip))
         dashed = "line dashed" if (line.run // COLOURS) % 2 else "line"
         parts.append(
             tag(
                 "g",
+                _band(line, at, ticks),
                 tag("path", d=path, class_=dashed),
                 *marks,
                 tag(
@@ -123,6 +142,29 @@ def line_chart(series: Sequence[Series], ticks: Sequence[float], *, title: str, 
             )
         )
     return _svg(parts, height, title)
+
+
+def _bottom_ticks(across: Across, low: float, high: float, at: Callable[[float], float]) -> list[float]:
+    """Where the bottom of a line chart has numbers: inside of it, and none on top of another."""
+    if across.ticks is None:
+        within = [tick for tick in nice_ticks(low, high) if low <= tick <= high]
+        return [tick for tick in within if not across.whole or tick == int(tick)]
+    shown: list[float] = []
+    for tick in across.ticks:
+        width = _LETTER * (len(across.form(tick)) + 1)
+        if low <= tick <= high and (not shown or at(tick) - at(shown[-1]) >= width):
+            shown.append(tick)
+    return shown
+
+
+def _band(line: Series, at: Callable[[float, float], tuple[float, float]], ticks: Sequence[float]) -> Html | None:
+    """A standard error to both sides of a line, inside of the chart."""
+    if not line.errors:
+        return None
+    both = list(zip(line.points, line.errors, strict=True))
+    upper = [at(x, min(y + error, ticks[-1])) for (x, y), error in both]
+    lower = [at(x, max(y - error, ticks[0])) for (x, y), error in reversed(both)]
+    return tag("path", d="M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in [*upper, *lower]) + " Z", class_="band")
 
 
 def strip_chart(strips: Sequence[Strip], ticks: Sequence[float], *, title: str, x_title: str, form: Format) -> Html:

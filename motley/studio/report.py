@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
-from motley.studio import plots, report_charts
+from motley.studio import plots, report_analyses, report_charts
 from motley.studio.folder import write_whole
 from motley.studio.markup import Html, join, tag
 from motley.studio.report_data import GROUPS, ReportError, Run, Sight, read_runs
@@ -66,6 +66,9 @@ def render(runs: Sequence[Run]) -> str:
         "Clients near each other have alike data; a larger mark has more samples; its colour is its score. "
         "Classes are written where the clients that have much of them are."
     )
+    analyses = []
+    if any(run.analyses is not None for run in runs):
+        analyses = [_section("analyses", "Analyses", report_analyses.ABOUT, report_analyses.charts(runs, scale))]
     sections = [
         _section("result", "Result", None, _result_table(runs, scale)),
         _section(
@@ -73,6 +76,7 @@ def render(runs: Sequence[Run]) -> str:
         ),
         _section("clients", "Client by client", reading, report_charts.distribution(runs, scale)),
         _section("map", "Map of the clients", mapping, report_charts.client_maps(runs, scale)),
+        *analyses,
         _section("cost", "What it cost", None, report_charts.costs(runs)),
         _section("transcript", "What left the clients", _TRANSCRIPT, *map(_transcript, runs)),
         _section("recipe", "How to repeat it", None, _recipes(runs), _versions(runs)),

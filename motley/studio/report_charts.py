@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from motley.studio.markup import Html, join, tag
 from motley.studio.report_data import ClientMap, Round, Run
 from motley.studio.report_words import GROUP_NAMES, Scale, epsilon, listed, present, size
 
-_SHAPE = {"seen": "circle", "unseen": "diamond", "unlabeled": "triangle"}
+SHAPE = {"seen": "circle", "unseen": "diamond", "unlabeled": "triangle"}
 _MOST_DOTS = 6000  # of all maps of a page together
 
 
@@ -27,9 +27,9 @@ def accuracy(runs: Sequence[Run], scale: Scale) -> Html:
         return tag("p", "No round of this run was evaluated, so there is no curve to show.", class_="absent")
     heights = [y for lines in panels.values() for line in lines for _, y in line.points]
     ticks = plots.nice_ticks(min(heights), max(heights))
-    return _panels(
+    return panels_of(
         [
-            _panel(
+            panel_of(
                 GROUP_NAMES[group],
                 "",
                 plots.line_chart(lines, ticks, title=f"{scale.metric} on {GROUP_NAMES[group]}", form=scale.tick),
@@ -55,9 +55,9 @@ def distribution(runs: Sequence[Run], scale: Scale) -> Html:
         return tag("p", "There are no scores of single clients, so there is no distribution to show.", class_="absent")
     scores = [score for strips in panels.values() for strip in strips for score, _ in strip.scores]
     ticks = plots.nice_ticks(min(scores), max(scores))
-    return _panels(
+    return panels_of(
         [
-            _panel(
+            panel_of(
                 GROUP_NAMES[group],
                 f"{max(len(strip.scores) for strip in strips):,} clients",
                 plots.strip_chart(
@@ -98,7 +98,7 @@ def costs(runs: Sequence[Run]) -> Html:
         if any(y for line in lines for _, y in line.points):
             ticks = plots.nice_ticks(0.0, max(y for line in lines for _, y in line.points))
             chart = plots.line_chart(lines, ticks, title=f"{name} over rounds", form=form)
-            panels.append(_panel(name, about, chart))
+            panels.append(panel_of(name, about, chart))
     without = [run.label for run in runs if run.result.privacy.epsilon in (None, math.inf)]
     note = None
     if without:
@@ -106,7 +106,7 @@ def costs(runs: Sequence[Run]) -> Html:
         note = tag(
             "p", f"{listed(without, 9)} {verb} no finite ε: something was released without noise.", class_="note"
         )
-    return join([_panels(panels), note])
+    return join([panels_of(panels), note])
 
 
 def _cost(run: Run, read: Callable[[Round], float | None]) -> list[tuple[float, float]]:
@@ -124,16 +124,15 @@ _COSTS: tuple[tuple[str, str, Callable[[float], str], Callable[[Round], float | 
 
 def client_maps(runs: Sequence[Run], scale: Scale) -> Html:
     """Clients as points, near each other if alike, shaded by how well each run serves them."""
-    scores = [row.score for run in runs for row in run.clients if row.score is not None]
-    low, high = (min(scores), max(scores)) if scores else (0.0, 1.0)
+    span = score_span(runs) or (0.0, 1.0)
     kinds: list[list[Html]] = []
     for kind, about in (("label_histogram", "labels"), ("descriptor", "descriptors")):
         panels = []
         for i, run in enumerate(runs):
             rows = None if run.map is None else getattr(run.map, kind)
             if run.map is not None and rows and len(rows[0]) > 0:
-                chart = _map(run, run.map, np.asarray(rows, dtype=np.float64), kind, scale, (low, high), len(runs))
-                panels.append(_panel(run.label, f"by {about}", chart, i))
+                chart = _map(run, run.map, np.asarray(rows, dtype=np.float64), kind, scale, span, len(runs))
+                panels.append(panel_of(run.label, f"by {about}", chart, i))
         if panels:
             kinds.append(panels)
     if not kinds:
@@ -142,14 +141,27 @@ def client_maps(runs: Sequence[Run], scale: Scale) -> Html:
         )
     rows = [[panel for panels in kinds for panel in panels]] if len(runs) == 1 else kinds
     shown = {group for run in runs if run.map for group in run.map.group}
+    return join([map_legend(shown, score_span(runs), scale), *(panels_of(row, "maps") for row in rows)])
+
+
+def score_span(runs: Sequence[Run]) -> tuple[float, float] | None:
+    """The lowest and the highest score of any client: the ends of the scale of colours on maps."""
+    scores = [row.score for run in runs for row in run.clients if row.score is not None]
+    return (min(scores), max(scores)) if scores else None
+
+
+def map_legend(groups: Collection[str], span: tuple[float, float] | None, scale: Scale) -> Html:
+    """What shapes and colours of a map mean."""
     marks = [
         tag("span", plots.key_mark(shape, "dot none"), f" {group}", class_="item")
-        for group, shape in _SHAPE.items()
-        if group in shown
+        for group, shape in SHAPE.items()
+        if group in groups
     ]
-    steps = [tag("i", class_=f"q{step}") for step in range(plots.STEPS)]
-    ramp = tag("span", scale.tick(low), tag("span", *steps, class_="ramp"), scale.tick(high), class_="item")
-    return join([tag("p", *marks, ramp if scores else None, class_="legend"), *(_panels(row, "maps") for row in rows)])
+    ramp = None
+    if span is not None:
+        steps = [tag("i", class_=f"q{step}") for step in range(plots.STEPS)]
+        ramp = tag("span", scale.tick(span[0]), tag("span", *steps, class_="ramp"), scale.tick(span[1]), class_="item")
+    return tag("p", *marks, ramp, class_="legend")
 
 
 def _map(
@@ -170,9 +182,9 @@ def _map(
         share = "" if not labels else f"\nmostly {_top(rows[i], names)}"
         result = "not served" if score is None else scale(score)
         tip = f"{clients.names[i]} ({clients.group[i]}, {clients.n[i]:,} samples){share}\n{run.label}: {result}"
-        step = None if score is None else _step(score, span)
+        step = None if score is None else step_of(score, span)
         radius = 2.6 + 3.6 * math.sqrt(clients.n[i] / largest)
-        shape = _SHAPE.get(clients.group[i], "square")
+        shape = SHAPE.get(clients.group[i], "square")
         dots.append(plots.Dot(places[i, 0], places[i, 1], tip, radius, step, shape))
     words = _class_words(rows, places, names) if labels and rows.shape[1] <= 20 else []
     return plots.scatter(dots, words, title=f"map of {count} clients by {kind.replace('_', ' ')}, {run.label}")
@@ -199,16 +211,16 @@ def _top(shares: np.ndarray, names: Sequence[str]) -> str:
     return ", ".join(f"{names[c]} {100 * shares[c]:.0f}%" for c in best if shares[c] > 0.05) or "evenly mixed"
 
 
-def _step(score: float, span: tuple[float, float]) -> int:
+def step_of(score: float, span: tuple[float, float]) -> int:
     low, high = span
     share = (score - low) / (high - low) if high > low else 1.0
     return min(int(share * plots.STEPS), plots.STEPS - 1)
 
 
-def _panel(name: str, about: str, chart: Html, run: int | None = None) -> Html:
+def panel_of(name: str, about: str, chart: Html, run: int | None = None) -> Html:
     heading = tag("h3", name, " ", tag("span", about))
     return tag("figure", heading, chart, data_run=run, class_=None if run is None else "run")
 
 
-def _panels(panels: Sequence[Html], kind: str = "") -> Html:
+def panels_of(panels: Sequence[Html], kind: str = "") -> Html:
     return tag("div", *panels, class_=f"panels {kind or f'n{min(len(panels), 4)}'}")

@@ -18,7 +18,8 @@ Files of a run folder that a report uses (only ``result.json`` must be there; th
 
   A client is found in ``clients.csv`` by its name and group. Without labels and descriptors there is no map;
 - ``transcript.json``: the rows of ``motley.transcript.Transcript.rows()``;
-- ``recipe.toml`` and ``versions.json``: shown as they are.
+- ``recipe.toml`` and ``versions.json``: shown as they are;
+- ``analyses.json``: only there after ``motley analyse``; see ``motley.studio.analyses_file``.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError, model_validator
 
+from motley.studio.analyses_file import Analyses, read_analyses
 from motley.studio.errors import UserError
 
 GROUPS = ("seen", "unseen", "unlabeled")
@@ -191,6 +193,7 @@ class Run:
     settings: dict[str, str]  # the recipe, flat: "data.clients" -> "40"
     versions: dict[str, str]
     missing: list[str]  # files that are not there
+    analyses: Analyses | None = None
 
     @property
     def names(self) -> set[str]:
@@ -262,6 +265,7 @@ def _read_run(folder: Path) -> Run:
         settings=_settings(folder / "recipe.toml", recipe or ""),
         versions={} if versions is None else flat(_parse(dict[str, Any], folder / "versions.json", versions)),
         missing=[name for name in files if text[name] is None],
+        analyses=read_analyses(folder),
     )
 
 

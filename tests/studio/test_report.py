@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from motley.studio.errors import UserError
 from motley.studio.markup import Html, join, tag
-from motley.studio.plots import nice_ticks
+from motley.studio.plots import Across, Series, line_chart, nice_ticks
 from motley.studio.report import ReportError, write_report
 from motley.studio.report_charts import plane
 from motley.studio.report_data import Run, read_runs
@@ -249,6 +250,101 @@ def test_transcript_reads_as_plain_words(tmp_path: Path) -> None:
     assert "10 of 23, drawn at random" in page.words
     assert spoken("Gaussian(noise_multiplier=1.1)") == "Gaussian, 1.1 times the bound"
     assert spoken("Something(else)") == "Something(else)"
+
+
+def analysed(folder: Path, **changes: object) -> Path:
+    """The run with analyses of its clients: a curve, a map and a line of bytes."""
+    clients = json.loads((folder / "clients.json").read_text())
+    spots = [[i % 7, i // 7] for i in range(len(clients["names"]))]
+    point = {"mean": 0.5, "error": 0.1}
+    found = {
+        "round": 20,
+        "quick": False,
+        "map": {
+            "names": clients["names"],
+            "group": clients["group"],
+            "main_class": ["three"] * len(spots),
+            "pca": spots,
+            "t_sne": spots,
+        },
+        "correlation": {"mean": 0.625, "low": -0.25, "high": 0.875, "clients": 7},
+        "alpha": [{"at": at, **point} for at in (0.1, 1, 10)],
+        "size": [{"epsilon": None, "points": [{"at": 5, **point}, {"at": 100, "mean": 0.75, "error": 0.1}]}],
+        "bytes": [{"gigabytes": 0.001, "seen": 0.25, "unseen": None}, {"gigabytes": 0.003, "seen": 0.5, "unseen": 0.4}],
+        "left_out": {"blur": "it holds features, no images"},
+        **changes,
+    }
+    (folder / "analyses.json").write_text(json.dumps(found))
+    return folder
+
+
+def test_analyses_have_a_section_where_they_are(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "pefll")
+    assert "Analyses" not in report(tmp_path, folder).parts["h2"]
+    page = report(tmp_path, analysed(folder))
+    assert "Analyses" in page.parts["h2"]
+    assert {"0.62", "-0.25 to 0.88"} <= set(page.parts["td"])
+    titles = [
+        attributes["aria-label"] for name, attributes in page.tags if name == "svg" and "aria-label" in attributes
+    ]
+    assert "t-SNE of descriptors, pefll" in titles and "accuracy: other class shares of newcomers" in titles
+    assert not [title for title in titles if title and "turned images" in title]  # nothing was measured
+    assert "pefll\nDirichlet α (small: few classes each) 0.1: 50% ± 10%" in page.parts["title"]
+    assert "three" in page.parts["text"] and "1 MB" in page.parts["text"]
+    assert "pefll: no blurred images: it holds features, no images." in page.words
+
+
+def test_curves_of_analysed_runs_share_a_chart_and_maps_stand_side_by_side(tmp_path: Path, runs: list[Path]) -> None:
+    analysed(runs[2], map=None, correlation=None)
+    analysed(runs[3])
+    page = report(tmp_path, *runs)
+    text = (tmp_path / "report.html").read_text()
+    section = text[text.index('id="analyses"') : text.index('id="cost"')]
+    chart = section[section.index('aria-label="accuracy: other class shares') :]
+    chart = chart[: chart.index("</svg>")]
+    assert 'data-run="2"' in chart and 'data-run="3"' in chart and 'data-run="0"' not in chart
+    assert section.count("of descriptors, pefll") == 2 and "of descriptors, fedavg" not in section
+    assert "Not analysed: local and fedavg. For a run: motley analyse RUN" in page.words
+
+
+def test_epsilon_has_a_line_each_and_the_line_without_noise_is_not_drawn_twice(tmp_path: Path) -> None:
+    points = [{"at": at, "mean": 0.5, "error": 0.0} for at in (5, 50)]
+    curves = [{"epsilon": epsilon, "points": points} for epsilon in (None, 0.5)]
+    page = report(tmp_path, analysed(make_run(tmp_path / "run", "pefll"), size=curves))
+    assert {"no noise", "ε = 0.5"} <= set(page.parts["text"])
+    labels = [attributes.get("aria-label") for name, attributes in page.tags if name == "svg"]
+    assert [label for label in labels if label and "number of samples" in label] == [
+        "accuracy: number of samples and privacy"
+    ]
+
+
+def test_names_in_analyses_are_escaped(tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    folder = make_run(tmp_path / "run", "pefll")
+    count = len(json.loads((folder / "clients.json").read_text())["names"])
+    spots = [[float(i), 0.0] for i in range(count)]
+    hostile = {"names": [evil] * count, "group": ["seen"] * count, "main_class": [evil] * count}
+    page = report(tmp_path, analysed(folder, map={**hostile, "pca": spots, "t_sne": spots}, left_out={"blur": evil}))
+    assert [name for name, _ in page.tags].count("script") == 1 and evil in page.words
+
+
+def test_a_broken_file_of_analyses_is_named_and_nothing_is_written(tmp_path: Path) -> None:
+    folder = analysed(make_run(tmp_path / "run", "pefll"), alpha=[{"at": "far"}])
+    with pytest.raises(UserError, match=r"analyses.json: alpha.0.at.*motley analyse"):
+        write_report([folder], tmp_path / "report.html")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_logarithmic_axis_has_equal_steps_for_equal_factors() -> None:
+    line = Series(0, "run", [(0.1, 0.0), (1.0, 0.5), (10.0, 1.0)], errors=[0.1, 0.1, 0.1])
+    across = Across("α", lambda x: f"{x:g}", [0.1, 1.0, 10.0], log=True)
+    chart = line_chart([line], [0.0, 0.5, 1.0], title="t", form=lambda y: f"{y:g}", across=across)
+    places = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', chart)]
+    assert places[1] - places[0] == pytest.approx(places[2] - places[1], abs=0.2)
+    assert 'class="band"' in chart
+    crowded = Across("n", lambda x: f"{x:g}", [1.0, 1.01, 10.0], log=True)
+    chart = line_chart([line], [0.0, 1.0], title="t", form=lambda y: f"{y:.1f}", across=crowded)
+    assert ">1<" in chart and ">1.01<" not in chart and ">10<" in chart
 
 
 def test_many_clients_make_bars_and_a_page_of_bounded_size(tmp_path: Path) -> None:

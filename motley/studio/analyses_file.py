@@ -1,0 +1,144 @@
+"""``analyses.json`` of a run folder: what ``motley analyse`` found, as plain values that a report is made from.
+
+A run folder may come from somebody else, so every length and every number is bounded when the file is read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from motley.studio.errors import UserError
+from motley.studio.folder import ANALYSES, write_json
+
+MOST_CLIENTS = 1000  # of a map: more dots cannot be told apart, and t-SNE takes long
+MOST_POINTS = 200  # of a curve
+MOST_LETTERS = 1000  # of a name or a reason
+MOST_BYTES = 8_000_000
+
+PAPERS = "T1: Scott's thesis (PeFLL is its chapter 4); P2: Amosy, Eyal and Chechik, ODPFL-HN"
+NAMES = {
+    "map": "map of descriptors",
+    "correlation": "rank correlation",
+    "alpha": "other class shares",
+    "rotation": "turned images",
+    "blur": "blurred images",
+    "size": "number of samples",
+    "bytes": "bytes sent",
+}
+FIGURES = {
+    "map": "P2 Fig. 7",
+    "correlation": "T1 Fig. 4.1",
+    "alpha": "T1 Fig. B.1",
+    "rotation": "P2 Fig. 4",
+    "blur": "P2 Fig. 4",
+    "size": "P2 Fig. 5",
+    "bytes": "T1 Fig. B.5",
+}
+
+_LARGEST = 1e30  # of a number that a chart has to place
+Finite = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=_LARGEST, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=_LARGEST, allow_inf_nan=False)]
+Words = Annotated[str, Field(max_length=MOST_LETTERS)]
+Spot = tuple[Finite, Finite]
+Name = Literal["map", "correlation", "alpha", "rotation", "blur", "size", "bytes"]
+
+
+class Measured(BaseModel):
+    """One place of a curve: the mean score over newcomers, with its standard error."""
+
+    at: NotNegative
+    mean: Finite
+    error: NotNegative
+
+
+class MeasuredAbove(Measured):
+    """One place of a curve with a logarithmic axis, which has no 0."""
+
+    at: Positive
+
+
+Points = Annotated[list[Measured], Field(max_length=MOST_POINTS)]
+PointsAbove = Annotated[list[MeasuredAbove], Field(max_length=MOST_POINTS)]
+
+
+class AtEpsilon(BaseModel):
+    """Scores over a newcomer's number of samples, its descriptor protected by ε (None: no noise)."""
+
+    epsilon: Positive | None
+    points: PointsAbove
+
+
+class DescriptorMap(BaseModel):
+    """Clients on a plane, by their descriptors."""
+
+    names: Annotated[list[Words], Field(min_length=3, max_length=MOST_CLIENTS)]
+    group: Annotated[list[Literal["seen", "unseen"]], Field(max_length=MOST_CLIENTS)]
+    main_class: Annotated[list[Words | None], Field(max_length=MOST_CLIENTS)]
+    pca: Annotated[list[Spot], Field(max_length=MOST_CLIENTS)]
+    t_sne: Annotated[list[Spot], Field(max_length=MOST_CLIENTS)]
+
+    @model_validator(mode="after")
+    def _equal_lengths(self) -> DescriptorMap:
+        for name in ("group", "main_class", "pca", "t_sne"):
+            if len(getattr(self, name)) != len(self.names):
+                raise ValueError(f"{name} has {len(getattr(self, name))} entries for {len(self.names)} names")
+        return self
+
+
+class Correlation(BaseModel):
+    """Of descriptor distances and label distances, over so many unseen clients."""
+
+    mean: Finite
+    low: Finite
+    high: Finite
+    clients: int
+
+
+class AtBytes(BaseModel):
+    """Mean scores when so many gigabytes had been sent, both ways together."""
+
+    gigabytes: NotNegative
+    seen: Finite | None
+    unseen: Finite | None
+
+
+class Analyses(BaseModel):
+    """``analyses.json``. An analysis that does not apply is empty, and ``left_out`` says why."""
+
+    round: int
+    quick: bool
+    map: DescriptorMap | None = None
+    correlation: Correlation | None = None
+    alpha: PointsAbove = []
+    rotation: Points = []
+    blur: Points = []
+    size: Annotated[list[AtEpsilon], Field(max_length=10)] = []
+    bytes: Annotated[list[AtBytes], Field(max_length=MOST_POINTS)] = []
+    left_out: dict[Name, Words] = {}
+
+
+def write_analyses(run: Path, found: Analyses) -> None:
+    write_json(run / ANALYSES, found.model_dump())
+
+
+def read_analyses(run: Path) -> Analyses | None:
+    """What the run folder holds; None if the run was not analysed."""
+    file = run / ANALYSES
+    advice = f"make it anew with: motley analyse {run}, or remove it"
+    try:
+        with file.open("rb") as stream:
+            text = stream.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    if len(text) > MOST_BYTES:
+        raise UserError(f"{file} has more than {MOST_BYTES:,} bytes, which no analysis needs; {advice}")
+    try:
+        return Analyses.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{file}: {where + ': ' if where else ''}{first['msg']}; {advice}") from None

@@ -1,0 +1,206 @@
+"""The report's section of analyses: the papers' figures, for the runs that ``motley analyse`` was called for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from motley.studio import plots
+from motley.studio.analyses_file import FIGURES, NAMES, PAPERS, Analyses, AtEpsilon, DescriptorMap, Measured
+from motley.studio.markup import Html, join, tag
+from motley.studio.report_charts import SHAPE, map_legend, panel_of, panels_of, score_span, step_of
+from motley.studio.report_data import Run
+from motley.studio.report_words import Scale, listed, size
+
+ABOUT = (
+    "What the papers look at beside accuracy, measured after training on clients that arrived late. "
+    "It is simulation only: no server would see it. A band is one standard error over clients."
+)
+_MOST_CLASSES = 20  # whose names are written on a map
+
+# One line for each analysed run: its number, its label, and what was found
+_Known = Sequence[tuple[int, str, Analyses]]
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """A chart before the scale that all of them share is known."""
+
+    name: str
+    about: str
+    lines: list[plots.Series]
+    across: plots.Across
+    run: int | None = None  # None: of all runs
+
+
+def charts(runs: Sequence[Run], scale: Scale) -> Html:
+    """Curves of all analysed runs in one chart each, their maps side by side, and what does not apply in words."""
+    known = [(i, run.label, run.analyses) for i, run in enumerate(runs) if run.analyses is not None]
+    return join([_correlations(known), _maps(runs, scale), _curves(known, scale, len(runs)), _notes(runs)])
+
+
+def _heading(name: str) -> str:
+    return NAMES[name].capitalize()
+
+
+def _curves(known: _Known, scale: Scale, runs: int) -> Html | None:
+    alpha = [_series(i, label, found.alpha) for i, label, found in known]
+    rotation = [_series(i, label, found.rotation) for i, label, found in known]
+    blur = [_series(i, label, found.blur) for i, label, found in known]
+    plain = [(i, label, curve) for i, label, found in known for curve in found.size if curve.epsilon is None]
+    if len(known) == 1 and len(known[0][2].size) > 1:
+        plain = []  # the chart with ε has this line as well
+    sizes = [_series(i, label, curve.points) for i, label, curve in plain]
+    panels = [
+        _Panel("alpha", "of newcomers", alpha, _across("Dirichlet α (small: few classes each)", alpha, log=True)),
+        _Panel("rotation", "of newcomers", rotation, _across("turned by", rotation, "°")),
+        _Panel("blur", "of newcomers", blur, _across("σ in pixels", blur)),
+        _Panel("size", "of a newcomer", sizes, _across("samples, at most", sizes, log=True)),
+        *(_by_epsilon(i, "" if runs == 1 else f", {label}", found.size) for i, label, found in known),
+        *(_per_byte(group, known) for group in ("seen", "unseen")),
+    ]
+    panels = [panel for panel in panels if any(line.points for line in panel.lines)]
+    if not panels:
+        return None
+    heights = [y for panel in panels for line in panel.lines for _, y in line.points]
+    ticks = plots.nice_ticks(min(heights), max(heights))
+    drawn = []
+    for panel in panels:
+        title = f"{scale.metric}: {NAMES[panel.name]} {panel.about}"
+        chart = plots.line_chart(panel.lines, ticks, title=title, form=scale.tick, across=panel.across)
+        drawn.append(panel_of(_heading(panel.name), f"{panel.about} ({FIGURES[panel.name]})", chart, panel.run))
+    return panels_of(drawn, "n3")
+
+
+def _series(run: int, label: str, points: Sequence[Measured]) -> plots.Series:
+    at = [(point.at, point.mean) for point in points]
+    return plots.Series(run, label, at, [point.error for point in points])
+
+
+def _across(title: str, lines: Sequence[plots.Series], unit: str = "", *, log: bool = False) -> plots.Across:
+    places = sorted({x for line in lines for x, _ in line.points})
+    return plots.Across(title, lambda x: f"{x:,g}{unit}", places, log)
+
+
+def _by_epsilon(run: int, whose: str, curves: Sequence[AtEpsilon]) -> _Panel:
+    """The lines of a run whose newcomers can protect their descriptors; none for another run."""
+    lines = []
+    for number, curve in enumerate(curves if len(curves) > 1 else ()):
+        label = "no noise" if curve.epsilon is None else f"ε = {curve.epsilon:g}"
+        points = [(point.at, point.mean) for point in curve.points]  # without bands: four of one colour hide each other
+        lines.append(plots.Series(run, label, points, shape=plots.shape_of(number)))
+    return _Panel("size", f"and privacy{whose}", lines, _across("samples, at most", lines, log=True), run)
+
+
+def _per_byte(group: str, known: _Known) -> _Panel:
+    lines = []
+    for i, label, found in known:
+        pairs = [(row.gigabytes, getattr(row, group)) for row in found.bytes]
+        lines.append(plots.Series(i, label, [(x, y) for x, y in pairs if y is not None]))
+    across = plots.Across("sent, both ways", lambda gigabytes: size(1e9 * gigabytes))
+    return _Panel("bytes", f"and {group} clients", lines, across)
+
+
+def _correlations(known: _Known) -> Html | None:
+    """T1 Fig. 4.1 is one number for each method."""
+    rows = []
+    for i, label, analyses in known:
+        found = analyses.correlation
+        if found is not None:
+            mark = plots.key_mark(plots.shape_of(i), "mark")
+            cells = (f"{found.mean:.2f}", f"{found.low:.2f} to {found.high:.2f}", f"{found.clients:,}")
+            name = tag("th", mark, label, scope="row", class_=plots.colour(i))
+            rows.append(tag("tr", name, *(tag("td", cell) for cell in cells), class_="run", data_run=i))
+    if not rows:
+        return None
+    heads = ("", "mean", "range", "unseen clients")
+    about = f"of distances between descriptors and between class shares; 1: the same order ({FIGURES['correlation']})"
+    return join(
+        [
+            tag("h3", _heading("correlation"), " ", tag("span", about)),
+            tag(
+                "table",
+                tag("thead", tag("tr", *(tag("th", head, scope="col") for head in heads))),
+                tag("tbody", *rows),
+                class_="plain",
+            ),
+        ]
+    )
+
+
+def _maps(runs: Sequence[Run], scale: Scale) -> Html | None:
+    span = score_span(runs)
+    panels = []
+    groups: set[str] = set()
+    for i, run in enumerate(runs):
+        found = run.analyses.map if run.analyses else None
+        if found is None:
+            continue
+        groups |= set(found.group)
+        for kind, places in (("PCA", found.pca), ("t-SNE", found.t_sne)):
+            chart = _map(run, found, places, scale, span, f"{kind} of descriptors, {run.label}")
+            panels.append(panel_of(run.label, f"descriptors by {kind} ({FIGURES['map']})", chart, i))
+    if not panels:
+        return None
+    about = "near each other: alike descriptors; a class is written where clients are that have most of it"
+    return join(
+        [
+            tag("h3", _heading("map"), " ", tag("span", about)),
+            map_legend(groups, span, scale),
+            panels_of(panels, "maps"),
+        ]
+    )
+
+
+def _map(
+    run: Run,
+    clients: DescriptorMap,
+    places: Sequence[tuple[float, float]],
+    scale: Scale,
+    span: tuple[float, float] | None,
+    title: str,
+) -> Html:
+    scored = {(row.client, row.group): row.score for row in run.clients}
+    dots = []
+    for name, group, main, (x, y) in zip(clients.names, clients.group, clients.main_class, places, strict=True):
+        score = scored.get((name, group))
+        mostly = "" if main is None else f", mostly {main}"
+        tip = f"{name} ({group}{mostly})\n{run.label}: {'not served' if score is None else scale(score)}"
+        step = None if score is None or span is None else step_of(score, span)
+        dots.append(plots.Dot(x, y, tip, 4.4 if group == "unseen" else 3.6, step, SHAPE[group]))
+    return plots.scatter(dots, _class_words(clients, places), title=title)
+
+
+def _class_words(clients: DescriptorMap, places: Sequence[tuple[float, float]]) -> list[tuple[float, float, str]]:
+    """A class is written above the most central of its clients: the mean of scattered ones is nowhere on a map."""
+    classes = sorted({main for main in clients.main_class if main is not None})
+    if len(classes) > _MOST_CLASSES:
+        return []
+    words = []
+    above = 0.05 * float(np.ptp(np.array(places), axis=0).max())
+    for main in classes:
+        own = np.array([place for place, its in zip(places, clients.main_class, strict=True) if its == main])
+        far = np.abs(own[:, None] - own[None]).sum((1, 2))
+        x, y = own[int(far.argmin())].tolist()
+        words.append((x, y + above, main))
+    return words
+
+
+def _notes(runs: Sequence[Run]) -> Html:
+    """What is not shown, and why."""
+    notes = []
+    for run in runs:
+        if run.analyses is None:
+            continue
+        if run.analyses.quick:
+            notes.append(f"{run.label}: analysed with --quick, on few clients and at few places.")
+        for reason in dict.fromkeys(run.analyses.left_out.values()):
+            names = [NAMES[name] for name, its in run.analyses.left_out.items() if its == reason]
+            notes.append(f"{run.label}: no {listed(names, 9)}: {reason}.")
+    without = [run.label for run in runs if run.analyses is None]
+    if without:
+        notes.append(f"Not analysed: {listed(without, 9)}. For a run: motley analyse RUN")
+    notes.append(f"{PAPERS}.")
+    return join([tag("p", note, class_="note") for note in notes])
