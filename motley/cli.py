@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from motley import __version__
-from motley.commands import data, demo, estimate, kmeans, listing, mdm, personalize, privacy, run
+from motley.commands import analyse, data, demo, estimate, kmeans, listing, mdm, personalize, privacy, run
 from motley.commands.options import examples
 from motley.data import DataError
 from motley.federation import QuorumError
@@ -74,6 +74,7 @@ COMMANDS: tuple[Callable[[typer.Typer], None], ...] = (
     demo.register,
     run.register,
     personalize.register,
+    analyse.register,
     data.register,
     listing.register,
     kmeans.register,

@@ -6,6 +6,7 @@ All of it is simulation only: it looks at labels and test rows that no server wo
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,10 @@ from motley.learn.evaluation import Scores, evaluate
 from motley.method import Method, State
 from motley.methods.odpfl import ODPFL
 from motley.studio.folder import METRICS, read_metrics
+
+
+class TooFewRows(ValueError):
+    """There is not enough data to make newcomers of."""
 
 
 class Describing(Protocol):
@@ -60,7 +65,7 @@ def descriptor_map(descriptors: Tensor, kind: Literal["pca", "t-sne"] = "pca", s
 def rank_correlation(descriptors: Tensor, label_shares: Tensor, of: Tensor | None = None) -> Tensor:
     """Spearman's correlation, for each client ``of`` these rows, of ‖v_i − v_j‖ and ‖π_i − π_j‖ over all other j.
 
-    The mean over unseen clients is T1 Fig. 4.1.
+    The mean over unseen clients is T1 Fig. 4.1. NaN for a client from which all others are equally far.
     """
     if len(descriptors) != len(label_shares) or len(descriptors) < 4:
         raise ValueError(
@@ -73,7 +78,9 @@ def rank_correlation(descriptors: Tensor, label_shares: Tensor, of: Tensor | Non
     found = []
     for row, client in enumerate(of.tolist()):
         others = np.arange(len(descriptors)) != client
-        found.append(float(scipy.stats.spearmanr(far_v[row, others], far_p[row, others]).statistic))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", scipy.stats.ConstantInputWarning)  # the NaN says it
+            found.append(float(scipy.stats.spearmanr(far_v[row, others], far_p[row, others]).statistic))
     return torch.tensor(found)
 
 
@@ -134,7 +141,7 @@ def dealt_anew(
         taken.append(random.permutation(np.concatenate(parts)))
     taken = [rows for rows in taken if len(rows) >= 2]
     if not taken:
-        raise ValueError(f"the {len(population.unseen)} unseen clients have too few rows to make newcomers of")
+        raise TooFewRows(f"the {len(population.unseen)} unseen clients have too few rows to make newcomers of")
     order = torch.from_numpy(np.concatenate(taken))
     source = population.train
     whole = Clients.from_sizes(
@@ -221,6 +228,13 @@ def accuracy_by_blur(
 ) -> list[Point]:
     """P2 Fig. 4: newcomers whose images are blurred; training clients' were not."""
     return [Point.of(sigma, blurred(population, sigma).score(method, state, federation)) for sigma in sigmas]
+
+
+def accuracy_by_size(
+    method: Method, state: State, federation: Federation, newcomers: Newcomers, sizes: Sequence[int]
+) -> list[Point]:
+    """The accuracy over a newcomer's number of samples, for any method (P2 Fig. 5 without its privacy)."""
+    return [Point.of(size, newcomers.only_first(size).score(method, state, federation)) for size in sizes]
 
 
 def accuracy_by_size_and_epsilon(

@@ -45,7 +45,9 @@ class FinishedRun:
     @classmethod
     def open(cls, path: Path) -> FinishedRun:
         if not (path / folder.RECIPE).is_file():
-            raise UserError(f"{path} is no run folder: it has no {folder.RECIPE}")
+            raise UserError(
+                f"{path} is no run folder: it has no {folder.RECIPE}; give one that `motley run` wrote (its --out)"
+            )
         saved = checkpoint.load(path)
         if saved is None or saved.round == 0:
             raise UserError(f"{path} has not been trained yet; go on with: motley resume {path}")

@@ -152,7 +152,10 @@ def examples_of(command: tuple[str, ...]) -> list[str]:
     return re.findall(r"^ *(motley .*?) *$", shown[1], re.MULTILINE)
 
 
-STUDIO = [(), *[(name,) for name in ("demo", "run", "compare", "resume", "report", "data", "methods", "datasets")]]
+STUDIO = [
+    (),
+    *[(name,) for name in ("demo", "run", "compare", "resume", "report", "analyse", "data", "methods", "datasets")],
+]
 
 
 @pytest.mark.parametrize("command", [*STUDIO, ("recipes",), ("recipes", "show")], ids=" ".join)

@@ -1,0 +1,108 @@
+"""``motley analyse``: the papers' analyses of a finished run, in a table and in its report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from motley.commands.options import Json, examples, printed, progress_console
+from motley.studio import folder
+from motley.studio.analyses_file import FIGURES, NAMES, PAPERS, Analyses, Measured, write_analyses
+from motley.studio.analyses_run import analyse as analyses_of
+from motley.studio.analyses_run import finished_run
+from motley.studio.measure import metric_of
+from motley.studio.report import write_report
+from motley.studio.report_words import Scale, size
+
+
+def analyse(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer clients and fewer places of each curve.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Look closer at a finished run (RUN is its folder), as the papers on models on demand do.
+
+    Do alike clients get alike descriptors: a map, and a rank correlation?
+    What do newcomers get who are unlike the training clients: other shares of
+    classes, turned or blurred images, few samples, a descriptor protected by ε?
+    And what does a byte buy? What does not apply is named with the reason.
+
+    All is simulated after training, on the run's unseen clients, and charged to
+    no ledger. It goes to analyses.json in the run folder and to its report.html,
+    which is written anew. `motley report RUN RUN` overlays several analysed runs.
+    """
+    finished = finished_run(run)
+    progress = progress_console()
+
+    def tell(line: str) -> None:
+        if not as_json:
+            progress.print(line, markup=False, soft_wrap=True)
+
+    found = analyses_of(finished, quick=quick, tell=tell)
+    with folder.disk_errors_told(run):
+        write_analyses(run, found)
+        write_report([run], run / folder.REPORT)
+    if as_json:
+        typer.echo(found.model_dump_json(indent=2))
+        return
+    _show(found, Scale(metric_of(finished.population)), finished.prepared.recipe.method)
+    console = printed()
+    console.print(PAPERS)
+    console.print(f"report: {run / folder.REPORT}", soft_wrap=True, markup=False)
+    above = run.resolve().parent
+    if (above / folder.COMPARISON).is_file():
+        console.print(f"in the report of its comparison: motley report {run.parent}", soft_wrap=True, markup=False)
+
+
+def _show(found: Analyses, scale: Scale, method: str) -> None:
+    table = Table("analysis", "figure", "result", title=f"{method}, round {found.round}", title_justify="left")
+    for name in NAMES:
+        for label, result in _results(found, name, scale):
+            table.add_row(label, FIGURES[name], result)
+    for name, reason in found.left_out.items():
+        table.add_row(NAMES[name], FIGURES[name], f"does not apply: {reason}", style="dim")
+    printed().print(table)
+
+
+def _results(found: Analyses, name: str, scale: Scale) -> list[tuple[str, str]]:
+    """A line or two for one analysis: what it is called, and what came out."""
+    if name == "map" and found.map is not None:
+        return [(NAMES[name], f"{len(found.map.names):,} clients by PCA and t-SNE, drawn in the report")]
+    if name == "correlation" and found.correlation is not None:
+        one = found.correlation
+        return [(NAMES[name], f"{one.mean:.2f} ({one.low:.2f} to {one.high:.2f}) over {one.clients:,} unseen clients")]
+    if name in ("alpha", "rotation", "blur"):
+        before, after = {"alpha": ("α ", ""), "rotation": ("", "°"), "blur": ("σ ", "")}[name]
+        points: Sequence[Measured] = getattr(found, name)
+        return [(NAMES[name], _listed(points, before, after, scale))] if points else []
+    if name == "size":
+        several = len(found.size) > 1
+        labels = ["no noise" if curve.epsilon is None else f"ε = {curve.epsilon:g}" for curve in found.size]
+        return [
+            (NAMES[name] + (f", {label}" if several else ""), _listed(curve.points, "", "", scale))
+            for label, curve in zip(labels, found.size, strict=True)
+        ]
+    if name == "bytes" and found.bytes:
+        last = found.bytes[-1]
+        scores = [
+            f"{scale(mean)} {group}" for group in ("seen", "unseen") if (mean := getattr(last, group)) is not None
+        ]
+        return [(NAMES[name], f"{', '.join(scores)} after {size(1e9 * last.gigabytes)}")]
+    return []
+
+
+def _listed(points: Sequence[Measured], before: str, after: str, scale: Scale) -> str:
+    return "  ".join(f"{before}{point.at:,g}{after}: {scale(point.mean)}" for point in points)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        epilog=examples(
+            "motley run pefll --classes 2 --unseen 0.2 --rounds 10 --out runs/look",
+            "motley analyse runs/look --quick",
+        )
+    )(analyse)

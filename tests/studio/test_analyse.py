@@ -1,0 +1,203 @@
+"""``motley analyse``: a run in, a table, ``analyses.json`` and a report out, and a reason for all that is not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from motley.cli import app
+from motley.data import load
+from motley.studio import analyses, analyses_run, run
+from motley.studio.analyses_file import MOST_BYTES, NAMES, Analyses, read_analyses, write_analyses
+from motley.studio.analyses_run import Bench, Extent, analyse, finished_run
+from motley.studio.errors import UserError
+from tests.studio.helpers import SMALL, At, Crash, crash, metrics
+
+TINY: dict[str, Any] = {**SMALL, "rounds": 2, "eval_every": 1}
+SHORT = {**TINY, "local_steps": 1}
+RUNS: dict[str, dict[str, Any]] = {
+    "pefll": {**SHORT, "hyperparameters": {"descriptor": 4}},
+    "odpfl": {**SHORT, "hyperparameters": {"descriptor": 4, "encoder": "sphere", "newcomer_epsilon": 2.0}},
+    "fedavg": TINY,
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("runs")
+    for method, settings in RUNS.items():
+        run(method, out=folder / method, **settings)
+    return {method: folder / method for method in RUNS}
+
+
+def motley(*words: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, list(map(str, words)))
+    assert "Traceback" not in result.output
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_the_command_tells_writes_and_shows_what_it_found(runs: dict[str, Path]) -> None:
+    shown = motley("analyse", runs["pefll"], "--quick")
+    for number, name in enumerate(NAMES.values(), start=1):
+        assert f"{number}/{len(NAMES)} {name}" in shown  # progress
+    found = read_analyses(runs["pefll"])
+    assert found is not None and found.round == 2 and found.quick and found.left_out == {}
+    assert found.map is not None and found.map.group.count("unseen") == 3 and len(found.map.names) == 12
+    assert [point.at for point in found.rotation] == [0, 45, 90]
+    for point in (*found.alpha, *found.rotation, *found.blur, *found.size[0].points):
+        assert f"{100 * point.mean:.1f}%" in shown
+    assert found.correlation is not None
+    assert f"{found.correlation.mean:.2f} ({found.correlation.low:.2f} to {found.correlation.high:.2f})" in shown
+    page = (runs["pefll"] / "report.html").read_text()
+    assert '<section id="analyses">' in page and "t-SNE of descriptors, pefll" in page
+    assert not list(runs["pefll"].glob(".*.part"))
+
+
+def test_unchanged_newcomers_score_what_the_run_measured(runs: dict[str, Path]) -> None:
+    for method in ("pefll", "fedavg"):
+        found = analyse(finished_run(runs[method]), quick=True)
+        mean = json.loads((runs[method] / "result.json").read_text())["accuracy"]["unseen"]["mean"]
+        assert found.rotation[0].mean == pytest.approx(mean)
+        assert found.blur[0].mean == pytest.approx(mean)
+        assert found.size[0].points[-1].mean == pytest.approx(mean)
+
+
+def test_the_correlation_is_that_of_the_function(runs: dict[str, Path]) -> None:
+    finished = finished_run(runs["pefll"])
+    found = analyse(finished, quick=True).correlation
+    assert found is not None and found.clients == 3 and found.low <= found.mean <= found.high
+    bench = Bench.of(finished, Extent())
+    expected = analyses.descriptor_correlation(*bench.asked, finished.population)
+    assert found.mean == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_private_descriptor_has_a_curve_for_each_epsilon(runs: dict[str, Path]) -> None:
+    shown = motley("analyse", runs["odpfl"], "--quick")
+    found = read_analyses(runs["odpfl"])
+    assert found is not None
+    assert [curve.epsilon for curve in found.size] == [None, 1.0, 2.0]  # 2: the run's own
+    assert "number of samples, ε = 2" in shown and "number of samples, no noise" in shown
+    page = (runs["odpfl"] / "report.html").read_text()
+    assert ">ε = 2<" in page and ">no noise<" in page
+
+
+def test_what_does_not_apply_is_named_with_the_reason(runs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(runs["fedavg"], tmp_path / "mute")
+    records = [{**record, "bytes_up": 0, "bytes_down": 0} for record in metrics(tmp_path / "mute")]
+    (tmp_path / "mute" / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    shown = " ".join(motley("analyse", tmp_path / "mute", "--quick").split())
+    assert "does not apply: fedavg has no descriptors of clients" in shown
+    assert "does not apply: fedavg sends nothing in training" in shown
+    found = read_analyses(tmp_path / "mute")
+    assert found is not None and set(found.left_out) == {"map", "correlation", "bytes"}
+    page = (tmp_path / "mute" / "report.html").read_text()
+    assert "fedavg: no map of descriptors and rank correlation: fedavg has no descriptors of clients" in page
+
+
+def test_data_without_classes_images_or_newcomers(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(120, 4)).astype(np.float32)
+    np.savez(tmp_path / "my.npz", x=x, y=x.sum(1) + 0.5, client=np.arange(120) % 8)
+    small = {"rounds": 1, "cohort": 3, "model": "mlp", "block": 4, "threads": 1, "data": str(tmp_path / "my.npz")}
+    run("fedavg", out=tmp_path / "a", unseen=2, **small)
+    found = analyse(finished_run(tmp_path / "a"), quick=True)
+    assert found.left_out["alpha"] == "my.npz has no classes" and "no images" in found.left_out["rotation"]
+    assert found.size and found.size[0].points[0].mean < 0  # minus a squared error
+    run("fedavg", out=tmp_path / "b", unseen=0, **small)
+    found = analyse(finished_run(tmp_path / "b"), quick=True)
+    assert found.left_out["size"] == "the run has no unseen clients; train with --unseen above 0"
+    assert "bytes" not in found.left_out
+
+
+def test_json_is_all_there_is(runs: dict[str, Path]) -> None:
+    told = json.loads(motley("analyse", runs["fedavg"], "--quick", "--json"))
+    assert told == json.loads((runs["fedavg"] / "analyses.json").read_text())
+
+
+def test_folders_that_cannot_be_analysed_are_refused(tmp_path: Path) -> None:
+    shown = " ".join(motley("analyse", tmp_path / "nothing", code=1).split())
+    assert "is no run folder: it has no recipe.toml; give one that `motley run` wrote" in shown
+    with pytest.raises(Crash):
+        run("fedavg", out=tmp_path / "half", watcher=At(5, crash), **SMALL)
+    shown = " ".join(motley("analyse", tmp_path / "half", code=1).split())
+    assert "has not ended: it has no result.json; finish it with: motley resume" in shown
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both" / "comparison.json").write_text('{"runs": [{"folder": "fedavg"}]}')
+    shown = " ".join(motley("analyse", tmp_path / "both", code=1).split())
+    assert "holds a comparison; analyse its runs one by one, for example:" in shown
+    assert not (tmp_path / "half" / "analyses.json").exists()
+
+
+def test_a_method_that_makes_no_personal_models_is_refused(tmp_path: Path) -> None:
+    run("fedavg", out=tmp_path / "run", **{**TINY, "rounds": 1})
+    (tmp_path / "own.py").write_text("class Sums:\n    def start(self): ...\n    def round(self): ...\n")
+    recipe = tmp_path / "run" / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace('method = "fedavg"', f'method = "{tmp_path / "own.py"}:Sums"'))
+    shown = " ".join(motley("analyse", tmp_path / "run", code=1).split())
+    assert "Sums has no personalize(...); a method has start, round and personalize" in shown
+
+
+def test_at_most_so_many_clients_are_taken_evenly() -> None:
+    which = torch.arange(100, 200)
+    taken = analyses_run._evenly(which, 10)
+    assert len(taken) == 10 and taken[0] == 100 and taken[-1] == 199 and len(set(taken.tolist())) == 10
+    assert torch.equal(analyses_run._evenly(which, 100), which)
+
+
+def test_clients_of_equal_shares_have_no_correlation() -> None:
+    shares = torch.full((5, 3), 1 / 3)
+    assert analyses.rank_correlation(torch.randn(5, 2), shares).isnan().all()
+
+
+def test_too_few_rows_for_newcomers_are_told_apart_from_a_wrong_argument() -> None:
+    population = load("digits", partition="pathological:2", clients=12, unseen=3, seed=0)
+    one = replace(population.train, size=torch.ones_like(population.train.size))
+    none = replace(population.test, size=torch.zeros_like(population.test.size))
+    with pytest.raises(analyses.TooFewRows, match="1 unseen clients have too few rows"):
+        analyses.dealt_anew(replace(population, train=one, test=none, unseen=population.unseen[:1]), 1.0)
+
+
+GOOD = Analyses(round=3, quick=True, left_out={"map": "because"})
+
+
+def test_the_file_holds_what_was_written(tmp_path: Path) -> None:
+    write_analyses(tmp_path, GOOD)
+    assert read_analyses(tmp_path) == GOOD
+    assert read_analyses(tmp_path / "elsewhere") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"round": 3, "qui', "Invalid JSON"),
+        ('{"round": 3}', "quick: Field required"),
+        ('{"round": 3, "quick": true, "alpha": [{"at": 1, "mean": NaN, "error": 0}]}', "alpha.0.mean"),
+        ('{"round": 3, "quick": true, "alpha": [' + '{"at":1,"mean":1,"error":0},' * 200 + "1]}", "alpha"),
+        ('{"round": 3, "quick": true, "alpha": [{"at": 0, "mean": 1, "error": 0}]}', "alpha.0.at"),
+        ('{"round": 3, "quick": true, "blur": [{"at": 0, "mean": 1e99, "error": 0}]}', "blur.0.mean"),
+        ('{"round": 3, "quick": true, "left_out": {"magic": "x"}}', "left_out"),
+        ('{"round": 3, "quick": true, "left_out": {"map": "' + "x" * 2000 + '"}}', "left_out.map"),
+        (
+            '{"round": 3, "quick": true, "map": {"names": ["a", "b", "c"], "group": ["seen"], "main_class": [], '
+            '"pca": [], "t_sne": []}}',
+            "group has 1 entries for 3 names",
+        ),
+        (" " * (MOST_BYTES + 1), "more than 8,000,000 bytes"),
+        (b"\xff\xfe", "Invalid JSON"),
+    ],
+)
+def test_a_broken_file_is_named_with_the_fault_and_the_way_out(tmp_path: Path, text: str | bytes, says: str) -> None:
+    (tmp_path / "analyses.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(UserError) as caught:
+        read_analyses(tmp_path)
+    assert says in str(caught.value) and "analyses.json" in str(caught.value)
+    assert "motley analyse" in str(caught.value)
