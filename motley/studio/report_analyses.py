@@ -64,14 +64,21 @@ def _curves(known: _Known, scale: Scale, runs: int) -> Html | None:
     panels = [panel for panel in panels if any(line.points for line in panel.lines)]
     if not panels:
         return None
-    heights = [y for panel in panels for line in panel.lines for _, y in line.points]
-    ticks = plots.nice_ticks(min(heights), max(heights))
+    low, high = zip(*(ends for panel in panels for line in panel.lines for ends in _ends(line, scale)), strict=True)
+    ticks = plots.nice_ticks(min(low), max(high))
     drawn = []
     for panel in panels:
         title = f"{scale.metric}: {NAMES[panel.name]} {panel.about}"
         chart = plots.line_chart(panel.lines, ticks, title=title, form=scale.tick, across=panel.across)
         drawn.append(panel_of(_heading(panel.name), f"{panel.about} ({FIGURES[panel.name]})", chart, panel.run))
     return panels_of(drawn, "n3")
+
+
+def _ends(line: plots.Series, scale: Scale) -> list[tuple[float, float]]:
+    """From where to where each point's band goes; no accuracy is outside of 0 and 1."""
+    errors = line.errors or [0.0] * len(line.points)
+    ends = [(y - error, y + error) for (_, y), error in zip(line.points, errors, strict=True)]
+    return [(max(low, 0.0), min(high, 1.0)) for low, high in ends] if scale.percent else ends
 
 
 def _series(run: int, label: str, points: Sequence[Measured]) -> plots.Series:
@@ -141,10 +148,10 @@ def _maps(runs: Sequence[Run], scale: Scale) -> Html | None:
         groups |= set(found.group)
         for kind, places in (("PCA", found.pca), ("t-SNE", found.t_sne)):
             chart = _map(run, found, places, scale, span, f"{kind} of descriptors, {run.label}")
-            panels.append(panel_of(run.label, f"descriptors by {kind} ({FIGURES['map']})", chart, i))
+            panels.append(panel_of(run.label, f"descriptors by {kind}", chart, i))
     if not panels:
         return None
-    about = "near each other: alike descriptors; a class is written where clients are that have most of it"
+    about = f"a class is written where clients are that have most of it ({FIGURES['map']})"
     return join(
         [
             tag("h3", _heading("map"), " ", tag("span", about)),

@@ -290,6 +290,9 @@ def test_analyses_have_a_section_where_they_are(tmp_path: Path) -> None:
     assert "t-SNE of descriptors, pefll" in titles and "accuracy: other class shares of newcomers" in titles
     assert not [title for title in titles if title and "turned images" in title]  # nothing was measured
     assert "pefll\nDirichlet α (small: few classes each) 0.1: 50% ± 10%" in page.parts["title"]
+    text = (tmp_path / "report.html").read_text()
+    chart = text[text.index('aria-label="accuracy: other class shares') :]
+    assert ">100%<" in chart[: chart.index("</svg>")]  # the scale has room for a band of another chart, 75% ± 10%
     assert "three" in page.parts["text"] and "1 MB" in page.parts["text"]
     assert "pefll: no blurred images: it holds features, no images." in page.words
 
