@@ -62,7 +62,8 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     if "steps" in local and "epochs" in local:
         raise UserError(f"give local epochs ({local['epochs']}) or local steps ({local['steps']}), not both")
     if "steps" in local or "epochs" in local:  # the one that is given replaces the other of the method's default
-        local["epochs" if "steps" in local else "steps"] = "none"
+        other = "epochs" if "steps" in local else "steps"
+        values = merged(values, {"hyperparameters": {"local": {other: "none"}}})
     return values
 
 

@@ -98,6 +98,13 @@ def test_short_names() -> None:
     assert recipe.data.partition == "pathological:num_classes_per_partition=3"
 
 
+def test_settings_are_left_as_they_were_given() -> None:
+    given = {"local": {"steps": 3}}
+    first, second = (nested({"hyperparameters": given}) for _ in range(2))
+    assert first == second == {"hyperparameters": {"local": {"steps": 3, "epochs": "none"}}}
+    assert given == {"local": {"steps": 3}}
+
+
 def test_unknown_target_names_the_nearest() -> None:
     with pytest.raises(UserError, match=r"no method or recipe is called 'fedavgg'; did you mean 'fedavg'\?"):
         plan_for(["fedavgg"], {})
