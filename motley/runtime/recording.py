@@ -42,6 +42,7 @@ class Kind:
     fastest: float = math.inf  # seconds
     tried: bool = False
     recorded: Function | None = None
+    nodes: int = 0  # of the recording
 
 
 class Recordings:
@@ -65,8 +66,8 @@ class Recordings:
         """Record what is due. PyTorch traces for the whole process, so no other thread may be computing then."""
         while self._due:
             kind, function, inputs = self._due.pop()
-            kind.recorded, nodes = _recorded(function, inputs)
-            self._nodes += nodes
+            kind.recorded, kind.nodes = _recorded(function, inputs)
+            self._nodes += kind.nodes
 
     def kind(self, task: Task, inputs: Inputs, releases: Sequence[Release], *known: Hashable) -> Kind:
         """Of a vectorised task with these inputs; ``known`` is all else that the call depends on."""
@@ -78,7 +79,7 @@ class Recordings:
         kind = self._kinds.pop(name, None) or Kind(task.owner)
         self._kinds[name] = kind  # the last one called is the last one in the dict
         if len(self._kinds) > MOST:
-            del self._kinds[next(iter(self._kinds))]
+            self._nodes -= self._kinds.pop(next(iter(self._kinds))).nodes
         return kind
 
     def count(self) -> int:

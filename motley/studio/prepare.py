@@ -54,10 +54,13 @@ def prepare(recipe: Recipe, population: Population | None = None) -> Prepared:
     if population is None:
         population = load_data(recipe)
     network = recipe.model.name or architectures.default_for(population.input_shape, population.kind)
-    module = architectures.build(
-        network, population.input_shape, population.outputs, population.kind, **recipe.model.options
+    problem = Problem(
+        _model(network, recipe, population),
+        population.input_shape,
+        population.classes,
+        len(population.seen),
+        population.kind,
     )
-    problem = Problem(Model(module), population.input_shape, population.classes, len(population.seen), population.kind)
     method, resolved, private = build_method(recipe, problem, population)
     recipe = recipe.model_copy(
         update={
@@ -68,6 +71,16 @@ def prepare(recipe: Recipe, population: Population | None = None) -> Prepared:
         }
     )
     return Prepared(recipe, population, method, target_delta(recipe, population))
+
+
+def _model(network: str, recipe: Recipe, population: Population) -> Model:
+    shape, outputs, kind = population.input_shape, population.outputs, population.kind
+    try:
+        return Model(architectures.build(network, shape, outputs, kind, **recipe.model.options))
+    except ValueError as error:
+        if outside.is_path(network):
+            raise  # it may come from the user's own file: the way there matters
+        raise UserError(f"model: {error}") from error
 
 
 def load_data(recipe: Recipe) -> Population:

@@ -192,8 +192,10 @@ def test_mistakes_are_answered(words: list[str], message: str) -> None:
     assert message in refused(*words)
 
 
-@pytest.mark.parametrize("words", [["--data", "digit"], ["--data", "nothing.csv"], ["--classes", "20"]])
-def test_a_clear_message_about_data_offers_no_traceback(words: list[str]) -> None:
+@pytest.mark.parametrize(
+    "words", [["--data", "digit"], ["--data", "nothing.csv"], ["--classes", "20"], ["--model", "lenett"]]
+)
+def test_a_clear_message_offers_no_traceback(words: list[str]) -> None:
     assert "MOTLEY_TRACEBACK" not in refused("run", "fedavg", *words)
 
 

@@ -138,3 +138,10 @@ def test_plain_functions_are_not_recorded_and_the_memory_of_calls_is_bounded(mon
     for number in range(6, 14):
         federation.begin_round(number).everyone().ask(Tasks(float(number)).noisy, shift=0.0)
     assert len(simulator._recordings._kinds) == 3
+    for number in range(14, 24):  # twice each, so that all are recorded; the first ones are forgotten again
+        method = Tasks(float(number))
+        for turn in range(2):
+            federation.begin_round(2 * number + turn).everyone().ask(method.noisy, shift=0.0)
+    kinds = simulator._recordings._kinds.values()
+    assert simulator._recordings.count() == 3
+    assert simulator._recordings._nodes == sum(kind.nodes for kind in kinds) > 0
