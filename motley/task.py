@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from motley.suggest import nearest
 
@@ -57,8 +57,11 @@ class Task:
 
     @property
     def pure(self) -> bool:
-        """Does it depend on nothing but its method's fields and what it is given? A plain function may lean on more."""
-        return frozen(self.owner)
+        """Does it depend on nothing but its method's fields and what it is given, and change nothing?
+
+        A plain function may lean on more, and so may a method with an ``nn.Module``, whose parameters can be exchanged.
+        """
+        return frozen(self.owner) and not any(isinstance(value, nn.Module) for value in vars(self.owner).values())
 
     def check_inputs(self, given: set[str]) -> None:
         """Refuse an ask whose inputs do not fit the task's signature, before anything is sent."""

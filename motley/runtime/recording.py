@@ -1,4 +1,4 @@
-"""Vectorised tasks, recorded as flat lists of tensor operations and played back.
+"""Tasks, recorded as flat lists of tensor operations and played back.
 
 In a step of a small model the layers of ``vmap`` and ``grad`` cost more than the arithmetic they lead to. It is the
 same in every round, so a task that is asked again and again with equal shapes is recorded once and from then on played
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from motley.release import Release
-from motley.task import Task, frozen
+from motley.runtime.request import Request
 
 Inputs = Mapping[str, Mapping[str, Tensor]]
 Function = Callable[[Inputs], Any]
@@ -66,12 +65,15 @@ class Recordings:
         """Record what is due. PyTorch traces for the whole process, so no other thread may be computing then."""
         while self._due:
             kind, function, inputs = self._due.pop()
+            if not any(kind is known for known in self._kinds.values()):
+                continue  # forgotten meanwhile
             kind.recorded, kind.nodes = _recorded(function, inputs)
             self._nodes += kind.nodes
 
-    def kind(self, task: Task, inputs: Inputs, releases: Sequence[Release], *known: Hashable) -> Kind:
-        """Of a vectorised task with these inputs; ``known`` is all else that the call depends on."""
-        if not task.pure or not all(one.noise is None or frozen(one.noise) for one in releases):
+    def kind(self, request: Request, inputs: Inputs, *known: Hashable) -> Kind:
+        """Of the request's task with these inputs; ``known`` is all else that the call depends on."""
+        task, releases = request.task, request.releases
+        if not task.vectorised or not request.pure:
             return Kind(None, tried=True)  # it may depend on what changes from call to call
         halves = [(type(one), *(value for name, value in vars(one).items() if name != "cost")) for one in releases]
         shapes = [(g, n, v.shape, v.stride(), v.dtype) for g, group in inputs.items() for n, v in group.items()]

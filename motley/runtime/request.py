@@ -11,7 +11,7 @@ from torch import Tensor
 from motley.client import Clients
 from motley.release import Release
 from motley.runtime.kept import KeptStore
-from motley.task import Task
+from motley.task import Task, frozen
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,11 @@ class Request:
     key: Tensor  # of this ask; a client's draws come from key(this, its id)
     kept: KeptStore
     measuring: bool = False  # asked to measure in simulation: no drop-out is rehearsed
+
+    @property
+    def pure(self) -> bool:
+        """Is all that happens at a client a function of what it is given? Then it may run in any thread."""
+        return self.task.pure and all(one.noise is None or frozen(one.noise) for one in self.releases)
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,12 @@ of clients with ``torch.func.vmap``. A task that cannot be vectorised runs clien
 from __future__ import annotations
 
 import functools
+import os
 import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from motley.runtime.tuning import Plan, Tuner, keep_freed_memory
 Arrays = dict[str, Tensor]
 Outputs = tuple[list[dict[str, Tensor]], dict[str, Tensor]]  # what each release lets out, and what is kept
 MAX_BLOCK_BYTES = 1 << 28  # of inputs in one block: a larger cohort streams through
+MAX_BYTES_AHEAD = 1 << 30  # of inputs in all blocks that workers have at a time
 
 
 class LoopInstead(UserWarning):
@@ -109,23 +111,46 @@ class Simulator:
         return self._tuner.plan(request, rows, self.threads, rehearse)
 
     def _batches(self, request: Request, rows: Tensor, plan: Plan, rehearsal: bool = False) -> Iterator[Batch]:
-        """Block by block; with several workers, one block for each is computed ahead.
+        """Block by block, or one for each worker at a time.
 
         A block is computed by one worker, so how many there are changes no bit.
         """
-        workers = _workers(plan.workers) if plan.workers > 1 else None
-        ahead: deque[tuple[Tensor, Callable[[], Outputs]]] = deque()
-        for block_rows in _blocks(request, rows, plan):
-            call = self._prepared(request, block_rows)
-            ahead.append((block_rows, call if workers is None else workers.submit(_without_gradients, call).result))
-            if workers is None or len(ahead) > plan.workers:
-                yield self._finished(request, *ahead.popleft(), rehearsal)
-            if workers is None and not rehearsal:
-                self._recordings.make()
-        for block_rows, result in ahead:
-            yield self._finished(request, block_rows, result, rehearsal)
+        blocks = self._that_work(request, _blocks(request, rows, plan))
+        if plan.workers > 1:
+            yield from self._side_by_side(request, blocks, plan.workers, rehearsal)
+        else:
+            for block_rows in blocks:
+                yield self._finished(request, block_rows, self._prepared(request, block_rows), rehearsal)
+                if not rehearsal:
+                    self._recordings.make()
         if not rehearsal:
             self._recordings.make()  # now that no worker is at work
+
+    def _that_work(self, request: Request, blocks: Iterator[Tensor]) -> Iterator[Tensor]:
+        """The blocks; from where the task has turned out not to be vectorisable on, its clients one by one."""
+        for rows in blocks:
+            yield from rows[:, None] if request.task.name in self._loop else (rows,)
+
+    def _side_by_side(
+        self, request: Request, blocks: Iterator[Tensor], workers: int, rehearsal: bool
+    ) -> Iterator[Batch]:
+        ahead: deque[tuple[Tensor, Future[Outputs]]] = deque()
+        try:
+            for block_rows in blocks:
+                held = sum(_input_bytes(request, rows) for rows in (block_rows, *(rows for rows, _ in ahead)))
+                while len(ahead) > workers or (ahead and held > MAX_BYTES_AHEAD):
+                    first, future = ahead.popleft()
+                    held -= _input_bytes(request, first)
+                    yield self._finished(request, first, future.result, rehearsal)
+                call = self._prepared(request, block_rows)
+                ahead.append((block_rows, _workers(workers).submit(_without_gradients, call)))
+            while ahead:
+                first, future = ahead.popleft()
+                yield self._finished(request, first, future.result, rehearsal)
+        finally:  # whoever asked may have given up
+            for _, future in ahead:
+                future.cancel()
+            wait([future for _, future in ahead])
 
     def _finished(self, request: Request, rows: Tensor, result: Callable[[], Outputs], rehearsal: bool) -> Batch:
         """One block's replies; if its call raised, those of its clients one by one: an error stays its client's."""
@@ -173,7 +198,7 @@ class Simulator:
                 name: value[None] for name, value in keep.items()
             }
 
-        kind = self._recordings.kind(request.task, inputs, request.releases, block.full, block.all_labeled)
+        kind = self._recordings.kind(request, inputs, len(rows) > 1, block.full, block.all_labeled)
 
         def call() -> Outputs:
             begin = time.perf_counter()
@@ -239,6 +264,10 @@ def _workers(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, "motley", initializer=torch.set_num_threads, initargs=(1,))
 
 
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_workers.cache_clear)  # a child has no threads but the one that forked
+
+
 def _answer(request: Request, client: Client, inputs: Mapping[str, Tensor], noise: Draws) -> Outputs:
     """All that happens at a client: the task, and what each release lets out of it."""
     sent = request.task(client, **inputs)
@@ -262,7 +291,7 @@ def _blocks(request: Request, rows: Tensor, plan: Plan) -> Iterator[Tensor]:
     the size changes, unless one is full.
     """
     sizes = request.clients.size[request.positions[rows]].numpy()
-    row_bytes = max(1, request.clients.x[0].numel() * 4)
+    row_bytes = _row_bytes(request)
     first = np.flatnonzero(np.diff(sizes, prepend=-1))  # where each distinct size begins
     edges = [*first.tolist(), len(rows)]
     least = np.zeros(len(edges))  # [g]: time of all rows before the g-th distinct size
@@ -280,6 +309,14 @@ def _blocks(request: Request, rows: Tensor, plan: Plan) -> Iterator[Tensor]:
     for group, end in reversed(cuts):
         for begin in range(edges[group], edges[end], int(limits[group])):
             yield rows[begin : min(begin + int(limits[group]), edges[end])]
+
+
+def _row_bytes(request: Request) -> int:
+    return max(1, request.clients.x[0].numel() * 4)
+
+
+def _input_bytes(request: Request, rows: Tensor) -> int:
+    return len(rows) * int(request.clients.size[request.positions[rows]].max()) * _row_bytes(request)
 
 
 def _joined(batches: list[Batch]) -> Batch:

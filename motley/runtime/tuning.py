@@ -48,7 +48,7 @@ class Plan:
         But only for tasks that are pure, and not where a step is so short that they would queue for the interpreter.
         """
         small = request.clients.x[0].numel() <= SMALL
-        if request.task.pure and not small:
+        if request.pure and not small:
             return cls(block, threads=1, workers=threads or torch.get_num_threads())
         return cls(block, threads=threads or (1 if small else None))
 
@@ -95,7 +95,9 @@ class Tuner:
 
     def plan(self, request: Request, rows: Tensor, threads: int | None, rehearse: Rehearse) -> Plan:
         one = Plan.of(request, threads, block=1)
-        if len(rows) == 1 or (len(rows) <= FEW and one.workers == 1):
+        if len(rows) <= one.workers:
+            return one
+        if len(rows) <= FEW and one.workers == 1:
             return replace(one, block=len(rows))
         kind = _kind(request, rows, threads)
         if kind not in self.plans:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import pytest
@@ -13,7 +14,7 @@ from motley.methods.fedavg import FedAvg
 from motley.networks.architectures import build
 from motley.release import Release
 from motley.runtime import recording
-from motley.task import Sent
+from motley.task import Sent, Task
 
 
 def clients(sizes: list[int]) -> Clients:
@@ -125,6 +126,22 @@ def test_values_that_become_python_numbers_are_not_frozen(name: str, monkeypatch
     for number in range(1, 6):
         replies = federation.begin_round(number).everyone().ask(getattr(Tasks(), name), shift=float(number))
         assert replies["value"][0, 0] == number
+
+
+def _secret(self: object, client: Client) -> Sent:
+    return send(value=torch.tensor(float(int.from_bytes(os.urandom(3), "little"))))
+
+
+@dataclass(frozen=True)
+class Secretive:
+    secret = Task(_secret, vectorised=False)
+
+
+def test_a_task_of_python_values_is_never_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "AFTER", 2)
+    federation = Federation(clients([4] * 5), runtime=Simulator())
+    drawn = [federation.begin_round(turn).everyone().ask(Secretive().secret)["value"] for turn in range(1, 6)]
+    assert len(torch.cat(drawn).unique()) > 20
 
 
 def test_plain_functions_are_not_recorded_and_the_memory_of_calls_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

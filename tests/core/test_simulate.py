@@ -2,19 +2,25 @@
 
 import os
 import resource
+import signal
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from motley import Client, Clients, Each, Federation, LocalSGD, Model, Simulator, Sum, each, send, task, train
+from motley.draws import key
 from motley.federation import QuorumError
 from motley.methods.fedavg import FedAvg
 from motley.privacy import Gaussian
-from motley.runtime.request import Request
+from motley.runtime import simulate
+from motley.runtime.kept import KeptStore
+from motley.runtime.request import Batch, Request
 from motley.runtime.simulate import LoopInstead, Outputs
 from motley.task import Sent
 from tests.core.helpers import clients, linear, scaled, total
@@ -104,6 +110,114 @@ def test_side_by_side_a_client_keeps_its_own_and_fails_alone(monkeypatch: pytest
         for row, position in zip(replies["scores"], replies.answered, strict=True):
             x, _ = federation.clients.rows(int(position))
             assert torch.equal(row, network(theta * len(x), x[:1]))
+
+
+@pytest.fixture
+def workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small samples are computed side by side too."""
+    monkeypatch.setattr("motley.runtime.tuning.SMALL", 0)
+
+
+@pytest.mark.usefixtures("workers")
+def test_whoever_gives_up_leaves_no_worker_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = [], []
+    call = simulate._without_gradients
+
+    def slow(work: Callable[[], Outputs]) -> Outputs:
+        begun.append(1)
+        time.sleep(0.05)
+        outputs = call(work)
+        ended.append(1)
+        return outputs
+
+    monkeypatch.setattr(simulate, "_without_gradients", slow)
+    simulator = Simulator(block=1, threads=3)
+    method = FedAvg(linear(), cohort=16, local=LocalSGD(epochs=1, batch=4))
+    store = clients(TWICE)
+    request = Request(
+        method.fit, store, torch.arange(20), {"theta": method.model.init(0), "rate": torch.ones(())}, {},
+        [Each("update")], key(0), KeptStore(),
+    )  # fmt: skip
+    replies = simulator.deliver(request)
+    next(replies)
+    replies.close()  # type: ignore[attr-defined]
+    assert 1 <= len(begun) == len(ended) < 20
+
+
+@pytest.mark.usefixtures("workers")
+def test_a_process_that_forks_can_go_on_asking() -> None:
+    expected, _ = trained(Simulator(block=1, threads=2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks with threads
+        child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        os._exit(0 if torch.equal(trained(Simulator(block=1, threads=2))[0], expected) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.usefixtures("workers")
+def test_large_blocks_are_not_all_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulate, "MAX_BYTES_AHEAD", 1)
+    simulator = Simulator(block=3, threads=4)
+    running, most = [], 0
+    prepared = Simulator._prepared
+
+    def watched(self: Simulator, request: Request, rows: Tensor) -> Callable[[], Outputs]:
+        nonlocal most
+        running.append(rows)
+        most = max(most, len(running))
+        return prepared(self, request, rows)
+
+    finished = Simulator._finished
+
+    def done(self: Simulator, *arguments: Any) -> Batch:
+        running.pop()
+        return finished(self, *arguments)
+
+    monkeypatch.setattr(Simulator, "_prepared", watched)
+    monkeypatch.setattr(Simulator, "_finished", done)
+    trained(simulator)
+    assert most == 1
+
+
+@dataclass(frozen=True)
+class Branching:
+    @task
+    def look(self, client: Client) -> Sent:
+        return send(value=client.x.sum() if client.x.sum() > 0 else -client.x.sum())
+
+
+@pytest.mark.usefixtures("workers")
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_task_that_cannot_be_vectorised_is_tried_on_few_blocks(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = []
+    prepared = Simulator._prepared
+
+    def counted(self: Simulator, request: Request, rows: Tensor) -> Callable[[], Outputs]:
+        blocks.append(len(rows))
+        return prepared(self, request, rows)
+
+    monkeypatch.setattr(Simulator, "_prepared", counted)
+    federation = Federation(clients([3] * 40), runtime=Simulator(block=4, threads=threads))
+    with pytest.warns(LoopInstead):
+        values = federation.everyone().ask(Branching().look)["value"]
+    assert bool((values > 0).all())
+    assert sum(size > 1 for size in blocks) <= threads + 2
+
+
+def test_what_is_pure() -> None:
+    @dataclass(frozen=True)
+    class Own:
+        network: nn.Module
+
+        @task
+        def look(self, client: Client) -> Sent:
+            return send(value=client.x.sum())
+
+    assert Branching().look.pure
+    assert not Own(nn.Linear(2, 1)).look.pure  # its parameters could be exchanged by another thread
+    assert not total.pure
 
 
 @task
