@@ -11,7 +11,7 @@ from rich.table import Table
 
 from motley.commands.options import Json, examples, printed, progress_console
 from motley.studio import folder
-from motley.studio.analyses_file import FIGURES, NAMES, PAPERS, Analyses, Measured, write_analyses
+from motley.studio.analyses_file import FIGURES, NAMES, PAPERS, Analyses, CurvePoint, write_analyses
 from motley.studio.analyses_run import analyse as analyses_of
 from motley.studio.analyses_run import finished_run
 from motley.studio.measure import metric_of
@@ -77,14 +77,13 @@ def _results(found: Analyses, name: str, scale: Scale) -> list[tuple[str, str]]:
         return [(NAMES[name], f"{one.mean:.2f} ({one.low:.2f} to {one.high:.2f}) over {one.clients:,} unseen clients")]
     if name in ("alpha", "rotation", "blur"):
         before, after = {"alpha": ("α ", ""), "rotation": ("", "°"), "blur": ("σ ", "")}[name]
-        points: Sequence[Measured] = getattr(found, name)
+        points: Sequence[CurvePoint] = getattr(found, name)
         return [(NAMES[name], _listed(points, before, after, scale))] if points else []
     if name == "size":
         several = len(found.size) > 1
-        labels = ["no noise" if curve.epsilon is None else f"ε = {curve.epsilon:g}" for curve in found.size]
         return [
-            (NAMES[name] + (f", {label}" if several else ""), _listed(curve.points, "", "", scale))
-            for label, curve in zip(labels, found.size, strict=True)
+            (NAMES[name] + (f", {curve.label}" if several else ""), _listed(curve.points, "", "", scale))
+            for curve in found.size
         ]
     if name == "bytes" and found.bytes:
         last = found.bytes[-1]
@@ -95,7 +94,7 @@ def _results(found: Analyses, name: str, scale: Scale) -> list[tuple[str, str]]:
     return []
 
 
-def _listed(points: Sequence[Measured], before: str, after: str, scale: Scale) -> str:
+def _listed(points: Sequence[CurvePoint], before: str, after: str, scale: Scale) -> str:
     return "  ".join(f"{before}{point.at:,g}{after}: {scale(point.mean)}" for point in points)
 
 

@@ -81,14 +81,7 @@ def rank_correlation(descriptors: Tensor, label_shares: Tensor, of: Tensor | Non
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", scipy.stats.ConstantInputWarning)  # the NaN says it
             found.append(float(scipy.stats.spearmanr(far_v[row, others], far_p[row, others]).statistic))
-    return torch.tensor(found)
-
-
-def descriptor_correlation(method: Describing, state: State, federation: Federation, population: Population) -> float:
-    """The mean rank correlation over the unseen clients (T1 Fig. 4.1)."""
-    v = descriptors_of(method, state, federation, population.train)
-    counts = population.histogram(population.train).to(torch.float64)
-    return float(rank_correlation(v, counts / counts.sum(1, keepdim=True), population.unseen).mean())
+    return torch.tensor(found, dtype=torch.float64).clamp(-1, 1)  # rounding may leave the range
 
 
 @dataclass(frozen=True)
@@ -197,16 +190,17 @@ def _with_images(population: Population, change: Any) -> Newcomers:
 
 @dataclass(frozen=True)
 class Point:
-    """One place of a curve: a mean score over clients, with its standard error."""
+    """One place of a curve: a mean score over clients, with its standard error (None: one client tells of none)."""
 
     at: float
     mean: float
-    error: float
+    error: float | None
 
     @classmethod
     def of(cls, at: float, scores: Scores) -> Point:
-        known = int((~scores.score.isnan()).sum())
-        return cls(at, scores.mean, scores.std / math.sqrt(max(1, known)))
+        known = scores.score[~scores.score.isnan()]
+        error = float(known.std(correction=1)) / math.sqrt(len(known)) if len(known) > 1 else None
+        return cls(at, scores.mean, error)
 
 
 def accuracy_by_alpha(

@@ -42,34 +42,40 @@ _LARGEST = 1e30  # of a number that a chart has to place
 Finite = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, le=_LARGEST, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=_LARGEST, allow_inf_nan=False)]
+Coefficient = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=10**12)]
 Words = Annotated[str, Field(max_length=MOST_LETTERS)]
 Spot = tuple[Finite, Finite]
 Name = Literal["map", "correlation", "alpha", "rotation", "blur", "size", "bytes"]
 
 
-class Measured(BaseModel):
-    """One place of a curve: the mean score over newcomers, with its standard error."""
+class CurvePoint(BaseModel):
+    """One place of a curve: the mean score over newcomers, with its standard error (None: of a single newcomer)."""
 
     at: NotNegative
     mean: Finite
-    error: NotNegative
+    error: NotNegative | None
 
 
-class MeasuredAbove(Measured):
+class CurvePointAboveZero(CurvePoint):
     """One place of a curve with a logarithmic axis, which has no 0."""
 
     at: Positive
 
 
-Points = Annotated[list[Measured], Field(max_length=MOST_POINTS)]
-PointsAbove = Annotated[list[MeasuredAbove], Field(max_length=MOST_POINTS)]
+Curve = Annotated[list[CurvePoint], Field(max_length=MOST_POINTS)]
+CurveAboveZero = Annotated[list[CurvePointAboveZero], Field(max_length=MOST_POINTS)]
 
 
 class AtEpsilon(BaseModel):
     """Scores over a newcomer's number of samples, its descriptor protected by ε (None: no noise)."""
 
     epsilon: Positive | None
-    points: PointsAbove
+    points: CurveAboveZero
+
+    @property
+    def label(self) -> str:
+        return "no noise" if self.epsilon is None else f"ε = {self.epsilon:g}"
 
 
 class DescriptorMap(BaseModel):
@@ -92,10 +98,10 @@ class DescriptorMap(BaseModel):
 class Correlation(BaseModel):
     """Of descriptor distances and label distances, over so many unseen clients."""
 
-    mean: Finite
-    low: Finite
-    high: Finite
-    clients: int
+    mean: Coefficient
+    low: Coefficient
+    high: Coefficient
+    clients: Count
 
 
 class AtBytes(BaseModel):
@@ -109,13 +115,13 @@ class AtBytes(BaseModel):
 class Analyses(BaseModel):
     """``analyses.json``. An analysis that does not apply is empty, and ``left_out`` says why."""
 
-    round: int
+    round: Count
     quick: bool
     map: DescriptorMap | None = None
     correlation: Correlation | None = None
-    alpha: PointsAbove = []
-    rotation: Points = []
-    blur: Points = []
+    alpha: CurveAboveZero = []
+    rotation: Curve = []
+    blur: Curve = []
     size: Annotated[list[AtEpsilon], Field(max_length=10)] = []
     bytes: Annotated[list[AtBytes], Field(max_length=MOST_POINTS)] = []
     left_out: dict[Name, Words] = {}
@@ -134,6 +140,10 @@ def read_analyses(run: Path) -> Analyses | None:
             text = stream.read(MOST_BYTES + 1)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise UserError(
+            f"{file} cannot be read: {error.strerror}; remove it, then make it anew with: motley analyse {run}"
+        ) from None
     if len(text) > MOST_BYTES:
         raise UserError(f"{file} has more than {MOST_BYTES:,} bytes, which no analysis needs; {advice}")
     try:

@@ -163,7 +163,7 @@ def _evenly(which: Tensor, most: int) -> Tensor:
     return which[torch.linspace(0, len(which) - 1, most).round().to(torch.int64)]
 
 
-def _curve(points: Sequence[Point]) -> list[dict[str, float]]:
+def _curve(points: Sequence[Point]) -> list[dict[str, float | None]]:
     known = [asdict(point) for point in points if math.isfinite(point.mean)]
     if not known:
         raise DoesNotApply("no newcomer could be scored")
@@ -211,7 +211,7 @@ def _correlation(bench: Bench) -> dict[str, float]:
     }
 
 
-def _alpha(bench: Bench) -> list[dict[str, float]]:
+def _alpha(bench: Bench) -> list[dict[str, float | None]]:
     """T1 Fig. B.1."""
     bench.need_classes()
     bench.need_newcomers()
@@ -227,13 +227,13 @@ def _images(bench: Bench) -> None:
     bench.need_newcomers()
 
 
-def _rotation(bench: Bench) -> list[dict[str, float]]:
+def _rotation(bench: Bench) -> list[dict[str, float | None]]:
     """P2 Fig. 4."""
     _images(bench)
     return _curve(analyses.accuracy_by_rotation(*bench.asked, bench.population, bench.extent.angles))
 
 
-def _blur(bench: Bench) -> list[dict[str, float]]:
+def _blur(bench: Bench) -> list[dict[str, float | None]]:
     """P2 Fig. 4."""
     _images(bench)
     return _curve(analyses.accuracy_by_blur(*bench.asked, bench.population, bench.extent.sigmas))

@@ -76,14 +76,16 @@ def colour(run: int) -> str:
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """About ``count`` round numbers that span low..high."""
-    if not high > low:
-        margin = abs(low) * 0.1 or 1.0
+    largest = max(abs(low), abs(high))
+    if not high - low > max(1e-9 * largest, 1e-100):  # as good as equal
+        margin = 0.1 * largest if largest > 1e-100 else 1.0
         low, high = low - margin, high + margin
     rough = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(rough))
+    digits = math.floor(math.log10(rough))
+    power = 10.0**digits
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [round(i * step, 12) for i in range(first, last + 1)]
+    return [round(i * step, 12 - min(digits, 0)) for i in range(first, last + 1)]
 
 
 def line_chart(
@@ -100,7 +102,7 @@ def line_chart(
     along = math.log if across.log else float
     x_low, x_high = along(min(xs)), along(max(xs))
     if x_low == x_high:
-        x_high += 1
+        x_high += max(1.0, abs(x_high))  # adding 1 changes nothing of a number above 1e16
 
     def at(x: float, y: float) -> tuple[float, float]:
         return (

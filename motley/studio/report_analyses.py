@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from motley.studio import plots
-from motley.studio.analyses_file import FIGURES, NAMES, PAPERS, Analyses, AtEpsilon, DescriptorMap, Measured
+from motley.studio.analyses_file import FIGURES, NAMES, PAPERS, Analyses, AtEpsilon, CurvePoint, DescriptorMap
 from motley.studio.markup import Html, join, tag
 from motley.studio.report_charts import SHAPE, map_legend, panel_of, panels_of, score_span, step_of
 from motley.studio.report_data import Run
@@ -78,12 +78,15 @@ def _ends(line: plots.Series, scale: Scale) -> list[tuple[float, float]]:
     """From where to where each point's band goes; no accuracy is outside of 0 and 1."""
     errors = line.errors or [0.0] * len(line.points)
     ends = [(y - error, y + error) for (_, y), error in zip(line.points, errors, strict=True)]
-    return [(max(low, 0.0), min(high, 1.0)) for low, high in ends] if scale.percent else ends
+    if not scale.percent:
+        return ends
+    return [(min(max(low, 0.0), 1.0), min(max(high, 0.0), 1.0)) for low, high in ends]
 
 
-def _series(run: int, label: str, points: Sequence[Measured]) -> plots.Series:
+def _series(run: int, label: str, points: Sequence[CurvePoint]) -> plots.Series:
     at = [(point.at, point.mean) for point in points]
-    return plots.Series(run, label, at, [point.error for point in points])
+    errors = [point.error for point in points if point.error is not None]
+    return plots.Series(run, label, at, errors if len(errors) == len(at) else ())
 
 
 def _across(title: str, lines: Sequence[plots.Series], unit: str = "", *, log: bool = False) -> plots.Across:
@@ -95,9 +98,8 @@ def _by_epsilon(run: int, whose: str, curves: Sequence[AtEpsilon]) -> _Panel:
     """The lines of a run whose newcomers can protect their descriptors; none for another run."""
     lines = []
     for number, curve in enumerate(curves if len(curves) > 1 else ()):
-        label = "no noise" if curve.epsilon is None else f"ε = {curve.epsilon:g}"
         points = [(point.at, point.mean) for point in curve.points]  # without bands: four of one colour hide each other
-        lines.append(plots.Series(run, label, points, shape=plots.shape_of(number)))
+        lines.append(plots.Series(run, curve.label, points, shape=plots.shape_of(number)))
     return _Panel("size", f"and privacy{whose}", lines, _across("samples, at most", lines, log=True), run)
 
 

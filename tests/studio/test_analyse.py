@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from dataclasses import replace
@@ -73,13 +74,15 @@ def test_unchanged_newcomers_score_what_the_run_measured(runs: dict[str, Path]) 
         assert found.size[0].points[-1].mean == pytest.approx(mean)
 
 
-def test_the_correlation_is_that_of_the_function(runs: dict[str, Path]) -> None:
+def test_the_correlation_is_the_mean_over_the_unseen_clients(runs: dict[str, Path]) -> None:
     finished = finished_run(runs["pefll"])
     found = analyse(finished, quick=True).correlation
     assert found is not None and found.clients == 3 and found.low <= found.mean <= found.high
-    bench = Bench.of(finished, Extent())
-    expected = analyses.descriptor_correlation(*bench.asked, finished.population)
-    assert found.mean == pytest.approx(expected, abs=1e-6)
+    population = finished.population
+    vectors = analyses.descriptors_of(*Bench.of(finished, Extent()).asked, population.train)
+    counts = population.histogram(population.train).to(torch.float64)
+    each = analyses.rank_correlation(vectors, counts / counts.sum(1, keepdim=True), population.unseen)
+    assert found.mean == pytest.approx(float(each.mean()), abs=1e-6)
 
 
 def test_a_private_descriptor_has_a_curve_for_each_epsilon(runs: dict[str, Path]) -> None:
@@ -186,6 +189,16 @@ def test_the_file_holds_what_was_written(tmp_path: Path) -> None:
         ('{"round": 3, "quick": true, "alpha": [' + '{"at":1,"mean":1,"error":0},' * 200 + "1]}", "alpha"),
         ('{"round": 3, "quick": true, "alpha": [{"at": 0, "mean": 1, "error": 0}]}', "alpha.0.at"),
         ('{"round": 3, "quick": true, "blur": [{"at": 0, "mean": 1e99, "error": 0}]}', "blur.0.mean"),
+        ('{"round": 1000000000000000, "quick": true}', "round"),
+        ('{"round": -1, "quick": true}', "round"),
+        (
+            '{"round": 3, "quick": true, "correlation": {"mean": 1.5, "low": 0, "high": 1, "clients": 3}}',
+            "correlation.mean",
+        ),
+        (
+            '{"round": 3, "quick": true, "correlation": {"mean": 1, "low": 0, "high": 1, "clients": -3}}',
+            "correlation.clients",
+        ),
         ('{"round": 3, "quick": true, "left_out": {"magic": "x"}}', "left_out"),
         ('{"round": 3, "quick": true, "left_out": {"map": "' + "x" * 2000 + '"}}', "left_out.map"),
         (
@@ -203,3 +216,16 @@ def test_a_broken_file_is_named_with_the_fault_and_the_way_out(tmp_path: Path, t
         read_analyses(tmp_path)
     assert says in str(caught.value) and "analyses.json" in str(caught.value)
     assert "motley analyse" in str(caught.value)
+
+
+def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "analyses.json").mkdir()
+    with pytest.raises(UserError, match=r"analyses.json cannot be read: Is a directory; remove it, .*motley analyse"):
+        read_analyses(tmp_path)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(UserError, match=r"analyses.json cannot be read: Permission denied"):
+        read_analyses(tmp_path)

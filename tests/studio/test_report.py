@@ -321,6 +321,37 @@ def test_epsilon_has_a_line_each_and_the_line_without_noise_is_not_drawn_twice(t
     ]
 
 
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        {"alpha": [{"at": 1, "mean": 5, "error": 0}]},
+        {"alpha": [{"at": 1, "mean": -5, "error": 0}]},
+        {"alpha": [{"at": 1, "mean": 1e-14, "error": 0}, {"at": 2, "mean": 3e-14, "error": 0}]},
+        {"rotation": [{"at": 1e17, "mean": 0.5, "error": 0}]},
+        {"bytes": [{"gigabytes": 1e30, "seen": 0.5, "unseen": None}]},
+        {"bytes": [{"gigabytes": x, "seen": 0.5, "unseen": None} for x in (1e29, 1.0000000000000003e29)]},
+    ],
+)
+def test_numbers_that_no_analysis_gives_are_drawn_all_the_same(tmp_path: Path, extreme: dict[str, object]) -> None:
+    nothing: dict[str, object] = {"map": None, "correlation": None, "alpha": [], "size": [], "bytes": []}
+    page = report(tmp_path, analysed(make_run(tmp_path / "run", "pefll"), **{**nothing, **extreme}))
+    assert "nan" not in page.words
+    charts = [
+        attributes["aria-label"] for name, attributes in page.tags if name == "svg" and "aria-label" in attributes
+    ]
+    assert any(str(chart).startswith("accuracy: ") for chart in charts)
+
+
+def test_the_score_of_a_single_newcomer_has_no_band(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", "pefll")
+    alone = [{"at": at, "mean": 0.5, "error": None} for at in (0.1, 1)]
+    report(tmp_path, analysed(folder, alpha=alone, size=[]))
+    text = (tmp_path / "report.html").read_text()
+    chart = text[text.index('aria-label="accuracy: other class shares') :]
+    chart = chart[: chart.index("</svg>")]
+    assert 'class="band"' not in chart and "±" not in chart and ">pefll<" in chart
+
+
 def test_names_in_analyses_are_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     folder = make_run(tmp_path / "run", "pefll")
@@ -375,7 +406,9 @@ def test_the_map_keeps_distances_of_a_plane() -> None:
     assert plane(np.ones((1, 1))).shape == (1, 2)
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.61, 0.97), (3.0, 3.0), (-2e-7, 5e-7), (0.0, 12_345_678.0)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 1.0), (0.61, 0.97), (3.0, 3.0), (-2e-7, 5e-7), (0.0, 12_345_678.0), (1e-14, 3e-14)]
+)
 def test_ticks_span_the_values_with_few_round_steps(low: float, high: float) -> None:
     ticks = nice_ticks(low, high)
     assert ticks[0] <= low and ticks[-1] >= high and 3 <= len(ticks) <= 9
