@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -36,6 +37,10 @@ def analyse(
     which is written anew. `motley report RUN RUN` overlays several analysed runs.
     """
     finished = finished_run(run)
+    disk_errors_told = partial(folder.disk_errors_told, run, again=f"motley analyse {run}{' --quick' if quick else ''}")
+    with disk_errors_told():
+        for name in (folder.ANALYSES, folder.REPORT):
+            folder.check_writable(run / name)
     progress = progress_console()
 
     def tell(line: str) -> None:
@@ -43,7 +48,7 @@ def analyse(
             progress.print(line, markup=False, soft_wrap=True)
 
     found = analyses_of(finished, quick=quick, tell=tell)
-    with folder.disk_errors_told(run):
+    with disk_errors_told():
         write_analyses(run, found)
         write_report([run], run / folder.REPORT)
     if as_json:
@@ -55,7 +60,8 @@ def analyse(
     console.print(f"report: {run / folder.REPORT}", soft_wrap=True, markup=False)
     above = run.resolve().parent
     if (above / folder.COMPARISON).is_file():
-        console.print(f"in the report of its comparison: motley report {run.parent}", soft_wrap=True, markup=False)
+        shown = run.parent if run.parent.resolve() == above else above  # the parent of `.` is `.`
+        console.print(f"in the report of its comparison: motley report {shown}", soft_wrap=True, markup=False)
 
 
 def _show(found: Analyses, scale: Scale, method: str) -> None:

@@ -134,7 +134,7 @@ def _runs_in(path: Path) -> list[Path]:
         raise UserError(f"there is no run folder {path}")
     if not (path / folder.COMPARISON).exists():
         return [path]
-    return [path / str(run["folder"]) for run in folder.read_json(path / folder.COMPARISON)["runs"]]
+    return folder.compared_runs(path)
 
 
 def carry_out_and_print(plan: Plan, out: Path | None, quiet: bool, as_json: bool) -> Comparison:

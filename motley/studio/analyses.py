@@ -32,6 +32,10 @@ class TooFewRows(ValueError):
     """There is not enough data to make newcomers of."""
 
 
+class NoRounds(ValueError):
+    """No round of a run was evaluated."""
+
+
 class Describing(Protocol):
     """A method that describes clients: PeFLL, ODPFL-HN, pFedHN."""
 
@@ -259,5 +263,5 @@ def accuracy_per_gigabyte(run: Path) -> list[tuple[float, float | None, float | 
             sent = (record["bytes_up"] + record["bytes_down"]) / 1e9
             found.append((sent, seen and seen["mean"], unseen and unseen["mean"]))
     if not found:
-        raise ValueError(f"{run} has no evaluated rounds in {METRICS}")
+        raise NoRounds(f"the run has no evaluated rounds in {METRICS}")
     return found

@@ -29,6 +29,7 @@ from motley.studio.analyses_file import (
     Analyses,
 )
 from motley.studio.errors import UserError
+from motley.studio.measure import serves_unlabeled
 from motley.studio.newcomer import FinishedRun
 
 
@@ -62,9 +63,9 @@ QUICK = Extent(
 
 def finished_run(path: Path) -> FinishedRun:
     """A run that can be analysed, or an error that says what the folder is instead."""
-    if (path / folder.COMPARISON).is_file():
-        runs = [str(one["folder"]) for one in folder.read_json(path / folder.COMPARISON)["runs"]]
-        raise UserError(f"{path} holds a comparison; analyse its runs one by one, for example: {path / runs[0]}")
+    if (path / folder.COMPARISON).exists():
+        first = folder.compared_runs(path)[0]
+        raise UserError(f"{path} holds a comparison; analyse its runs one by one, for example: {first}")
     if (path / folder.RECIPE).is_file() and not (path / folder.RESULT).is_file():
         raise UserError(f"{path} has not ended: it has no {folder.RESULT}; finish it with: motley resume {path}")
     return FinishedRun.open(path)
@@ -109,7 +110,7 @@ class Bench:
     @classmethod
     def of(cls, run: FinishedRun, extent: Extent) -> Bench:
         whole = run.population
-        served = whole.test.labeled & (whole.train.labeled | run.method.serves_unlabeled)
+        served = whole.test.labeled & (whole.train.labeled | serves_unlabeled(run.method))
         able = served & (whole.train.size > 0) & (whole.test.size > 0)
         unseen = _evenly(whole.unseen[able[whole.unseen]], extent.newcomers)
         # of the run's last round, so that an unchanged newcomer gets the score that the run's result has
@@ -143,7 +144,7 @@ class Bench:
         if not hasattr(method, "descriptors"):
             raise DoesNotApply(f"{self.method_name} has no descriptors of clients; pefll, odpfl and pfedhn have")
         train = self.population.train
-        able = (train.size > 0) & (train.labeled | method.serves_unlabeled)
+        able = (train.size > 0) & (train.labeled | serves_unlabeled(method))
         seen = self.population.seen[able[self.population.seen]]
         which = torch.cat([_evenly(seen, self.extent.mapped - len(self.population.unseen)), self.population.unseen])
         if len(which) < 4:
@@ -259,7 +260,7 @@ def _bytes(bench: Bench) -> list[dict[str, float | None]]:
     """T1 Fig. B.5."""
     try:
         rows = analyses.accuracy_per_gigabyte(bench.run.path)
-    except ValueError as error:
+    except analyses.NoRounds as error:
         raise DoesNotApply(str(error)) from error
     if rows[-1][0] == 0:
         raise DoesNotApply(f"{bench.method_name} sends nothing in training")

@@ -36,8 +36,11 @@ _LIBRARIES = ("motley-fl", "torch", "numpy", "scikit-learn", "dp-accounting", "s
 
 
 @contextlib.contextmanager
-def disk_errors_told(folder: Path) -> Iterator[None]:
-    """Turn what the operating system says about files into a sentence and advice."""
+def disk_errors_told(folder: Path, again: str | None = None) -> Iterator[None]:
+    """Turn what the operating system says about files into a sentence and advice.
+
+    ``again`` is the command to repeat, where neither ``motley resume`` nor ``--out`` would help.
+    """
     try:
         yield
     except OSError as error:
@@ -47,16 +50,30 @@ def disk_errors_told(folder: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise UserError(
                 f"the disk is full: {where} could not be written. Nothing that was there is lost; free some space, "
-                f"then go on with: motley resume {folder}"
+                f"then go on with: {again or f'motley resume {folder}'}"
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise UserError(f"no permission to write {where}; choose another folder with --out") from error
+            advice = "choose another folder with --out" if again is None else f"change that, then repeat: {again}"
+            raise UserError(f"no permission to write {where}; {advice}") from error
         raise UserError(f"cannot use {where}: {error.strerror}") from error
+
+
+def check_writable(file: Path) -> None:
+    """Fail as ``write_whole`` would, before long work instead of after it."""
+    if file.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+    trial = _beside(file)
+    trial.open("wb").close()
+    trial.unlink()
+
+
+def _beside(file: Path) -> Path:
+    return file.with_name(f".{file.name}.part")
 
 
 def write_whole(file: Path, content: bytes) -> None:
     """Write a file so that a crash at any moment leaves the old one or the new one."""
-    fresh = file.with_name(f".{file.name}.part")
+    fresh = _beside(file)
     try:
         with fresh.open("wb") as stream:
             stream.write(content)
@@ -88,8 +105,29 @@ def read_json(file: Path) -> Any:
         return json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{file.parent} has no {file.name}; is it the folder of a finished run?") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise UserError(f"{file} is damaged: {error}") from error
+
+
+def compared_runs(comparison: Path) -> list[Path]:
+    """The folders of a comparison's runs, at least one."""
+    file = comparison / COMPARISON
+    content = read_json(file)
+    runs = content.get("runs") if isinstance(content, dict) else None
+    if not isinstance(runs, list) or not runs:
+        raise UserError(f'{file} is damaged: expected "runs", a list of one or more, got {_short(content)}')
+    for one in runs:
+        name = one.get("folder") if isinstance(one, dict) else None
+        if not isinstance(name, str) or not name or Path(name).name != name:
+            raise UserError(f'{file} is damaged: expected a run with "folder", the name of one, got {_short(one)}')
+    return [comparison / one["folder"] for one in runs]
+
+
+def _short(content: Any) -> str:
+    text = json.dumps(content)
+    return text if len(text) <= 80 else text[:79] + "…"
 
 
 def write_table(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -57,16 +57,21 @@ class Measured:
         ]
 
 
+def serves_unlabeled(method: Method) -> bool:
+    """A user's own method may leave it out; then it serves no client without labels."""
+    return bool(getattr(method, "serves_unlabeled", False))
+
+
 def measure(method: Method, state: State, federation: Federation, population: Population) -> Measurement:
     """Score all three groups; None: there is no such client, or the method does not serve clients without labels."""
-    serves_unlabeled = bool(getattr(method, "serves_unlabeled", False))
+    without_labels = serves_unlabeled(method)
 
     def score(group: Group, which: Tensor, hidden: bool = False) -> Measured | None:
-        if len(which) == 0 or (hidden and not serves_unlabeled):
+        if len(which) == 0 or (hidden and not without_labels):
             return None
         train, test = population.train.select(which), population.test.select(which)
         train = train.without_labels() if hidden else train
-        served = test.labeled & (train.labeled | serves_unlabeled)
+        served = test.labeled & (train.labeled | without_labels)
         rows = served.nonzero().flatten()
         empty = torch.full((len(which),), float("nan"))
         scores = Scores(empty, empty.clone())

@@ -26,6 +26,7 @@ from motley.privacy.system import SystemDraws
 from motley.studio import checkpoint, folder
 from motley.studio.analyses import Newcomers, accuracy_by_size_and_epsilon
 from motley.studio.errors import UserError
+from motley.studio.measure import serves_unlabeled
 from motley.studio.prepare import Prepared, prepare
 from motley.studio.recipe import read_recipe
 
@@ -203,7 +204,7 @@ def serve(
     if epsilon is None and isinstance(method, ODPFL) and method.newcomer_epsilon is not None:
         epsilon, delta = method.newcomer_epsilon, method.newcomer_delta
     labeled = bool(newcomer.labeled.all())
-    if not labeled and not method.serves_unlabeled:
+    if not labeled and not serves_unlabeled(method):
         able = ", ".join(key for key in ("pefll-unlabeled", "odpfl", "pfl-nearest", "fedavg") if key in METHODS)
         raise UserError(
             f"{run.prepared.recipe.method} cannot personalize for a client without labels; give labels, or train with "

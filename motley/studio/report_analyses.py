@@ -10,7 +10,7 @@ import numpy as np
 from motley.studio import plots
 from motley.studio.analyses_file import FIGURES, NAMES, PAPERS, Analyses, AtEpsilon, CurvePoint, DescriptorMap
 from motley.studio.markup import Html, join, tag
-from motley.studio.report_charts import SHAPE, map_legend, panel_of, panels_of, score_span, step_of
+from motley.studio.report_charts import SHAPE, map_legend, mapped, panel_of, panels_of, score_span, step_of
 from motley.studio.report_data import Run
 from motley.studio.report_words import Scale, listed, size
 
@@ -149,7 +149,7 @@ def _maps(runs: Sequence[Run], scale: Scale) -> Html | None:
             continue
         groups |= set(found.group)
         for kind, places in (("PCA", found.pca), ("t-SNE", found.t_sne)):
-            chart = _map(run, found, places, scale, span, f"{kind} of descriptors, {run.label}")
+            chart = _map(run, found, places, scale, span, len(runs), f"{kind} of descriptors, {run.label}")
             panels.append(panel_of(run.label, f"descriptors by {kind}", chart, i))
     if not panels:
         return None
@@ -169,11 +169,13 @@ def _map(
     places: Sequence[tuple[float, float]],
     scale: Scale,
     span: tuple[float, float] | None,
+    runs: int,
     title: str,
 ) -> Html:
     scored = {(row.client, row.group): row.score for row in run.clients}
     dots = []
-    for name, group, main, (x, y) in zip(clients.names, clients.group, clients.main_class, places, strict=True):
+    for i in mapped(len(clients.names), runs):
+        name, group, main, (x, y) = clients.names[i], clients.group[i], clients.main_class[i], places[i]
         score = scored.get((name, group))
         mostly = "" if main is None else f", mostly {main}"
         tip = f"{name} ({group}{mostly})\n{run.label}: {'not served' if score is None else scale(score)}"

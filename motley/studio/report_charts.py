@@ -13,7 +13,7 @@ from motley.studio.report_data import ClientMap, Round, Run
 from motley.studio.report_words import GROUP_NAMES, Scale, epsilon, listed, present, size
 
 SHAPE = {"seen": "circle", "unseen": "diamond", "unlabeled": "triangle"}
-_MOST_DOTS = 6000  # of all maps of a page together
+_MOST_DOTS = 6000  # of all maps of one kind on a page together
 
 
 def accuracy(runs: Sequence[Run], scale: Scale) -> Html:
@@ -173,11 +173,12 @@ def _map(
     places = plane(rows)
     scored = {(row.client, row.group): row.score for row in run.clients}
     count = len(clients.names)
-    shown = np.unique(np.linspace(0, count - 1, min(count, max(200, _MOST_DOTS // runs))).round().astype(int))
     largest = max(clients.n, default=1) or 1
     names = clients.class_names or [str(i) for i in range(rows.shape[1])]
     dots = []
-    for i in sorted(shown.tolist(), key=lambda i: -clients.n[i]):  # large ones first, so that they hide no small one
+    for i in sorted(
+        mapped(count, runs), key=lambda i: -clients.n[i]
+    ):  # large ones first, so that they hide no small one
         score = scored.get((clients.names[i], clients.group[i]))
         share = "" if not labels else f"\nmostly {_top(rows[i], names)}"
         result = "not served" if score is None else scale(score)
@@ -188,6 +189,12 @@ def _map(
         dots.append(plots.Dot(places[i, 0], places[i, 1], tip, radius, step, shape))
     words = _class_words(rows, places, names) if labels and rows.shape[1] <= 20 else []
     return plots.scatter(dots, words, title=f"map of {count} clients by {kind.replace('_', ' ')}, {run.label}")
+
+
+def mapped(clients: int, runs: int) -> list[int]:
+    """Which clients have a dot on a run's map, evenly: the more runs have one, the fewer."""
+    most = min(clients, max(200, _MOST_DOTS // runs))
+    return [int(i) for i in np.unique(np.linspace(0, clients - 1, most).round())]
 
 
 def plane(rows: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ from motley.studio import checkpoint, folder
 from motley.studio.checkpoint import Checkpoint
 from motley.studio.errors import Interrupted, UserError
 from motley.studio.folder import RunFolder, disk_errors_told
-from motley.studio.measure import GROUPS, Measurement, measure, metric_of
+from motley.studio.measure import GROUPS, Measurement, measure, metric_of, serves_unlabeled
 from motley.studio.prepare import Prepared, prepare
 from motley.studio.privacy import spent
 from motley.studio.progress import Quiet, Watcher
@@ -172,7 +172,7 @@ class _Run:
             scored=f"the models that `personalize` gives after round {federation.round}, on each client's test rows "
             "(simulation only: no score leaves a client, and none is in ε)",
             accuracy={group: None if (one := measured[group]) is None else one.summary() for group in GROUPS},
-            serves_unlabeled=bool(getattr(self.prepared.method, "serves_unlabeled", False)),
+            serves_unlabeled=serves_unlabeled(self.prepared.method),
             bytes={"up": federation.traffic.total_up, "down": federation.traffic.total_down},
             privacy=spent(federation, self.prepared.delta),
             expected=recipe.expected.model_dump(),
@@ -199,7 +199,7 @@ def _descriptors(method: Method, state: State, federation: Federation, populatio
     if not hasattr(method, "introduce") or not hasattr(method, "descriptors") or federation.round == 0:
         return None
     clients = population.train
-    if not (bool(clients.labeled.all()) or method.serves_unlabeled) or len(clients) > MAP_CLIENTS:
+    if not (bool(clients.labeled.all()) or serves_unlabeled(method)) or len(clients) > MAP_CLIENTS:
         return None
     found: Tensor = method.descriptors(state, federation.aside(clients).everyone())
     return found if len(found) == len(clients) else None

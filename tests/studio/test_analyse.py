@@ -18,8 +18,9 @@ from motley.cli import app
 from motley.data import load
 from motley.studio import analyses, analyses_run, run
 from motley.studio.analyses_file import MOST_BYTES, NAMES, Analyses, read_analyses, write_analyses
-from motley.studio.analyses_run import Bench, Extent, analyse, finished_run
+from motley.studio.analyses_run import QUICK, Bench, Extent, analyse, finished_run
 from motley.studio.errors import UserError
+from motley.studio.newcomer import serve
 from tests.studio.helpers import SMALL, At, Crash, crash, metrics
 
 TINY: dict[str, Any] = {**SMALL, "rounds": 2, "eval_every": 1}
@@ -142,6 +143,85 @@ def test_folders_that_cannot_be_analysed_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "half" / "analyses.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[]", 'expected "runs", a list of one or more, got []'),
+        ('{"title": "x"}', """expected "runs", a list of one or more, got {"title": "x"}"""),
+        ('{"runs": []}', """expected "runs", a list of one or more, got {"runs": []}"""),
+        ('{"runs": {}}', """expected "runs", a list of one or more, got {"runs": {}}"""),
+        ('{"runs": ["a"]}', """expected a run with "folder", the name of one, got "a\""""),
+        ('{"runs": [{"folder": 3}]}', """expected a run with "folder", the name of one, got {"folder": 3}"""),
+        ('{"runs": [{"folder": "../a"}]}', """expected a run with "folder", the name of one, got {"folder": "../a"}"""),
+        ('{"runs": [', "Expecting value"),
+        (None, "cannot be read: Is a directory"),
+    ],
+)
+@pytest.mark.parametrize("command", ["analyse", "report"])
+def test_a_damaged_comparison_is_told(tmp_path: Path, command: str, text: str | None, says: str) -> None:
+    file = tmp_path / "comparison.json"
+    file.mkdir() if text is None else file.write_text(text)
+    shown = " ".join(motley(command, tmp_path, code=1).split())
+    assert "comparison.json" in shown and says in shown
+
+
+def test_the_comparison_of_a_run_is_named_as_it_can_be_typed(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(runs["fedavg"], tmp_path / "both" / "fedavg")
+    (tmp_path / "both" / "comparison.json").write_text('{"runs": [{"folder": "fedavg"}]}')
+    monkeypatch.chdir(tmp_path)
+    assert "comparison: motley report both\n" in motley("analyse", "both/fedavg", "--quick")
+    monkeypatch.chdir(tmp_path / "both" / "fedavg")
+    assert f"comparison: motley report {tmp_path / 'both'}\n" in motley("analyse", ".", "--quick")
+
+
+@pytest.mark.parametrize("name", ["analyses.json", "report.html", ".analyses.json.part"])
+def test_a_folder_that_cannot_be_written_is_noticed_before_the_work(
+    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    shutil.copytree(runs["fedavg"], tmp_path / "run")
+    (tmp_path / "run" / name).unlink(missing_ok=True)
+    (tmp_path / "run" / name).mkdir()
+    monkeypatch.setattr("motley.commands.analyse.analyses_of", lambda *_, **__: pytest.fail("too late"))
+    shown = " ".join(motley("analyse", tmp_path / "run", code=1).split())
+    assert "cannot use" in shown and f"{name}: Is a directory" in shown
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOSPC])
+def test_advice_about_the_disk_fits_the_command(
+    runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(file: Path) -> None:
+        raise OSError(number, "no", str(file))
+
+    monkeypatch.setattr("motley.studio.folder.check_writable", refuse)
+    shown = " ".join(motley("analyse", runs["fedavg"], "--quick", code=1).split())
+    assert f"motley analyse {runs['fedavg']} --quick" in shown
+    assert "--out" not in shown and "resume" not in shown
+
+
+def test_a_run_that_was_never_evaluated_is_told_without_its_place(runs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(runs["fedavg"], tmp_path / "run")
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"round": 1}\n')
+    found = analyse(finished_run(tmp_path / "run"), quick=True)
+    assert found.left_out["bytes"] == "the run has no evaluated rounds in metrics.jsonl"
+
+
+def test_only_what_does_not_apply_is_taken_for_it(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(_: Path) -> None:
+        raise ValueError("a mistake of ours")
+
+    monkeypatch.setattr(analyses, "accuracy_per_gigabyte", wrong)
+    with pytest.raises(ValueError, match="a mistake of ours"):
+        analyse(finished_run(runs["fedavg"]), quick=True)
+
+
+def test_the_page_about_the_report_names_how_many_newcomers_are_taken() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reading-the-report.md").read_text()
+    assert f"than {Extent().newcomers} ({QUICK.newcomers} with `--quick`)" in page
+
+
 def test_a_method_that_makes_no_personal_models_is_refused(tmp_path: Path) -> None:
     run("fedavg", out=tmp_path / "run", **{**TINY, "rounds": 1})
     (tmp_path / "own.py").write_text("class Sums:\n    def start(self): ...\n    def round(self): ...\n")
@@ -149,6 +229,54 @@ def test_a_method_that_makes_no_personal_models_is_refused(tmp_path: Path) -> No
     recipe.write_text(recipe.read_text().replace('method = "fedavg"', f'method = "{tmp_path / "own.py"}:Sums"'))
     shown = " ".join(motley("analyse", tmp_path / "run", code=1).split())
     assert "Sums has no personalize(...); a method has start, round and personalize" in shown
+
+
+OWN = """
+from dataclasses import dataclass
+
+import torch
+
+from motley import Federation, Model, State, send, task
+
+
+@dataclass(frozen=True)
+class Still:
+    model: Model
+
+    @task
+    def describe(self, client):
+        return send(v=client.mean(client.x.flatten(1).float()))
+
+    def start(self, seed):
+        return State(theta=self.model.init(seed))
+
+    def round(self, state, federation):
+        federation.everyone().ask(self.describe)
+        return state
+
+    def personalize(self, state, cohort):
+        return state.theta.expand(len(cohort), -1)
+
+    def descriptors(self, state, cohort):
+        return cohort.ask(self.describe)["v"]
+
+    def introduce(self):
+        ...
+"""
+
+
+@pytest.mark.parametrize("labeled", [1.0, 0.5])
+def test_an_own_method_need_not_say_whether_it_serves_clients_without_labels(tmp_path: Path, labeled: float) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    settings = {name: value for name, value in TINY.items() if name != "cohort"}
+    run(f"{tmp_path / 'own.py'}:Still", out=tmp_path / "run", labeled=labeled, **settings)
+    found = analyse(finished_run(tmp_path / "run"), quick=True)
+    assert found.left_out == {} and found.map is not None
+    assert len(found.map.names) == (12 if labeled == 1 else 3 + round(9 * labeled))
+    finished = finished_run(tmp_path / "run")
+    without = finished.population.train.select(torch.arange(1)).without_labels()
+    with pytest.raises(UserError, match="cannot personalize for a client without labels"):
+        serve(finished, without, "nobody")
 
 
 def test_at_most_so_many_clients_are_taken_evenly() -> None:

@@ -352,6 +352,16 @@ def test_the_score_of_a_single_newcomer_has_no_band(tmp_path: Path) -> None:
     assert 'class="band"' not in chart and "±" not in chart and ">pefll<" in chart
 
 
+def test_maps_of_many_analysed_runs_have_fewer_dots_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("motley.studio.report_charts._MOST_DOTS", 500)
+    folders = [analysed(make_run(tmp_path / f"run-{i}", "pefll", clients=300, seed=i)) for i in range(2)]
+    for shown, dots in ((folders[:1], 300), (folders, 250)):
+        report(tmp_path, *shown)
+        text = (tmp_path / "report.html").read_text()
+        chart = text[text.index('aria-label="PCA of descriptors') :]
+        assert chart[: chart.index("</svg>")].count("<title>") == dots
+
+
 def test_names_in_analyses_are_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     folder = make_run(tmp_path / "run", "pefll")
