@@ -118,13 +118,13 @@ class Simulator:
         blocks = self._that_work(request, _blocks(request, rows, plan))
         if plan.workers > 1:
             yield from self._side_by_side(request, blocks, plan.workers, rehearsal)
+            if not rehearsal:
+                self._recordings.make()  # now that no worker is at work
         else:
             for block_rows in blocks:
                 yield self._finished(request, block_rows, self._prepared(request, block_rows), rehearsal)
                 if not rehearsal:
                     self._recordings.make()
-        if not rehearsal:
-            self._recordings.make()  # now that no worker is at work
 
     def _that_work(self, request: Request, blocks: Iterator[Tensor]) -> Iterator[Tensor]:
         """The blocks; from where the task has turned out not to be vectorisable on, its clients one by one."""
