@@ -7,11 +7,12 @@ of clients with ``torch.func.vmap``. A task that cannot be vectorised runs clien
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -32,6 +33,7 @@ Arrays = dict[str, Tensor]
 Outputs = tuple[list[dict[str, Tensor]], dict[str, Tensor]]  # what each release lets out, and what is kept
 MAX_BLOCK_BYTES = 1 << 28  # of inputs in one block: a larger cohort streams through
 MAX_BYTES_AHEAD = 1 << 30  # of inputs in all blocks that workers have at a time
+TOGETHER = 8  # clients that are read together where they are computed one by one
 
 
 class LoopInstead(UserWarning):
@@ -115,14 +117,15 @@ class Simulator:
 
         A block is computed by one worker, so how many there are changes no bit.
         """
-        blocks = self._that_work(request, _blocks(request, rows, plan))
+        singly = plan.block == 1
+        blocks = _singles(request, rows, plan) if singly else self._that_work(request, _blocks(request, rows, plan))
         if plan.workers > 1:
-            yield from self._side_by_side(request, blocks, plan.workers, rehearsal)
+            yield from self._side_by_side(request, blocks, plan.workers, singly, rehearsal)
             if not rehearsal:
                 self._recordings.make()  # now that no worker is at work
         else:
             for block_rows in blocks:
-                yield self._finished(request, block_rows, self._prepared(request, block_rows), rehearsal)
+                yield self._finished(request, block_rows, self._prepared(request, block_rows, singly), rehearsal)
                 if not rehearsal:
                     self._recordings.make()
 
@@ -132,7 +135,7 @@ class Simulator:
             yield from rows[:, None] if request.task.name in self._loop else (rows,)
 
     def _side_by_side(
-        self, request: Request, blocks: Iterator[Tensor], workers: int, rehearsal: bool
+        self, request: Request, blocks: Iterator[Tensor], workers: int, singly: bool, rehearsal: bool
     ) -> Iterator[Batch]:
         ahead: deque[tuple[Tensor, Future[Outputs]]] = deque()
         try:
@@ -142,7 +145,7 @@ class Simulator:
                     first, future = ahead.popleft()
                     held -= _input_bytes(request, first)
                     yield self._finished(request, first, future.result, rehearsal)
-                call = self._prepared(request, block_rows)
+                call = self._prepared(request, block_rows, singly)
                 ahead.append((block_rows, _workers(workers).submit(_without_gradients, call)))
             while ahead:
                 first, future = ahead.popleft()
@@ -171,26 +174,38 @@ class Simulator:
             )
         return _joined(singles)
 
-    def _prepared(self, request: Request, rows: Tensor) -> Callable[[], Outputs]:
-        """The call for a block of clients. All that it needs is read here; it may run in any thread."""
+    def _prepared(self, request: Request, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
+        """The call for a block of clients, or for one of them after the other.
+
+        All that it needs is read here; it may run in any thread.
+        """
         block = request.clients.block(request.positions[rows])
         kept = request.kept.read(block.ids)
         # an input that is one row repeated for everybody (stride 0) is shared, which vectorises far better
-        inputs = {
-            "shared": {**request.shared, **{name: v[0] for name, v in request.each.items() if v.stride(0) == 0}},
+        shared = {**request.shared, **{name: v[0] for name, v in request.each.items() if v.stride(0) == 0}}
+        own = {
             "columns": _columns(request, block),
             "kept": dict(kept.values),
             "present": dict(kept.present),
             "each": {name: value[rows] for name, value in request.each.items() if value.stride(0) != 0},
         }
+        vectorised = len(rows) > 1 and not singly
+        turns = [slice(None)] if vectorised else [slice(i, i + 1) for i in range(len(rows))]
+        inputs: list[Inputs] = [
+            {
+                "shared": shared,
+                **{group: {name: v[turn] for name, v in arrays.items()} for group, arrays in own.items()},
+            }
+            for turn in turns
+        ]
 
         def work(inputs: Inputs) -> Outputs:
             def one(columns: Arrays, values: Arrays, present: Arrays, each: Arrays) -> Outputs:
                 client = _client(block, columns, Kept(values, present))
                 return _answer(request, client, {**inputs["shared"], **each}, Draws(columns["key"], 1))
 
-            arguments = [dict(inputs[name]) for name in ("columns", "kept", "present", "each")]
-            if len(rows) > 1:
+            arguments = [dict(inputs[name]) for name in own]
+            if vectorised:
                 result: Outputs = vmap(one)(*arguments)
                 return result
             out, keep = one(*({name: value[0] for name, value in arrays.items()} for arrays in arguments))
@@ -198,16 +213,16 @@ class Simulator:
                 name: value[None] for name, value in keep.items()
             }
 
-        kind = self._recordings.kind(request, inputs, len(rows) > 1, block.full, block.all_labeled)
+        kind = self._recordings.kind(request, inputs[0], vectorised, block.full, block.all_labeled)
 
-        def call() -> Outputs:
+        def turn(inputs: Inputs) -> Outputs:
             begin = time.perf_counter()
             made: Outputs = (kind.recorded or work)(inputs)
             if kind.recorded is None:
                 self._recordings.called(kind, time.perf_counter() - begin, work, inputs)
             return made
 
-        return call
+        return lambda: _stacked([turn(one) for one in inputs])
 
     def _batch(self, request: Request, rows: Tensor, outputs: Outputs, rehearsal: bool) -> Batch:
         """Leave out replies that are not finite, let the rest keep what they keep, and hand over what they sent."""
@@ -311,6 +326,17 @@ def _blocks(request: Request, rows: Tensor, plan: Plan) -> Iterator[Tensor]:
             yield rows[begin : min(begin + int(limits[group]), edges[end])]
 
 
+def _singles(request: Request, rows: Tensor, plan: Plan) -> Iterator[Tensor]:
+    """Rows (largest clients first) that are computed one by one: a few alike together, because reading costs too."""
+    few = min(TOGETHER, len(rows) // (16 * plan.workers)) if request.pure else 1
+    where = request.positions[rows]
+    sizes, labeled = request.clients.size[where].numpy(), request.clients.labeled[where].numpy()
+    changes = np.flatnonzero((np.diff(sizes) != 0) | (np.diff(labeled) != 0)) + 1
+    for begin, end in itertools.pairwise([0, *changes.tolist(), len(rows)]):
+        fit = max(1, min(few, MAX_BLOCK_BYTES // (max(1, int(sizes[begin])) * _row_bytes(request))))
+        yield from (rows[i : min(i + fit, end)] for i in range(begin, end, fit))
+
+
 def _row_bytes(request: Request) -> int:
     return max(1, request.clients.x[0].numel() * 4)
 
@@ -330,11 +356,22 @@ def _joined(batches: list[Batch]) -> Batch:
         if batch.shapes() != first:
             failed[int(batch.rows[0])] = f"sent arrays of shapes {batch.shapes()}, but others sent {first}"
     good = [batch for batch in good if int(batch.rows[0]) not in failed]
-    arrays = [
-        {name: torch.cat([batch.arrays[i][name] for batch in good]) for name in good[0].arrays[i]}
-        for i in range(len(good[0].arrays))
-    ]
+    arrays = [_concatenated(release) for release in zip(*(batch.arrays for batch in good), strict=True)]
     return Batch(torch.cat([batch.rows for batch in good]), arrays, failed)
+
+
+def _stacked(outputs: list[Outputs]) -> Outputs:
+    """Outputs of one client each as those of a block."""
+    if len(outputs) == 1:
+        return outputs[0]
+    releases = zip(*(out for out, _ in outputs), strict=True)
+    return [_concatenated(one) for one in releases], _concatenated([keep for _, keep in outputs])
+
+
+def _concatenated(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    if any(part.keys() != parts[0].keys() for part in parts):
+        raise ValueError("clients sent arrays of different names")
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _through_the_wire(request: Request) -> Request:

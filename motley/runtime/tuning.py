@@ -142,7 +142,7 @@ def _measure(rows: Tensor, one: Plan, rehearse: Rehearse) -> Plan:
         plan = replace(one, block=block)
         with plan.threads_set():
             taken: list[float] = []
-            while len(taken) < 2 or (len(taken) < 4 and sum(taken[1:]) < PATIENCE / 3):
+            while len(taken) < 2 or (len(taken) < 8 and sum(taken[1:]) < PATIENCE / 3):
                 start = clock()
                 rehearse(plan, middle.expand(block * one.workers))
                 taken.append(clock() - start)

@@ -6,7 +6,7 @@ import signal
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -58,8 +58,8 @@ def test_how_many_work_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     running, most = set(), 0
     call = Simulator._prepared
 
-    def watched(self: Simulator, request: Request, rows: Tensor) -> Callable[[], Outputs]:
-        made = call(self, request, rows)
+    def watched(self: Simulator, request: Request, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
+        made = call(self, request, rows, singly)
 
         def run() -> Outputs:
             nonlocal most
@@ -163,11 +163,11 @@ def test_large_blocks_are_not_all_held_at_a_time(monkeypatch: pytest.MonkeyPatch
     running, most = [], 0
     prepared = Simulator._prepared
 
-    def watched(self: Simulator, request: Request, rows: Tensor) -> Callable[[], Outputs]:
+    def watched(self: Simulator, request: Request, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
         nonlocal most
         running.append(rows)
         most = max(most, len(running))
-        return prepared(self, request, rows)
+        return prepared(self, request, rows, singly)
 
     finished = Simulator._finished
 
@@ -179,6 +179,51 @@ def test_large_blocks_are_not_all_held_at_a_time(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Simulator, "_finished", done)
     trained(simulator)
     assert most == 1
+
+
+@dataclass(frozen=True)
+class Particular:
+    """Fails at clients whose first number is below -1."""
+
+    @task
+    def look(self, client: Client) -> Sent:
+        assert client.full, "one by one, nobody is padded"
+        if float(client.x[0, 0]) < -1:
+            raise ValueError("too cold")
+        labels = client.y.sum() if client.labeled else torch.tensor(-1)
+        return send(value=client.mean(client.x.sum(-1)), labels=labels)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_clients_read_together_are_still_computed_one_by_one(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("motley.runtime.tuning.SMALL", 0)
+    read = []
+    prepared = Simulator._prepared
+
+    def counted(self: Simulator, request: Request, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
+        read.append(len(rows))
+        return prepared(self, request, rows, singly)
+
+    monkeypatch.setattr(Simulator, "_prepared", counted)
+    some = clients([3] * 200 + [5] * 200)
+    some = replace(some, labeled=torch.arange(400) % 40 < 30)
+
+    def asked(together: int) -> tuple[Tensor, Tensor, set[str], int]:
+        monkeypatch.setattr(simulate, "TOGETHER", together)
+        read.clear()
+        federation = Federation(some, runtime=Simulator(block=1, threads=threads))
+        replies = federation.everyone().ask(Particular().look, into=[Each("value"), Each("labels")])
+        order = replies.answered.argsort()
+        failed = {failure.client for failure in replies.failures}
+        return replies["value"][order], replies["labels"][order], failed, max(read)
+
+    alone, labels, failed, most = asked(1)
+    assert most == 1
+    assert 0 < len(failed) < 200
+    assert bool((labels == -1).any()) and bool((labels != -1).any())
+    values, same_labels, same_failed, most = asked(8)
+    assert most > 1
+    assert torch.equal(values, alone) and torch.equal(same_labels, labels) and same_failed == failed
 
 
 @dataclass(frozen=True)
@@ -194,9 +239,9 @@ def test_a_task_that_cannot_be_vectorised_is_tried_on_few_blocks(threads: int, m
     blocks = []
     prepared = Simulator._prepared
 
-    def counted(self: Simulator, request: Request, rows: Tensor) -> Callable[[], Outputs]:
+    def counted(self: Simulator, request: Request, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
         blocks.append(len(rows))
-        return prepared(self, request, rows)
+        return prepared(self, request, rows, singly)
 
     monkeypatch.setattr(Simulator, "_prepared", counted)
     federation = Federation(clients([3] * 40), runtime=Simulator(block=4, threads=threads))
