@@ -215,7 +215,7 @@ class Cohort:
         shared, per_client = self._checked(task, inputs)
         secure = check_secure(self, releases)
         if not federation.simulation_only:
-            self._charge(releases)
+            self._charge([release for release in releases if not _stays(release)])
         replies = self._deliver(task, releases, shared, per_client)
         if secure is None:
             return replies
@@ -310,7 +310,7 @@ class Cohort:
         clip: float | None = getattr(release, "clip", None)
         if release.cost is not None:
             noise, unit, clip = release.cost.noise, "point", release.cost.clip
-        note = "simulation only" if self.federation.simulation_only else None
+        note = "simulation only" if self.federation.simulation_only or _stays(release) else None
         if noise is not None and note is None:
             note = "seeded noise: protects nobody outside a simulation"
         seen = "individual" if isinstance(release, Each) else "mean" if isinstance(release, Mean) else "sum"
@@ -342,6 +342,11 @@ class Cohort:
                     f"{task.name}: the input {name!r} is a {type(value).__name__}; tasks take tensors and numbers only"
                 )
         return shared, per_client
+
+
+def _stays(release: Release) -> bool:
+    """Do its arrays stay at the client in a deployment?"""
+    return isinstance(release, Each) and release.simulation_only
 
 
 def _honest(batches: Iterable[Batch], releases: Sequence[Release]) -> Iterator[Batch]:
@@ -386,7 +391,8 @@ class _Record:
         for name, value in arrays.items():
             _, _, clients, size = self.arrays.get((id(release), name), (release, (), 0, 0))
             size += value.nbytes
-            self.federation.traffic.up[name] += value.nbytes
+            if not _stays(release):
+                self.federation.traffic.up[name] += value.nbytes
             self.arrays[id(release), name] = (release, tuple(value.shape[1:]), clients + len(value), size)
 
     def close(self) -> None:

@@ -105,6 +105,9 @@ class Each:
     With ``noise`` every client adds it before sending (local privacy): two possible inputs of a client differ by at
     most 2·clip, or by ``sensitivity`` where the task bounds it. A randomizer (randomized response, k-bit rounding)
     bounds its input by itself and takes neither.
+
+    ``simulation_only``: in a deployment the arrays stay at the client, and a simulation looks at them to measure. They
+    count as sent in neither the traffic nor the ledger.
     """
 
     def __init__(
@@ -115,8 +118,11 @@ class Each:
         sensitivity: float | None = None,
         unit: Unit = "client",
         cost: LocalCost | None = None,
+        simulation_only: bool = False,
     ) -> None:
         _check_cost("Each", cost, noise)
+        if simulation_only and (noise is not None or cost is not None):
+            raise ValueError("Each: what is simulation_only leaves no client, so it needs no noise and has no cost")
         if isinstance(noise, Randomizer):
             if clip is not None or sensitivity is not None or unit != "client":
                 raise ValueError(f"Each: {noise} bounds its input by itself; leave out clip, sensitivity and unit")
@@ -126,6 +132,7 @@ class Each:
             raise ValueError(f"Each: noise is accounted for one array; name exactly one, not {len(names)}")
         self.names = names
         self.clip, self.noise, self.unit, self.cost = clip, noise, unit, cost
+        self.simulation_only = simulation_only
         self.sensitivity = sensitivity if sensitivity is not None or clip is None else Local().sensitivity(clip)
 
     def at_client(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from motley.learn.server import ServerOptimizer
 from motley.method import State
 from motley.model import Model
 from motley.privacy.mechanisms import AdditiveNoise
-from motley.release import Mean, Release
+from motley.release import Each, Mean, Release
 from motley.task import Sent, send, task
 
 
@@ -76,7 +76,7 @@ class FedAvg:
 
     @task
     def adapt(self, client: Client, theta: Tensor) -> Sent:
-        """Fine-tuning at the client (a deployment keeps the result there; it is sent to be measured in simulation)."""
+        """Fine-tuning at the client, where the result stays."""
         assert self.finetune is not None
         return send(theta=self.finetune(self.model, theta, client))
 
@@ -105,7 +105,7 @@ class FedAvg:
     def personalize(self, state: State, cohort: Cohort) -> Tensor:
         if self.finetune is None:
             return state.theta.expand(len(cohort), -1)
-        return cohort.ask(self.adapt, theta=state.theta)["theta"]
+        return cohort.ask(self.adapt, theta=state.theta, into=Each("theta", simulation_only=True))["theta"]
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Local:
 
     @task
     def own(self, client: Client, start: Tensor) -> Sent:
-        """The client's own model; this crosses no wire in a deployment, it is asked to measure in simulation."""
+        """The client's own model, which stays there."""
         return send(theta=client.kept.get("theta", start))
 
     @task
@@ -148,9 +148,10 @@ class Local:
         return state
 
     def personalize(self, state: State, cohort: Cohort) -> Tensor:
-        trained = cohort.ask(self.has_model)["trained"] > 0
+        stays = Each(simulation_only=True)
+        trained = cohort.ask(self.has_model, into=stays)["trained"] > 0
         theta = state.theta.repeat(len(cohort), 1)
         for question, rows in ((self.own, trained.nonzero().flatten()), (self.fresh, (~trained).nonzero().flatten())):
             if len(rows):
-                theta[rows] = cohort.only(rows).ask(question, start=state.theta)["theta"]
+                theta[rows] = cohort.only(rows).ask(question, start=state.theta, into=stays)["theta"]
         return theta

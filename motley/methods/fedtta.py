@@ -24,7 +24,7 @@ from motley.learn.server import ServerOptimizer
 from motley.method import State
 from motley.methods.problem import Problem
 from motley.model import Model
-from motley.release import Mean
+from motley.release import Each, Mean
 from motley.task import Sent, send, task
 
 PARTS = ("theta", "phi")
@@ -93,7 +93,7 @@ class FedTTA:
 
     @task
     def adapt(self, client: Client, theta: Tensor, phi: Tensor) -> Sent:
-        """Test-time adaptation (a deployment keeps the result there; it is sent to be measured in simulation)."""
+        """Test-time adaptation at the client, where the result stays."""
         weight = client.mask.to(torch.float32)
         if self.local.batch is not None:
             weight = weight * torch.clamp(self.local.batch / client.n, max=1.0)
@@ -143,4 +143,5 @@ class FedTTA:
         return state
 
     def personalize(self, state: State, cohort: Cohort) -> Tensor:
-        return cohort.ask(self.adapt, theta=state.theta, phi=state.phi)["theta"]
+        stays = Each("theta", simulation_only=True)
+        return cohort.ask(self.adapt, theta=state.theta, phi=state.phi, into=stays)["theta"]

@@ -146,7 +146,7 @@ class FLowDUP:
 
     @task
     def generate(self, client: Client, h1: Tensor, hidden: Tensor, last: Tensor, bias: Tensor) -> Sent:
-        """A client's own model (§5.4.3). A deployment keeps it there; it is sent to be measured in simulation."""
+        """A client's own model (§5.4.3), which stays there."""
         psi = {"h1": h1, "hidden": hidden, "last": last, "bias": bias}
         return send(theta=self.lift(self.v_of(psi, client.mean(self.h1(h1, client.x)))))
 
@@ -224,10 +224,8 @@ class FLowDUP:
         return min(with_labels, cohort - unlabeled), unlabeled
 
     def personalize(self, state: State, cohort: Cohort) -> Tensor:
-        replies = cohort.ask(
-            self.generate, h1=state.h1, hidden=state.hidden, last=state.last, bias=state.bias, into=Each("theta")
-        )
-        return replies["theta"]
+        psi = {name: state[name] for name in ("h1", "hidden", "last", "bias")}
+        return cohort.ask(self.generate, into=Each("theta", simulation_only=True), **psi)["theta"]
 
 
 def _mean(values: Tensor, weight: Tensor | None) -> Tensor:

@@ -144,7 +144,7 @@ class PeFLL:
 
     @task
     def mask(self, client: Client, theta: Tensor) -> Sent:
-        """Label masking at the client (a deployment keeps the result there; simulation sends it to be measured)."""
+        """Label masking at the client, where the result stays."""
         bias = self._class_bias()
         return send(theta=torch.cat([theta[: bias.start], torch.where(self._present(client), theta[bias], NEVER)]))
 
@@ -229,7 +229,9 @@ class PeFLL:
 
     def personalize(self, state: State, cohort: Cohort) -> Tensor:
         theta = self.models(state, self.descriptors(state, cohort))
-        return cohort.ask(self.mask, theta=each(theta))["theta"] if self.mask_labels else theta
+        if not self.mask_labels:
+            return theta
+        return cohort.ask(self.mask, theta=each(theta), into=Each("theta", simulation_only=True))["theta"]
 
     def descriptors(self, state: State, cohort: Cohort) -> Tensor:
         """The clients' descriptors [C, l], as they come from φ."""
