@@ -139,7 +139,7 @@ def build(
         per_client={key: torch.from_numpy(np.require(value, requirements="W")) for key, value in per_client.items()},
         shared={key: torch.from_numpy(np.require(value, requirements="W")) for key, value in source.shared.items()},
         dropped=[*source.dropped, *left_out],
-        text_columns=source.text_columns,
+        columns=source.columns,
     )
 
 

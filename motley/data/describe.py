@@ -67,11 +67,12 @@ def describe(population: Population) -> Description:
     }
     if not population.dropped:
         del summary["left out"]
-    if population.text_columns:
-        became = (f"{name} ({count})" for name, count in population.text_columns.items())
+    text = {name: values for name, values in (population.columns or {}).items() if values is not None}
+    if text:
+        became = (f"{name} ({len(values)})" for name, values in text.items())
         summary["text columns"] = f"one feature for each value: {', '.join(became)}"
     if not population.has_labels:
-        table = population.text_columns is not None
+        table = population.columns is not None
         summary["labels"] = "no labels" + (": name their column with --label-column" if table else "")
     elif population.classes is None:
         summary["targets"] = _target_range(population)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +14,7 @@ from motley.data.arrays import Task, array_source
 from motley.data.folder import open_npz
 from motley.data.pictures import PICTURES, picture_folder
 from motley.data.source import Array, DataError, Kind, Source
-from motley.data.tabular import Columns, Missing, read_table, take_apart
+from motley.data.tabular import Features, Missing, Rows, read_table, take_apart
 
 _TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq")
 _KNOWN = (*_TABLES, ".npz")
@@ -42,14 +41,45 @@ def file_source(
     - a folder with one such file for each client, called by its name; a client's file may lack the label column.
     - a folder of images: ``client/class/image.png``, or ``client/image.png`` without labels; ``size`` scales them.
     """
-    finish = partial(array_source, kind=kind, classes=classes, task=task, partial_labels=partial_labels)
+    rows = read_rows(
+        path,
+        client_column=client_column,
+        label_column=label_column,
+        delimiter=delimiter,
+        missing=missing,
+        size=size,
+    )
+    source = array_source(
+        rows.x,
+        rows.y,
+        rows.client,
+        name=path.name,
+        kind=kind,
+        classes=classes,
+        task=task,
+        partial_labels=partial_labels,
+    )
+    return replace(source, dropped=rows.empty, columns=rows.columns)
+
+
+def read_rows(
+    path: Path,
+    *,
+    client_column: str | None = None,
+    label_column: str | None = None,
+    delimiter: str | None = None,
+    missing: Missing = "error",
+    size: int | Sequence[int] | None = None,
+    known: Features | None = None,
+) -> Rows:
+    """What ``file_source`` makes a source of; ``known``: the columns of an earlier table, which this one must have."""
     if path.is_dir():
         inside = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
         if not inside:
             raise DataError(f"the folder {path} is empty")
         folders = [entry for entry in inside if entry.is_dir()]
         if len(folders) == len(inside):
-            return picture_folder(path, folders, size, partial_labels)
+            return picture_folder(path, folders, size)
         if folders:
             raise DataError(
                 f"{path} holds both files and folders; expected one data file for each client, or one folder of images "
@@ -57,16 +87,20 @@ def file_source(
             )
         if client_column:
             raise DataError(f"{path}: each file is one client, so there is no client column; leave client_column out")
-        return _file_per_client(path, inside, label_column, delimiter, missing, finish)
+        return _file_per_client(path, inside, label_column, delimiter, missing, known)
     suffix = _suffix(path)
     if suffix is None:
         pictures = " (an image goes into a folder of its client)" if path.suffix.lower() in PICTURES else ""
         raise DataError(f"cannot read {path}: expected a file ending in {', '.join(_KNOWN)}, or a folder{pictures}")
     if suffix == ".npz":
         arrays = _read_npz(path, {"x", "y", "client"})
-        return finish(arrays["x"], arrays.get("y"), arrays.get("client"), name=path.name)
-    table = take_apart(read_table(path, client_column, delimiter), path.name, client_column, label_column, missing)
-    return replace(finish(table.x, table.y, table.client, name=path.name), text_columns=table.text)
+        return Rows(arrays["x"], arrays.get("y"), arrays.get("client"))
+    frame = read_table(path, client_column, delimiter, _text(known))
+    return take_apart(frame, path.name, client_column, label_column, missing, known)
+
+
+def _text(known: Features | None) -> list[str]:
+    return [column for column, values in (known or {}).items() if values is not None]
 
 
 def _suffix(path: Path) -> str | None:
@@ -102,8 +136,8 @@ def _file_per_client(
     label_column: str | None,
     delimiter: str | None,
     missing: Missing,
-    finish: Callable[..., Source],
-) -> Source:
+    known: Features | None,
+) -> Rows:
     """One file for each client: all NPZ (x, y) or all tables. A file without rows is a client left out."""
     strange = [entry for entry in inside if _suffix(entry) is None]
     if strange:
@@ -116,14 +150,11 @@ def _file_per_client(
     if any(packed) and not all(packed):
         raise DataError(f"{folder}: some clients have NPZ files and some have tables; use one kind for all")
     if all(packed):
-        x, y, client, empty = _join_arrays(inside, names)
-        return replace(finish(x, y, client, name=folder.name), dropped=empty)
-    table, empty = _join_tables(folder, inside, names, label_column, delimiter, missing)
-    source = finish(table.x, table.y, table.client, name=folder.name)
-    return replace(source, dropped=empty, text_columns=table.text)
+        return _join_arrays(inside, names)
+    return _join_tables(folder, inside, names, label_column, delimiter, missing, known)
 
 
-def _join_arrays(inside: list[Path], names: list[str]) -> tuple[Array, Array | None, Array, list[str]]:
+def _join_arrays(inside: list[Path], names: list[str]) -> Rows:
     xs: list[Array] = []
     ys: list[Array | None] = []
     kept: list[str] = []
@@ -147,7 +178,8 @@ def _join_arrays(inside: list[Path], names: list[str]) -> tuple[Array, Array | N
         kept.append(name)
     if not xs:
         raise DataError(f"none of the {len(inside)} files holds a sample")
-    return np.concatenate(xs), _join_labels(xs, ys), np.repeat(kept, [len(x) for x in xs]), empty
+    client = np.repeat(kept, [len(x) for x in xs])
+    return Rows(np.concatenate(xs), _join_labels(xs, ys), client, empty=empty)
 
 
 def _join_labels(xs: list[Array], ys: list[Array | None]) -> Array | None:
@@ -164,15 +196,21 @@ def _join_labels(xs: list[Array], ys: list[Array | None]) -> Array | None:
 
 
 def _join_tables(
-    folder: Path, inside: list[Path], names: list[str], label: str | None, delimiter: str | None, missing: Missing
-) -> tuple[Columns, list[str]]:
-    """All clients' tables in one, and the clients whose table has no row."""
+    folder: Path,
+    inside: list[Path],
+    names: list[str],
+    label: str | None,
+    delimiter: str | None,
+    missing: Missing,
+    known: Features | None,
+) -> Rows:
+    """All clients' tables in one."""
     frames: list[pd.DataFrame] = []
     empty: list[str] = []
     wanted: set[str] | None = None
     title = "y" if label is None else label
     for path, name in zip(inside, names, strict=True):
-        frame = read_table(path, None, delimiter)
+        frame = read_table(path, None, delimiter, _text(known))
         columns = set(frame.columns) - {title}
         if wanted is None:
             wanted, first = columns, path
@@ -186,4 +224,5 @@ def _join_tables(
             frames.append(frame.assign(client=name))
     if not frames:
         raise DataError(f"none of the {len(inside)} files holds a row")
-    return take_apart(pd.concat(frames, ignore_index=True), folder.name, "client", label, missing), empty
+    rows = take_apart(pd.concat(frames, ignore_index=True), folder.name, "client", label, missing, known)
+    return replace(rows, empty=empty)

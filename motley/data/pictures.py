@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
-from motley.data.arrays import array_source
-from motley.data.source import Array, DataError, Source, on_command_line
+from motley.data.source import Array, DataError, on_command_line
+from motley.data.tabular import Rows
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
 
-def picture_folder(
-    folder: Path, clients: list[Path], size: int | Sequence[int] | None, partial_labels: Literal["error", "drop"]
-) -> Source:
+def picture_folder(folder: Path, clients: list[Path], size: int | Sequence[int] | None) -> Rows:
     """All images of all clients as uint8 [rows, channels, height, width]; grey unless one has colours."""
     files: list[Path] = []
     owners: list[str] = []
@@ -33,12 +29,8 @@ def picture_folder(
             labels.append(label)
     if not files:
         raise DataError(f"{folder}: no image was found; expected {folder.name}/client/class/image.png")
-    x = read_pictures(files, size)
     y = np.array(labels) if any(labels) else None
-    source = array_source(
-        x, y, np.array(owners), name=folder.name, kind="image", partial_labels=partial_labels, task="classification"
-    )
-    return replace(source, dropped=empty)
+    return Rows(read_pictures(files, size), y, np.array(owners), empty=empty)
 
 
 def _pictures(client: Path) -> list[tuple[Path, str]]:

@@ -33,7 +33,7 @@ class Population:
     per_client: Mapping[str, Tensor] = field(default_factory=dict)  # [clients, ...]: true parameters, rotation, ...
     shared: Mapping[str, Tensor] = field(default_factory=dict)  # what the server has or knows
     dropped: Sequence[str] = ()  # clients left out because they had too few rows
-    text_columns: Mapping[str, int] | None = None  # of a table: how many features each became; None: no table
+    columns: Mapping[str, Sequence[str] | None] | None = None  # a table's features, text with its values; else None
 
     def __len__(self) -> int:
         return len(self.train)

@@ -72,7 +72,7 @@ class Source:
     per_client: Mapping[str, Array] = field(default_factory=dict)  # [natural clients, ...], e.g. the true parameters
     shared: Mapping[str, Array] = field(default_factory=dict)  # what the server has or knows, e.g. its own points
     dropped: Sequence[str] = ()  # clients that came without a single sample
-    text_columns: Mapping[str, int] | None = None  # of a table: how many features each became; None: no table
+    columns: Mapping[str, Sequence[str] | None] | None = None  # a table's features, text with its values; else None
     whole: bool = False  # for analytics: unless asked for, no test rows and no unseen clients
 
     def __post_init__(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -13,23 +14,26 @@ from motley.data.folder import reading
 from motley.data.source import Array, DataError, on_command_line
 
 Missing = Literal["error", "drop", "mean"]
+Features = Mapping[str, Sequence[str] | None]  # a table's feature columns in order; those of text with their values
 _MOST_CATEGORIES = 50
 _LOOKS_LIKE_LABELS = {"label", "labels", "target", "targets", "class"}
 
 
 @dataclass(frozen=True)
-class Columns:
-    """A table taken apart."""
+class Rows:
+    """What a file or folder holds, as it stands there."""
 
-    x: Array  # [rows, features] float32
+    x: Array  # [rows, ...]; of a table float32 [rows, features]: a text column is one feature for each of its values
     y: Array | None
     client: Array | None
-    features: list[str]  # a text column gives one feature for each of its values, named column=value
-    text: dict[str, int]  # text columns, and how many features each became
+    columns: Features | None = None  # None: no table
+    empty: list[str] = field(default_factory=list)  # clients without a row
 
 
-def read_table(path: Path, client_column: str | None, delimiter: str | None = None) -> pd.DataFrame:
-    """A CSV, TSV or Parquet file, with its columns' names checked."""
+def read_table(
+    path: Path, client_column: str | None, delimiter: str | None = None, text: Collection[str] = ()
+) -> pd.DataFrame:
+    """A CSV, TSV or Parquet file, with its columns' names checked; columns named in ``text`` are read as text."""
     name = path.name.lower()
     with reading(path):
         if name.endswith((".parquet", ".pq")):
@@ -51,9 +55,8 @@ def read_table(path: Path, client_column: str | None, delimiter: str | None = No
                     f"{path}: only one column was found, {titles[0]!r}; is another delimiter needed? "
                     f"Say e.g. delimiter=';' (on the command line: --set \"data.options.delimiter=';'\")"
                 )
-            ids = client_column or "client"
             # Ids are read as text, because 007 is not 7.
-            types = {ids: str} if ids in titles else None
+            types = {title: str for title in titles if title == (client_column or "client") or title in text}
             frame = pd.read_csv(path, sep=separator, dtype=types, low_memory=False)
     for column in frame.columns:
         if str(column).strip() == "" or str(column).startswith("Unnamed: "):
@@ -65,20 +68,38 @@ def read_table(path: Path, client_column: str | None, delimiter: str | None = No
 
 
 def take_apart(
-    frame: pd.DataFrame, name: str, client_column: str | None, label_column: str | None, missing: Missing
-) -> Columns:
+    frame: pd.DataFrame,
+    name: str,
+    client_column: str | None,
+    label_column: str | None,
+    missing: Missing,
+    known: Features | None = None,
+) -> Rows:
     """Client, label and feature columns; text columns become one feature for each value (at most 50 values).
 
     A missing feature is an error, or its row is left out (``missing="drop"``), or it becomes the column's mean
-    (``missing="mean"``).
+    (``missing="mean"``). With ``known`` the features are those of an earlier table, found by name and with its values
+    of text, and the client and label columns may be absent.
     """
     if missing not in ("error", "drop", "mean"):
         raise DataError(f"{name}: missing must be 'error', 'drop' or 'mean', got {missing!r}")
     if len(frame) == 0:
         raise DataError(f"{name}: the table has no rows")
+    if known is not None:
+        # what was a feature stays one, also a column called y
+        client_column, label_column = (
+            wanted if wanted in frame.columns and wanted not in known else ""
+            for wanted in (
+                "client" if client_column is None else client_column,
+                "y" if label_column is None else label_column,
+            )
+        )
     ids = _find(frame, name, "client_column", client_column, "client")
     label = _find(frame, name, "label_column", label_column, "y")
     features = [column for column in frame.columns if column not in (ids, label)]
+    if known is not None:
+        _check_columns(features, known, name)
+        features = list(known)
     if label is None and label_column is None:
         for column in features:
             if column.lower() in _LOOKS_LIKE_LABELS:
@@ -93,16 +114,23 @@ def take_apart(
         if len(frame) == 0:
             raise DataError(f"{name}: every row lacks a feature, so missing='drop' leaves nothing")
     pieces: list[Array] = []
-    names: list[str] = []
-    text: dict[str, int] = {}
+    columns: dict[str, Sequence[str] | None] = {}
     for column in features:
-        values, labels = _encode(frame[column], name, missing)
+        values, columns[str(column)] = _encode(frame[column], name, missing, known)
         pieces.append(values)
-        names.extend(labels)
-        if labels != [str(column)]:
-            text[str(column)] = len(labels)
     x = np.concatenate(pieces, axis=1, dtype=np.float32) if len(pieces) > 1 else pieces[0]
-    return Columns(x, _raw(frame, label), _client_ids(frame, ids), names, text)
+    return Rows(x, _raw(frame, label), _client_ids(frame, ids), columns)
+
+
+def _check_columns(features: Sequence[str], known: Features, name: str) -> None:
+    lacking = [column for column in known if column not in features]
+    strange = [column for column in features if column not in known]
+    if lacking or strange:
+        found = [f"{column!r} is missing" for column in lacking] + [f"{column!r} was not there" for column in strange]
+        raise DataError(
+            f"{name}: its feature columns must be those of training, {', '.join(known)}; {', '.join(found)}: rename, "
+            f"add or remove {'it' if len(found) == 1 else 'them'} (the order does not matter)"
+        )
 
 
 def _find(frame: pd.DataFrame, name: str, option: str, wanted: str | None, default: str) -> str | None:
@@ -115,9 +143,12 @@ def _find(frame: pd.DataFrame, name: str, option: str, wanted: str | None, defau
     return wanted
 
 
-def _encode(column: pd.Series, name: str, missing: Missing) -> tuple[Array, list[str]]:
-    """One column as float32 [rows, 1], or [rows, values] for text."""
+def _encode(
+    column: pd.Series, name: str, missing: Missing, known: Features | None
+) -> tuple[Array, Sequence[str] | None]:
+    """One column as float32 [rows, 1], or for text [rows, values] and the values."""
     title = str(column.name)
+    values = None if known is None else known[title]
     absent = column.isna().to_numpy()
     if absent.any() and missing == "error":
         raise DataError(
@@ -125,7 +156,8 @@ def _encode(column: pd.Series, name: str, missing: Missing) -> tuple[Array, list
             f"{int(np.argmax(absent)) + 1}; fill them in, or say missing='drop' (leave such rows out) or "
             f"missing='mean' {on_command_line('missing', 'drop')}"
         )
-    if pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column):
+    numeric = pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column)
+    if numeric and values is None:
         numbers = column.to_numpy(dtype=np.float64, na_value=np.nan)
         if np.isinf(numbers).any():
             row = int(np.argmax(np.isinf(numbers))) + 1
@@ -134,28 +166,36 @@ def _encode(column: pd.Series, name: str, missing: Missing) -> tuple[Array, list
             if absent.all():
                 raise DataError(f"{name}: the column {title!r} is empty; remove it")
             numbers = np.where(absent, numbers[~absent].mean(), numbers)
-        return numbers.astype(np.float32)[:, None], [title]
+        return numbers.astype(np.float32)[:, None], None
     if pd.api.types.is_datetime64_any_dtype(column):
         raise DataError(f"{name}: the column {title!r} holds dates; turn them into numbers first")
     text = column.astype(str)
     parsed = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     wrong = np.isnan(parsed) & ~absent
-    if 0 < wrong.sum() < 0.5 * len(column):
+    if values is None and (known is not None or 0 < wrong.sum() < 0.5 * len(column)):
         row = int(np.argmax(wrong))
         raise DataError(
             f"{name}: the column {title!r} should hold numbers, but data row {row + 1} holds {text.iloc[row]!r}"
         )
     if absent.any():
         raise DataError(f"{name}: the text column {title!r} lacks values, and text has no mean; fill them in")
-    values, codes = np.unique(text.to_numpy(dtype=str), return_inverse=True)
+    if values is None:
+        values = [str(value) for value in np.unique(text.to_numpy(dtype=str))]
     if len(values) > _MOST_CATEGORIES:
         raise DataError(
-            f"{name}: the column {title!r} holds text with {len(values)} different values, e.g. {str(values[0])!r}; "
+            f"{name}: the column {title!r} holds text with {len(values)} different values, e.g. {values[0]!r}; "
             f"at most {_MOST_CATEGORIES} become features of their own: remove the column or turn it into numbers"
+        )
+    codes = pd.Index(values).get_indexer(pd.Index(text))
+    if (codes < 0).any():
+        row = int(np.argmax(codes < 0))
+        raise DataError(
+            f"{name}: the column {title!r} holds {text.iloc[row]!r} in data row {row + 1}, which was not in training; "
+            f"the values there are {', '.join(values)}"
         )
     one_hot = np.zeros((len(codes), len(values)), dtype=np.float32)
     one_hot[np.arange(len(codes)), codes] = 1
-    return one_hot, [f"{title}={value}" for value in values]
+    return one_hot, values
 
 
 def _raw(frame: pd.DataFrame, column: str | None) -> Array | None:
