@@ -5,55 +5,109 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from motley.commands.options import Json, examples, printed
+from motley.commands.options import Json, LabelColumn, examples, printed
 from motley.studio.errors import UserError
-from motley.studio.folder import disk_errors_told
-from motley.studio.newcomer import FinishedRun, Served, onnx_is_there, read_newcomer, serve
+from motley.studio.folder import check_writable, disk_errors_told
+from motley.studio.newcomer import FinishedRun, Served, counted, onnx_is_there, serve
+from motley.studio.newcomer_file import read_newcomer
+from motley.studio.recipe import overridden
 
 
 def personalize(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     data: Annotated[Path, typer.Option(help="The newcomer's rows: NPZ with x (and y), CSV or Parquet.")],
+    client: Annotated[str | None, typer.Option(help="Which of several clients of the file.")] = None,
     unlabeled: Annotated[bool, typer.Option("--unlabeled", help="Do not use labels, even if there are some.")] = False,
+    label_column: LabelColumn = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="How to read the file, e.g. data.options.missing=drop."),
+    ] = None,
     epsilon: Annotated[float | None, typer.Option(help="Protect each row: noise on what is sent.")] = None,
-    delta: Annotated[float, typer.Option(help="δ that ε is stated at.")] = 0.01,
-    out: Annotated[Path | None, typer.Option(help="The model's file.  [default: DATA.model.safetensors]")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="δ that ε is stated at. (default: n^-1.1 for n rows, at most 0.01)")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The model's file. (default: DATA.model.safetensors)")] = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Also write the model as an ONNX graph.")] = False,
     predictions: Annotated[Path | None, typer.Option(help="Also write the model's answers for the rows.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Give a newcomer the model that fits its data: what is sent, what comes back, and what it costs in privacy.
+    r"""Give a newcomer the model that fits its data: what is sent, what comes back, and what it costs in privacy.
 
-    The model is written as safetensors, and as ONNX if the extra is there: pip install 'motley-fl[onnx]'.
+    The file is read as the run's own was, and its columns are matched by name. The model is written as safetensors;
+    with --onnx, or if --out ends in .onnx, as an ONNX graph (pip install 'motley-fl\[onnx]').
     """
-    target = out or data.with_name(data.name.split(".")[0] + ".model.safetensors")
-    graph = target.with_name(target.name.removesuffix(".safetensors") + ".onnx") if onnx_is_there() else None
-    for file in (target, graph):
-        if file is not None and file.exists() and out is None:
-            raise UserError(f"{file} exists already; name another file with --out")
+    target = out or _default(data)
+    graph = target if target.suffix == ".onnx" else target.with_suffix(".onnx") if onnx else None
+    _check_outputs(target, graph, predictions)
+    given = {**_file_options(set_ or []), **({} if label_column is None else {"label_column": label_column})}
     finished = FinishedRun.open(run)
-    newcomer = read_newcomer(data, finished.population, unlabeled=unlabeled)
-    served = serve(finished, newcomer, data.name, epsilon=epsilon, delta=delta)
+    newcomer = read_newcomer(finished, data, given, client=client, unlabeled=unlabeled)
+    served = serve(finished, newcomer.clients, newcomer.name, epsilon=epsilon, delta=delta)
+    served.notes.extend(newcomer.notes)
     with disk_errors_told(target.parent):
-        served.save(target)
-        if predictions is not None:
-            predictions.write_text("prediction\n" + "".join(f"{word}\n" for word in served.predict(newcomer)))
         if graph is not None:
-            try:
-                served.save_onnx(graph)
-            except OSError:
-                raise
-            except Exception as error:  # whatever the exporter does not know of a network of the user's own
-                served.notes.append(f"no ONNX graph: the exporter does not know this network ({type(error).__name__})")
-                graph = None
+            _write_graph(served, graph)
+        if target != graph:
+            served.save(target)
+        if predictions is not None:
+            words = served.predict(newcomer.clients)
+            predictions.write_text("prediction\n" + "".join(f"{word}\n" for word in words), encoding="utf-8")
     if as_json:
         typer.echo(json.dumps(_plain(served, target, graph, predictions), indent=2))
     else:
         _show(served, target, graph, predictions)
+
+
+def _default(data: Path) -> Path:
+    """Beside the data, and called like it."""
+    if data.name in ("", ".."):
+        raise UserError(f"--data {data}: expected the newcomer's file, or a folder by its name, e.g. --data mine.npz")
+    return data.with_name(data.name.split(".")[0] + ".model.safetensors")
+
+
+def _check_outputs(target: Path, graph: Path | None, predictions: Path | None) -> None:
+    """All that could go wrong with the files to be written, before any work."""
+    if graph is not None and not onnx_is_there():
+        raise UserError("writing an ONNX graph needs onnx and onnxscript: pip install 'motley-fl[onnx]'")
+    if predictions is not None and predictions in (target, graph):
+        raise UserError(f"--out and --predictions are both {predictions}; choose another file for one of them")
+    for file, flag in ((target, "--out"), (graph, "--out"), (predictions, "--predictions")):
+        if file is None:
+            continue
+        if file.exists():
+            raise UserError(f"{file} exists already, and nothing is overwritten: choose another file with {flag}")
+        with disk_errors_told(file.parent):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            check_writable(file)
+
+
+def _file_options(settings: list[str]) -> dict[str, Any]:
+    """What ``--set data.options.KEY=VALUE`` says."""
+    values = overridden({}, settings)
+    data = values.get("data", {})
+    if set(values) - {"data"} or not isinstance(data, dict) or set(data) - {"options"}:
+        raise UserError(
+            "--set: personalize takes data.options.KEY=VALUE; all else was decided when the run was trained"
+        )
+    return dict(data.get("options", {}))
+
+
+def _write_graph(served: Served, graph: Path) -> None:
+    try:
+        served.save_onnx(graph)
+    except OSError:
+        raise
+    except Exception as error:  # whatever the exporter does not know of a network of the user's own
+        raise UserError(
+            f"no ONNX graph could be made: the exporter does not know this network ({type(error).__name__}: {error}). "
+            "Nothing was written; leave out --onnx, or let --out end in .safetensors"
+        ) from error
 
 
 def _plain(served: Served, target: Path, graph: Path | None, predictions: Path | None) -> dict[str, object]:
@@ -74,7 +128,9 @@ def _plain(served: Served, target: Path, graph: Path | None, predictions: Path |
 
 def _show(served: Served, target: Path, graph: Path | None, predictions: Path | None) -> None:
     console = printed()
-    table = Table("", "what", "bytes", title=f"{served.name}: {served.samples} samples", title_justify="left")
+    table = Table(
+        "", "what", "bytes", title=f"{served.name}: {counted(served.samples, 'sample')}", title_justify="left"
+    )
     for direction, arrays in (("sent", served.sent), ("received", served.received)):
         for name, size in arrays.items():
             table.add_row(direction, name, f"{size:,}")
@@ -83,14 +139,16 @@ def _show(served: Served, target: Path, graph: Path | None, predictions: Path | 
         numbers = ", ".join(f"{value:.3f}" for value in served.descriptor[:8].tolist())
         more = ", ..." if len(served.descriptor) > 8 else ""
         console.print(f"descriptor ({len(served.descriptor)} numbers): {numbers}{more}", markup=False)
-    if math.isfinite(served.epsilon):
+    if not served.sent:
+        console.print("privacy: nothing was sent, so nothing is revealed")
+    elif math.isfinite(served.epsilon):
         console.print(f"privacy of each row: ε = {served.epsilon:.3g} at δ = {served.delta:g}")
     else:
         console.print("privacy: none was asked for (ε = ∞); what was sent depends on the data without noise")
     for note in served.notes:
         console.print(f"note: {note}", markup=False)
     console.print(f"model: {target}", soft_wrap=True, markup=False)
-    if graph is not None:
+    if graph is not None and graph != target:
         console.print(f"the same for any ONNX runtime: {graph}", soft_wrap=True, markup=False)
     if predictions is not None:
         console.print(f"predictions: {predictions}", soft_wrap=True, markup=False)

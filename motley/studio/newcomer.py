@@ -1,26 +1,27 @@
-"""A newcomer and a finished run: read its data, send what the method needs, receive a personal model."""
+"""A newcomer and a finished run: it sends what the method needs and gets a personal model."""
 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from motley.client import Clients
-from motley.data.files import file_source
 from motley.data.population import Population
+from motley.data.sources import CATALOG
 from motley.federation import Federation
 from motley.method import Method, State
 from motley.methods import METHODS
 from motley.methods.odpfl import ODPFL, SENSITIVITY
 from motley.privacy import Ledger
+from motley.privacy.checks import check_epsilon
 from motley.privacy.sampling import Local
 from motley.privacy.system import SystemDraws
 from motley.studio import checkpoint, folder
@@ -30,7 +31,6 @@ from motley.studio.measure import serves_unlabeled
 from motley.studio.prepare import Prepared, prepare
 from motley.studio.recipe import read_recipe
 
-MANY = 100_000  # more classes than anybody has: whole-number labels of a file then stay as they are
 NOTICEABLE = 0.05  # a loss of accuracy that is told
 
 
@@ -62,6 +62,22 @@ class FinishedRun:
     def population(self) -> Population:
         return self.prepared.population
 
+    @property
+    def file_options(self) -> dict[str, Any]:
+        """How the run's own file was read; nothing for a named data set. What it held, the population tells."""
+        data = self.prepared.recipe.data
+        if data.name.partition(":")[0].strip() in CATALOG:
+            return {}
+        return {key: value for key, value in data.options.items() if key not in ("kind", "classes", "task")}
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know about a run that was stopped."""
+        rounds = self.prepared.recipe.rounds
+        if self.round >= rounds:
+            return []
+        return [f"the run stopped at round {self.round} of {rounds}; it goes on with: motley resume {self.path}"]
+
 
 @dataclass(frozen=True)
 class Served:
@@ -71,7 +87,7 @@ class Served:
     name: str
     samples: int
     theta: Tensor
-    sent: dict[str, int]  # bytes up, by array
+    sent: dict[str, int]  # bytes up, by array; nothing that stays at the client
     received: dict[str, int]  # bytes down, by array
     descriptor: Tensor | None
     ledger: Ledger
@@ -94,18 +110,25 @@ class Served:
         clients = self.run.population.train
         reader = _Reader(self.run.method.model.module(self.theta), clients.shift, clients.scale).eval()
         example = clients.x[:2].clone()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        log = logging.getLogger("torch.onnx")
+        level = log.level
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the exporter, about itself
-            torch.onnx.export(
-                reader,
-                (example,),
-                file,
-                input_names=["x"],
-                output_names=["scores"],
-                dynamic_shapes=({0: torch.export.Dim("rows")},),
-                external_data=False,
-                verbose=False,
-            )
+            warnings.simplefilter("ignore")  # of the exporter, about itself; so are those that it logs
+            log.setLevel(logging.ERROR)
+            try:
+                torch.onnx.export(
+                    reader,
+                    (example,),
+                    file,
+                    input_names=["x"],
+                    output_names=["scores"],
+                    dynamic_shapes=({0: torch.export.Dim("rows")},),
+                    external_data=False,
+                    verbose=False,
+                )
+            finally:
+                log.setLevel(level)
 
     def predict(self, clients: Clients) -> list[str]:
         """A class name (or a number, for real targets) for each of the newcomer's rows."""
@@ -138,131 +161,115 @@ def onnx_is_there() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxscript"))
 
 
-def read_newcomer(file: Path, population: Population, *, unlabeled: bool = False) -> Clients:
-    """All rows of a file as one client that fits the population, or an error that says where it does not."""
-    regression = population.has_labels and population.classes is None
-    source = file_source(
-        file,
-        kind=population.kind,
-        classes=None if regression else MANY,
-        task="regression" if regression else "classification",
-    )
-    x = np.ascontiguousarray(source.x)
-    if tuple(x.shape[1:]) != population.input_shape:
+def newcomer_delta(run: FinishedRun, samples: int, delta: float | None) -> float:
+    """δ for each of a newcomer's rows: as asked, or the run's, or n^-1.1; never above 1/n for its n rows."""
+    method = run.method
+    usual: float = min(0.01, 1 / samples**1.1)
+    if delta is None and isinstance(method, ODPFL) and method.newcomer_epsilon is not None:
+        return min(method.newcomer_delta, 1 / samples)
+    if delta is None:
+        return usual
+    if not 0 < delta < 1 or delta > 1 / samples:
         raise UserError(
-            f"{file}: a sample has shape {tuple(x.shape[1:])}, but the run was trained on {population.kind} of shape "
-            f"{population.input_shape}"
+            f"--delta {delta:g}: expected a number above 0 and at most 1/n = {1 / samples:.3g} for the newcomer's "
+            f"n = {samples} rows, because more would allow to publish a row as it is; leave it out, or take about "
+            f"{usual:.1e}"
         )
-    if x.dtype.kind == "f" and not np.isfinite(x).all():
-        row = int(np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(1))[0])
-        raise UserError(f"{file}: row {row} holds NaN or infinity; leave such rows out or fill them in")
-    y = None
-    if source.y is not None and not unlabeled:
-        y = torch.from_numpy(source.y) if regression else _classes(file, source.y, source.class_names, population)
-    dtype = population.train.x.dtype
-    inputs = torch.from_numpy(x)
-    if dtype == torch.uint8 and inputs.dtype != torch.uint8:
-        raise UserError(f"{file}: the run was trained on bytes 0 … 255 (uint8), but x holds {x.dtype}")
-    one = Clients.from_sizes(
-        inputs.to(dtype),
-        y,
-        torch.tensor([len(x)]),
-        names=None,
-        shift=population.train.shift,
-        scale=population.train.scale,
-    )
-    return replace(one, ids=one.ids + len(population))  # nobody's id: it is taken for no training client
-
-
-def _classes(file: Path, y: np.ndarray, names: Sequence[str] | None, population: Population) -> Tensor:
-    """Labels by the run's own numbers of classes: found by name, or else they are those numbers already."""
-    assert population.classes is not None
-    known = [str(i) for i in range(population.classes)]
-    known = known if population.class_names is None else [str(name) for name in population.class_names]
-    found: dict[int, int] = {}
-    for code in np.unique(y).tolist():
-        word = str(code) if names is None else names[code]
-        if word in known:
-            found[code] = known.index(word)
-        elif names is None and code < population.classes:
-            found[code] = code
-        else:
-            shown = ", ".join(known[:10]) + (", ..." if len(known) > 10 else "")
-            raise UserError(f"{file}: the class {word!r} was not in training; the run knows {shown}")
-    return torch.tensor([found[code] for code in y.tolist()])
+    return delta
 
 
 def serve(
-    run: FinishedRun, newcomer: Clients, name: str, *, epsilon: float | None = None, delta: float = 0.01
+    run: FinishedRun, newcomer: Clients, name: str, *, epsilon: float | None = None, delta: float | None = None
 ) -> Served:
     """A model for one newcomer (T1 Alg. 7, P2 §4 and §7). Nothing of the run changes.
 
     ``epsilon`` protects each of its rows; a run that was trained with ``newcomer_epsilon`` protects them anyway. The
     noise is the operating system's: seeded noise would protect a newcomer from nobody who knows the run's seed.
     """
-    method = run.method
-    if epsilon is None and isinstance(method, ODPFL) and method.newcomer_epsilon is not None:
-        epsilon, delta = method.newcomer_epsilon, method.newcomer_delta
-    labeled = bool(newcomer.labeled.all())
-    if not labeled and not serves_unlabeled(method):
+    method, samples = run.method, int(newcomer.size[0])
+    delta = newcomer_delta(run, samples, delta)
+    if epsilon is None and isinstance(method, ODPFL):
+        epsilon = method.newcomer_epsilon
+    if not bool(newcomer.labeled.all()) and not serves_unlabeled(method):
         able = ", ".join(key for key in ("pefll-unlabeled", "odpfl", "pfl-nearest", "fedavg") if key in METHODS)
         raise UserError(
             f"{run.prepared.recipe.method} cannot personalize for a client without labels; give labels, or train with "
             f"a method that needs none: {able}"
         )
-    ledger = Ledger()
-    federation = Federation(newcomer, run.prepared.recipe.seed, ledger=Ledger())
-    notes: list[str] = []
+    federation = Federation(newcomer, run.prepared.recipe.seed)
+    ledger, notes = federation.ledger, list(run.notes)
     descriptor: Tensor | None = None
     if epsilon is not None:
-        if not isinstance(method, ODPFL) or method.encoder != "sphere" or method.rows is not None:
-            raise UserError(
-                f"--epsilon needs descriptors whose sensitivity is known; {run.prepared.recipe.method} of this run has "
-                "none. Train with: motley run odpfl --set encoder=sphere"
-            )
-        private = replace(method, newcomer_epsilon=epsilon, newcomer_delta=delta)
+        private = _protecting(run, epsilon, delta)
         noise = private.noise
         assert noise is not None
-        exact = replace(method, newcomer_epsilon=None).descriptors(run.state, federation.everyone())
-        descriptor = noise.add(exact, SENSITIVITY / int(newcomer.size[0]), SystemDraws())
+        exact = replace(private, newcomer_epsilon=None).descriptors(run.state, federation.everyone())
+        descriptor = noise.add(exact, SENSITIVITY / samples, SystemDraws())
+        ledger = Ledger()  # what leaves the client is the noisy descriptor alone
         ledger.record(noise.event(), unit="point", sampling=Local(), newcomers=[name])
         theta = private.models(run.state, descriptor)
-        notes += _expectation(run, private, int(newcomer.size[0]), epsilon)
+        notes += _expectation(run, private, samples, epsilon)
     else:
         theta = method.personalize(run.state, federation.everyone())
-        ledger = federation.ledger
         if hasattr(method, "descriptors") and hasattr(method, "introduce"):
             descriptor = method.descriptors(run.state, federation.aside().everyone())
-    spent = ledger.epsilon(delta, newcomer=name) if epsilon is not None else ledger.epsilon(delta)
     received = dict(federation.traffic.down)
-    received["theta"] = received.get("theta", 0) + theta[0].numel() * 4
+    if not any(row["note"] == "simulation only" for row in federation.transcript.rows()):
+        # the server made the model; else the client did, of what it received
+        received["theta"] = received.get("theta", 0) + theta[0].numel() * 4
     return Served(
         run=run,
         name=name,
-        samples=int(newcomer.size[0]),
+        samples=samples,
         theta=theta[0].detach(),
         sent=dict(federation.traffic.up),
         received=received,
         descriptor=None if descriptor is None else descriptor[0],
         ledger=ledger,
-        epsilon=spent,
+        epsilon=ledger.epsilon(delta, newcomer=name if epsilon is not None else None),
         delta=delta,
         notes=notes,
     )
 
 
+def _protecting(run: FinishedRun, epsilon: float, delta: float) -> ODPFL:
+    """The run's method with noise on a newcomer's descriptor."""
+    try:
+        check_epsilon(epsilon, "--epsilon")
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    method = run.method
+    if not isinstance(method, ODPFL) or method.encoder != "sphere" or method.rows is not None:
+        raise UserError(
+            f"--epsilon needs descriptors whose sensitivity is known; {run.prepared.recipe.method} of this run has "
+            "none. Train with: motley run odpfl --set encoder=sphere"
+        )
+    return replace(method, newcomer_epsilon=epsilon, newcomer_delta=delta)
+
+
 def _expectation(run: FinishedRun, method: ODPFL, samples: int, epsilon: float) -> list[str]:
-    """What unseen clients of the run score with as many samples and the same ε, measured now (P2 Fig. 5)."""
+    """What unseen clients of the run score with no more samples and the same ε, measured now (P2 Fig. 5)."""
     newcomers = Newcomers.unseen(run.population)
-    if len(newcomers) == 0 or int(newcomers.test.size.sum()) == 0:
+    tested = newcomers.train.size[newcomers.test.size > 0].clamp(max=samples)
+    if len(tested) == 0:
         return []
     federation = run.prepared.federation()
     curves = accuracy_by_size_and_epsilon(method, run.state, federation, newcomers, [samples], [epsilon, None])
     noisy, exact = curves[epsilon][0].mean, curves[None][0].mean
-    told = f"unseen clients of this run with up to {samples} samples score {noisy:.3f} at ε = {epsilon:g}"
+    low, high = int(tested.min()), int(tested.max())
+    size = counted(high, "sample") if low == high else f"{low} to {high} samples"
+    told = f"the unseen clients of this run, with {size} each, score {noisy:.3f} at ε = {epsilon:g}"
     if exact - noisy <= NOTICEABLE:
         return [f"{told}, and {exact:.3f} without noise"]
+    verdict = f"{size} are too few for this ε"
+    if samples > high:
+        verdict += f" (you have {samples})"
     return [
-        f"{told}, but {exact:.3f} without noise: {samples} samples are too few for this ε. The noise falls as "
-        "1/samples: give more samples, or a larger ε"
+        f"{told}, but {exact:.3f} without noise: {verdict}. The noise falls as 1/samples: give more samples, or a "
+        "larger ε"
     ]
+
+
+def counted(number: int, what: str) -> str:
+    """A number with its noun."""
+    return f"{number} {what}{'s' * (number != 1)}"

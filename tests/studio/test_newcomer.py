@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +13,14 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from motley.cli import app
 from motley.commands import personalize
 from motley.data import load
+from motley.privacy import Gaussian
+from motley.release import Each
 from motley.studio.errors import UserError
-from motley.studio.newcomer import FinishedRun, read_newcomer, serve
+from motley.studio.newcomer import FinishedRun, Served, newcomer_delta, serve
+from motley.studio.newcomer_file import read_newcomer
 from motley.studio.recipe import checked
 from motley.studio.run import execute
 
@@ -65,10 +71,10 @@ def test_the_model_is_also_an_onnx_graph_that_reads_raw_rows(
 ) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     file = newcomer(tmp_path, x=rows[0], y=rows[1])
-    told = json.loads(str(run_command(runs["pefll"], "--data", file, "--json")))
+    told = json.loads(str(run_command(runs["pefll"], "--data", file, "--onnx", "--json")))
     scores = onnxruntime.InferenceSession(told["onnx"]).run(["scores"], {"x": rows[0]})[0]
     finished = FinishedRun.open(runs["pefll"])
-    client = read_newcomer(file, finished.population)
+    client = read_newcomer(finished, file).clients
     served = serve(finished, client, "mine")
     expected = finished.method.model(served.theta, client.block(torch.arange(1)).x[0])
     np.testing.assert_allclose(scores, expected.numpy(), atol=1e-4)
@@ -81,7 +87,7 @@ def test_an_ensemble_is_written_with_all_its_members(tmp_path: Path, rows: tuple
     file = newcomer(tmp_path, x=rows[0])
     told = json.loads(str(run_command(tmp_path / "run", "--data", file, "--json")))
     finished = FinishedRun.open(tmp_path / "run")
-    client = read_newcomer(file, finished.population)
+    client = read_newcomer(finished, file).clients
     served, model = serve(finished, client, "mine"), finished.method.model
     x = client.block(torch.arange(1)).x[0]
     with torch.no_grad():
@@ -99,7 +105,7 @@ def test_a_newcomer_gets_the_model_that_the_method_makes(
     assert told["sent"] == {"descriptor": 16}
     run = FinishedRun.open(runs["pefll"])
     tensors = load_file(told["model"])
-    served = serve(run, read_newcomer(file, run.population), "mine")
+    served = serve(run, read_newcomer(run, file).clients, "mine")
     for name, value in run.method.model.tensors(served.theta).items():
         torch.testing.assert_close(tensors[name], value)
     assert told["received"]["theta"] == 4 * run.method.model.size
@@ -119,7 +125,7 @@ def test_epsilon_is_paid_by_the_newcomer_and_told(
     output = str(run_command(runs["odpfl"], "--data", file, "--unlabeled", "--epsilon", "0.5", "--delta", "0.01"))
     assert "ε = 0.5 at δ = 0.01" in output and "unseen clients of this run" in output
     run = FinishedRun.open(runs["odpfl"])
-    clients = read_newcomer(file, run.population, unlabeled=True)
+    clients = read_newcomer(run, file, unlabeled=True).clients
     first = serve(run, clients, "mine", epsilon=0.5)
     second = serve(run, clients, "mine", epsilon=0.5)
     assert first.descriptor is not None and second.descriptor is not None
@@ -131,7 +137,7 @@ def test_a_run_that_protects_newcomers_does_so_with_noise_that_nobody_can_repeat
     rows: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
     run = FinishedRun.open(trained(tmp_path, "odpfl", encoder="sphere", newcomer_epsilon=0.5, newcomer_delta=0.02))
-    clients = read_newcomer(newcomer(tmp_path, x=rows[0]), run.population, unlabeled=True)
+    clients = read_newcomer(run, newcomer(tmp_path, x=rows[0]), unlabeled=True).clients
     first, second = serve(run, clients, "mine"), serve(run, clients, "mine")
     assert first.descriptor is not None and second.descriptor is not None
     assert not torch.equal(first.descriptor, second.descriptor) and not torch.equal(first.theta, second.theta)
@@ -151,32 +157,163 @@ def test_without_labels_a_method_that_needs_them_says_so(
 def test_data_that_does_not_fit_is_refused_with_the_reason(
     runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
-    population = FinishedRun.open(runs["pefll"]).population
+    run = FinishedRun.open(runs["pefll"])
     x, y = rows
     with pytest.raises(UserError, match=r"shape \(1, 9, 9\).*shape \(1, 8, 8\)"):
-        read_newcomer(newcomer(tmp_path, x=np.zeros((5, 1, 9, 9), np.uint8)), population)
+        read_newcomer(run, newcomer(tmp_path, x=np.zeros((5, 1, 9, 9), np.uint8)))
     with pytest.raises(UserError, match="class '12' was not in training"):
-        read_newcomer(newcomer(tmp_path, x=x, y=y + 5), population)
-    with pytest.raises(ValueError, match="one row for each sample"):
-        read_newcomer(newcomer(tmp_path, x=x[:0]), population)
-    flat = load("digits", partition="iid", clients=2, unseen=0)
-    broken = x.astype(np.float32)
-    broken[3, 0, 0, 0] = np.nan
-    with pytest.raises((UserError, ValueError), match=r"(?i)nan|uint8"):
-        read_newcomer(newcomer(tmp_path, x=broken, y=y), flat)
+        read_newcomer(run, newcomer(tmp_path, x=x, y=y + 5))
+    with pytest.raises(UserError, match=r"mine.npz has no rows"):
+        read_newcomer(run, newcomer(tmp_path, x=x[:0]))
+    with pytest.raises(UserError, match="50 rows of x but 3 labels"):
+        read_newcomer(run, newcomer(tmp_path, x=x, y=y[:3]))
+    with pytest.raises(UserError, match="there is no file or folder"):
+        read_newcomer(run, tmp_path / "nowhere.npz")
 
 
 def test_one_class_and_named_classes_are_understood(
     runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
-    population = FinishedRun.open(runs["pefll"]).population
-    only = read_newcomer(newcomer(tmp_path, x=rows[0][:5], y=np.full(5, 7)), population)
+    run = FinishedRun.open(runs["pefll"])
+    only = read_newcomer(run, newcomer(tmp_path, x=rows[0][:5], y=np.full(5, 7))).clients
     assert only.y is not None and only.y.tolist() == [7] * 5
     words = np.array([str(v) for v in rows[1]])
-    named = read_newcomer(newcomer(tmp_path, x=rows[0], y=words), population)
+    named = read_newcomer(run, newcomer(tmp_path, x=rows[0], y=words)).clients
     assert named.y is not None and named.y.tolist() == rows[1].tolist()
 
 
 def test_an_untrained_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run folder"):
         FinishedRun.open(tmp_path)
+
+
+def test_nothing_is_overwritten_and_folders_are_made(
+    runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    file = newcomer(tmp_path, x=rows[0], y=rows[1])
+    before, answers, graph = file.read_bytes(), tmp_path / "answers.csv", tmp_path / "model.onnx"
+    answers.write_text("mine")
+    graph.write_text("mine")
+    for flags in (
+        ("--out", file),
+        ("--predictions", file),
+        ("--predictions", answers),
+        ("--out", graph),
+        ("--out", tmp_path / "model.safetensors", "--onnx"),
+    ):
+        with pytest.raises(UserError, match="exists already, and nothing is overwritten: choose another file with --"):
+            run_command(runs["pefll"], "--data", file, *flags)
+    with pytest.raises(UserError, match="--out and --predictions are both"):
+        run_command(runs["pefll"], "--data", file, "--out", tmp_path / "a", "--predictions", tmp_path / "a")
+    with pytest.raises(UserError, match="cannot use"):
+        run_command(runs["pefll"], "--data", file, "--predictions", answers / "p.csv")
+    assert file.read_bytes() == before and answers.read_text() == graph.read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["answers.csv", "mine.npz", "model.onnx"]
+    run_command(runs["pefll"], "--data", file, "--out", tmp_path / "a" / "m", "--predictions", tmp_path / "b" / "p.csv")
+    assert (tmp_path / "a" / "m").is_file() and (tmp_path / "b" / "p.csv").is_file()
+    assert not list(tmp_path.glob("a/*.onnx"))  # only on request
+    run_command(runs["pefll"], "--data", file)
+    with pytest.raises(UserError, match=r"mine.model.safetensors exists already"):
+        run_command(runs["pefll"], "--data", file)
+
+
+def test_an_onnx_graph_alone_and_without_the_exporters_own_warnings(
+    runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxscript")
+    file = newcomer(tmp_path, x=rows[0], y=rows[1])
+    monkeypatch.chdir(tmp_path)
+    words = [sys.executable, "-m", "motley", "personalize", runs["pefll"], "--data", file, "--out", "deep/my.onnx"]
+    done = subprocess.run([*map(str, words), "--json"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stderr == ""
+    told = json.loads(done.stdout)
+    assert told["model"] == told["onnx"] == "deep/my.onnx" and Path("deep/my.onnx").is_file()
+    assert [path.name for path in Path("deep").iterdir()] == ["my.onnx"]
+    monkeypatch.setattr(personalize, "onnx_is_there", lambda: False)
+    with pytest.raises(UserError, match=r"needs onnx and onnxscript: pip install 'motley-fl\[onnx\]'"):
+        run_command(runs["pefll"], "--data", file, "--onnx")
+
+
+def test_a_network_that_the_exporter_does_not_know_leaves_nothing_behind(
+    runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("no such operator")
+
+    monkeypatch.setattr(Served, "save_onnx", fail)
+    monkeypatch.setattr(personalize, "onnx_is_there", lambda: True)
+    file = newcomer(tmp_path, x=rows[0], y=rows[1])
+    with pytest.raises(UserError, match=r"does not know this network \(RuntimeError: no such operator\)"):
+        run_command(runs["pefll"], "--data", file, "--onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.npz"]
+
+
+@pytest.mark.parametrize("folder", [".", "..", "/"])
+def test_data_must_have_a_name(runs: dict[str, Path], folder: str) -> None:
+    with pytest.raises(UserError, match=rf"--data {folder}: expected the newcomer's file"):
+        run_command(runs["pefll"], "--data", folder)
+
+
+def test_set_reaches_the_reading_of_the_file_only(runs: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--set: personalize takes data.options.KEY=VALUE"):
+        run_command(runs["pefll"], "--data", tmp_path / "mine.npz", "--set", "local.lr=1")
+    with pytest.raises(UserError, match=r"data.options.task cannot be set"):
+        run_command(runs["pefll"], "--data", tmp_path / "mine.npz", "--set", "data.options.task=regression")
+
+
+def test_help_shows_what_is_in_brackets() -> None:
+    shown = " ".join(CliRunner().invoke(app, ["personalize", "--help"], env={"COLUMNS": "200"}).output.split())
+    assert "'motley-fl[onnx]'" in shown and "(default: DATA.model.safetensors)" in shown
+
+
+def test_delta_is_about_rows(runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
+    run = FinishedRun.open(runs["odpfl"])
+    assert newcomer_delta(run, 50, None) == 0.01 and newcomer_delta(run, 2400, None) == pytest.approx(2400**-1.1)
+    assert newcomer_delta(run, 1, None) == 0.01 and newcomer_delta(run, 50, 0.02) == 0.02
+    for wrong in ("0", "0.021", "1", "nan"):
+        with pytest.raises(UserError, match=r"at most 1/n = 0.02 for the newcomer's n = 50 rows"):
+            run_command(
+                runs["odpfl"], "--data", newcomer(tmp_path, x=rows[0]), "--unlabeled", "--epsilon", 1, "--delta", wrong
+            )
+
+
+@pytest.mark.parametrize("epsilon", ["0", "-1", "nan"])
+def test_a_plain_mistake_is_told_without_a_hint_at_the_traceback(
+    epsilon: str, runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    words = ["personalize", runs["odpfl"], "--data", newcomer(tmp_path, x=rows[0]), "--epsilon", epsilon]
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 1 and "--epsilon must be a finite number above 0" in result.output
+    assert "MOTLEY_TRACEBACK" not in result.output
+
+
+def test_the_expectation_says_how_many_samples_those_clients_had(
+    runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    run = FinishedRun.open(runs["odpfl"])
+    sizes = run.population.train.size[run.population.unseen].tolist()
+    many = read_newcomer(run, newcomer(tmp_path, x=np.tile(rows[0], (50, 1, 1, 1)))).clients
+    (note,) = serve(run, many, "mine", epsilon=1000.0).notes
+    assert f"the unseen clients of this run, with {min(sizes)} to {max(sizes)} samples each, score" in note
+    few = read_newcomer(run, newcomer(tmp_path, x=rows[0][:1])).clients
+    (note,) = serve(run, few, "mine", epsilon=1000.0).notes
+    assert "with 1 sample each" in note
+    output = str(run_command(runs["odpfl"], "--data", newcomer(tmp_path, x=rows[0][:1])))
+    assert output.splitlines()[0].strip() == "mine.npz: 1 sample"
+
+
+def test_a_newcomer_that_sends_nothing_is_told_so(
+    rows: tuple[np.ndarray, np.ndarray], tmp_path: Path, runs: dict[str, Path]
+) -> None:
+    run = tmp_path / "flowdup"
+    recipe = {"method": "flowdup", "rounds": 1, "data": DATA, "model": {"name": "logistic"}}
+    execute(checked({**recipe, "hyperparameters": {"cohort": 4}}, "test"), run)
+    output = str(run_command(run, "--data", newcomer(tmp_path, x=rows[0])))
+    assert "privacy: nothing was sent, so nothing is revealed" in output and "│ sent" not in output
+    output = str(run_command(runs["odpfl"], "--data", newcomer(tmp_path, x=rows[0]), "--out", tmp_path / "m"))
+    assert "sent" in output and "ε = ∞" in output
+
+
+def test_what_is_for_the_simulation_has_no_noise() -> None:
+    with pytest.raises(ValueError, match="simulation_only leaves no client, so it needs no noise"):
+        Each("theta", noise=Gaussian(1.0), clip=1.0, simulation_only=True)

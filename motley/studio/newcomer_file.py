@@ -1,0 +1,197 @@
+"""A newcomer's file: read as the run's own data was, and matched to it by the names of columns and classes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from motley.client import Clients
+from motley.data.arrays import Task, array_source
+from motley.data.files import read_rows
+from motley.data.population import Population
+from motley.data.source import Array
+from motley.studio.errors import UserError
+from motley.studio.newcomer import FinishedRun
+
+OPTIONS = ("client_column", "label_column", "delimiter", "missing", "partial_labels", "size")
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """One client that arrives after training, and what there is to say about its data."""
+
+    name: str
+    clients: Clients  # of length 1
+    notes: list[str]
+
+
+def read_newcomer(
+    run: FinishedRun,
+    file: Path,
+    options: Mapping[str, Any] | None = None,
+    *,
+    client: str | None = None,
+    unlabeled: bool = False,
+) -> Newcomer:
+    """A file's rows as one client that fits the run, or an error that says where they do not.
+
+    ``options`` are laid over those that the run's own file was read with. ``client`` chooses one of several clients.
+    """
+    population, given = run.population, dict(options or {})
+    for key in given:
+        if key not in OPTIONS:
+            raise UserError(f"data.options.{key} cannot be set for a newcomer; {', '.join(OPTIONS)} can")
+    if not file.exists():
+        raise UserError(f"there is no file or folder {file}")
+    how = {**run.file_options, **given}
+    partial_labels = how.pop("partial_labels", "error")
+    if file.is_dir():
+        how.pop("client_column", None)  # a folder's files are its clients
+    rows = read_rows(file, known=population.columns, **how)
+    if given.get("label_column") and rows.y is None:
+        raise UserError(f"{file}: there is no column {given['label_column']!r} (--label-column)")
+    if rows.x.ndim and len(rows.x) == 0:
+        raise UserError(f"{file} has no rows")
+    whole = array_source(rows.x, None, rows.client, name=file.name, kind=population.kind)
+    keep = _chosen(file, whole.client, whole.client_names, client)
+    x, y = whole.x[keep], None
+    if rows.y is not None and population.has_labels and not unlabeled:
+        if rows.y.size != len(whole.x):
+            raise UserError(f"{file}: {len(whole.x)} rows of x but {rows.y.size} labels; give one for each row")
+        y = rows.y.reshape(-1)[keep]
+        y = y if population.classes is None else _codes(file, y, population)
+        y = None if y.dtype.kind == "f" and np.isnan(y).all() else y  # a column of labels that is left empty
+    task: Task = "regression" if population.classes is None else "classification"
+    source = array_source(
+        x,
+        y,
+        name=file.name,
+        kind=population.kind,
+        classes=population.classes,
+        task=task,
+        partial_labels=partial_labels,
+    )
+    inputs = _inputs(file, source.x, population)
+    one = Clients.from_sizes(
+        inputs,
+        None if source.y is None else torch.from_numpy(source.y),
+        torch.tensor([len(inputs)]),
+        shift=population.train.shift,
+        scale=population.train.scale,
+    )
+    one = replace(one, ids=one.ids + len(population))  # nobody's id: it is taken for no training client
+    notes = _by_position(population.columns, rows.columns) if population.kind == "features" else []
+    return Newcomer(client or file.name, one, notes + _far_away(inputs, population))
+
+
+def _chosen(file: Path, owner: Array | None, names: Sequence[str] | None, client: str | None) -> Array | slice:
+    """Which rows are the newcomer's."""
+    if owner is None:
+        if client is not None:
+            raise UserError(f"{file} does not say whose a row is, so --client {client} cannot be found; leave it out")
+        return slice(None)
+    known = [str(number) for number in range(int(owner.max()) + 1)] if names is None else list(names)
+    if client is None and len(known) > 1:
+        raise UserError(
+            f"{file} holds {len(known)} clients ({_shown(known, 5)}), but a newcomer is one; choose one with "
+            f"--client NAME, or give a file of its own"
+        )
+    if client is not None and client not in known:
+        raise UserError(f"{file} has no client {client!r}; there are {_shown(known, 10)}")
+    return np.asarray(owner == (0 if client is None else known.index(client)))
+
+
+def _codes(file: Path, y: Array, population: Population) -> Array:
+    """Labels as the run's own numbers of classes, found by name; NaN where one is missing."""
+    names = population.class_names
+    known = [str(i) for i in range(population.classes or 0)] if names is None else [str(name) for name in names]
+    place: dict[str, float] = {"": math.nan, **{name: float(i) for i, name in enumerate(known)}}
+    words = [_word(value) for value in y.tolist()]
+    for row, word in enumerate(words):
+        if word not in place:
+            raise UserError(
+                f"{file}: the class {word!r} was not in training (data row {row + 1}); the run knows "
+                f"{_shown(known, 10)}"
+            )
+    return np.array([place[word] for word in words])
+
+
+def _word(label: Any) -> str:
+    """A class as it is called: 1.0 is '1', and what is missing is ''."""
+    if isinstance(label, float):
+        return "" if math.isnan(label) else str(int(label)) if label.is_integer() else str(label)
+    return label.decode() if isinstance(label, bytes) else str(label)
+
+
+def _inputs(file: Path, x: Array, population: Population) -> Tensor:
+    """The inputs in the type of the run's data; refused where they cannot be meant."""
+    trained = population.train.x
+    if tuple(x.shape[1:]) != population.input_shape:
+        raise UserError(
+            f"{file}: a sample has shape {tuple(x.shape[1:])}, but the run was trained on {population.kind} of shape "
+            f"{population.input_shape}"
+        )
+    wanted = trained.numpy().dtype
+    if wanted.kind in "ui" and not (x.dtype == wanted == np.uint8):
+        low, high = int(trained.min()), int(trained.max())
+        if not ((x == np.rint(x)).all() and x.min() >= low and x.max() <= high):
+            raise UserError(
+                f"{file}: the run's data are whole numbers from {low} to {high} ({wanted}), but x holds {x.dtype} "
+                f"from {x.min():g} to {x.max():g}; give the values on the same scale as in training"
+            )
+    with np.errstate(over="ignore", invalid="ignore"):  # found just below
+        inputs = np.ascontiguousarray(x, dtype=wanted)
+    if wanted.kind == "f" and not np.isfinite(inputs).all():
+        row = int(np.flatnonzero(~np.isfinite(inputs.reshape(len(x), -1)).all(1))[0])
+        raise UserError(f"{file}: data row {row + 1} holds NaN, infinity or a number too large for float32; fill it in")
+    return torch.from_numpy(inputs)
+
+
+def _by_position(trained: Mapping[str, Sequence[str] | None] | None, came: Mapping[str, Any] | None) -> list[str]:
+    """A note where names could not be compared."""
+    if trained is None and came is not None:
+        return [f"the run's data has no names for its features; the columns were taken in order: {_shown(came, 10)}"]
+    if trained is not None and came is None:
+        return [f"x has no names for its features; they were taken in the order of training: {_shown(trained, 10)}"]
+    return []
+
+
+def _far_away(x: Tensor, population: Population) -> list[str]:
+    """A note where values lie further outside the range of the run's data than that range is wide."""
+    if population.kind == "tokens":
+        return []
+    features = population.kind == "features" and x.ndim == 2
+    (low, high), (least, most) = (_range(values, features) for values in (population.train.x, x))
+    width = high - low
+    far = ((most > high + width) | (least < low - width)).nonzero().flatten().tolist()
+    if not far:
+        return []
+    i, others = far[0], len(far) - 1
+    name = "x" if not features else _names(population)[i] if population.columns else f"feature {i + 1}"
+    more = f" (and {others} other feature{'s' * (others > 1)} likewise)" if others else ""
+    return [
+        f"{name} lies between {least[i]:g} and {most[i]:g}, in the run's data between {low[i]:g} and {high[i]:g}"
+        f"{more}; with another scale or unit than in training the model's answers mean nothing"
+    ]
+
+
+def _range(x: Tensor, by_feature: bool) -> tuple[Tensor, Tensor]:
+    flat = x if by_feature else x.reshape(-1, 1)
+    return flat.amin(0).to(torch.float64), flat.amax(0).to(torch.float64)
+
+
+def _names(population: Population) -> list[str]:
+    """The features of a table."""
+    columns = (population.columns or {}).items()
+    return [name for column, values in columns for name in ([column] if values is None else values)]
+
+
+def _shown(names: Sequence[str] | Mapping[str, Any], most: int) -> str:
+    return ", ".join(list(names)[:most]) + (", ..." if len(names) > most else "")
