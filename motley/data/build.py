@@ -38,10 +38,28 @@ def rotation(angles: Sequence[float] = QUARTERS, counts: Sequence[int] | None = 
     """
 
 
+_KNOWN: dict[str, Callable[..., Any]] = {"natural": natural, **PARTITIONS, "rotation": rotation}
+
+
 def partitions() -> dict[str, str]:
     """Every partition's name with one line about it."""
-    known: dict[str, Callable[..., Any]] = {"natural": natural, **PARTITIONS, "rotation": rotation}
-    return {name: (function.__doc__ or "").strip().splitlines()[0] for name, function in known.items()}
+    return {name: (function.__doc__ or "").strip().splitlines()[0] for name, function in _KNOWN.items()}
+
+
+def short_form(partition: str) -> str:
+    """The partition with those options only that are no defaults: ``pathological:2`` is ``pathological``."""
+    name, options = _named(partition)
+    defaults = spec.options(_KNOWN[name])
+    return spec.written(name, {key: value for key, value in options.items() if value != defaults[key].default})
+
+
+def _named(partition: str) -> tuple[str, dict[str, Any]]:
+    """A partition's name and the options that are given."""
+    name, values, named = spec.parse(partition)
+    if name not in _KNOWN:
+        raise spec.unknown("partition", name, list(_KNOWN))
+    hidden = 3 if name in PARTITIONS else 0
+    return name, spec.bind(f"partition {name!r}", _KNOWN[name], values, named, hidden=hidden)
 
 
 @dataclass
@@ -149,22 +167,20 @@ def _deal(source: Source, partition: str | Partition | None, clients: int | None
         partition = "iid" if source.client is None else "natural"
     if callable(partition):
         return _from_lists(partition(_labels(source, ""), clients or _DEFAULT_CLIENTS, rng), source)
-    name, values, named = spec.parse(partition)
+    name, options = _named(partition)
     if name == "natural":
-        options = spec.bind("partition 'natural'", natural, values, named, hidden=0)
         return _natural(source, clients, rng, **options)
     if name == "rotation":
-        options = spec.bind("partition 'rotation'", rotation, values, named, hidden=0)
         dealt = _from_lists(iid(_labels(source, name), clients or _DEFAULT_CLIENTS, rng), source)
-        dealt.angles, dealt.counts = _many(options.get("angles", QUARTERS)), options.get("counts")
+        counts = options.get("counts")
+        dealt.angles = _many(options.get("angles", QUARTERS))
+        dealt.counts = None if counts is None else _many(counts)
         return dealt
-    if name not in PARTITIONS:
-        raise spec.unknown("partition", name, list(partitions()))
-    options = spec.bind(f"partition {name!r}", PARTITIONS[name], values, named, hidden=3)
     return _from_lists(PARTITIONS[name](_labels(source, name), clients or _DEFAULT_CLIENTS, rng, **options), source)
 
 
-def _many(value: float | Sequence[float]) -> Sequence[float]:
+def _many(value: Any) -> Any:
+    """A list; ``90`` is typed for a list of one."""
     return [value] if isinstance(value, int | float) else value
 
 

@@ -135,6 +135,7 @@ def shards(
     per_client = num_shards_per_partition
     _check("num_shards_per_partition", per_client, per_client >= 1, "at least 1")
     size = len(labels) // (clients * per_client) if shard_size is None else shard_size
+    _check("shard_size", size, size >= 1 or shard_size is None, "at least 1")
     _enough(len(labels), clients, max(1, size) * per_client)
     shuffled = rng.permutation(len(labels))
     by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from motley.data.source import DataError
 
@@ -43,6 +44,17 @@ def literal(text: str) -> Any:
     return text
 
 
+def written(name: str, named: Mapping[str, Any]) -> str:
+    """The inverse of ``parse``, all values with their names."""
+    return name + "".join(f"{',' if i else ':'}{key}={_word(value)}" for i, (key, value) in enumerate(named.items()))
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return "+".join(map(_word, value))
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
 def options(function: Callable[..., Any], *, hidden: int = 0) -> dict[str, inspect.Parameter]:
     """The options of a partition or source: its parameters after the first ``hidden`` ones."""
     return dict(list(inspect.signature(function).parameters.items())[hidden:])
@@ -51,7 +63,7 @@ def options(function: Callable[..., Any], *, hidden: int = 0) -> dict[str, inspe
 def bind(
     what: str, function: Callable[..., Any], values: list[Any], named: Mapping[str, Any], hidden: int
 ) -> dict[str, Any]:
-    """Match typed values to the function's options, in order; complain about one that does not exist."""
+    """Match typed values to the function's options, in order; complain about one that does not exist or fit."""
     known = options(function, hidden=hidden)
     if len(values) > len(known):
         raise DataError(f"{what} takes at most {len(known)} values ({', '.join(known) or 'none'}), got {values}")
@@ -67,7 +79,31 @@ def bind(
     lacking = [key for key, option in known.items() if option.default is option.empty and key not in bound]
     if lacking:
         raise DataError(f"{what} needs {lacking[0]!r}")
+    hints = get_type_hints(function)
+    for key, value in bound.items():
+        if not _fits(value, hints[key]):
+            raise DataError(f"{key} must be {_kind(hints[key])}, got {value!r}")
     return bound
+
+
+_KINDS = {bool: "true or false", int: "a whole number", float: "a number", NoneType: "none"}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Is it a number where a number belongs? Words are left to the function: it knows which ones there are."""
+    if hint in _KINDS:
+        allowed = (int, float) if hint is float else hint
+        return isinstance(value, allowed) and isinstance(value, bool) == (hint is bool)
+    if get_origin(hint) is Sequence:
+        return all(_fits(each, get_args(hint)[0]) for each in (value if isinstance(value, list | tuple) else [value]))
+    kinds = get_args(hint)
+    return not set(kinds) & set(_KINDS) or any(_fits(value, kind) for kind in kinds)
+
+
+def _kind(hint: Any) -> str:
+    if get_origin(hint) is Sequence:
+        return f"{_KINDS[get_args(hint)[0]]} for each, as in 0+90"
+    return _KINDS[hint] if hint in _KINDS else " or ".join(map(_kind, get_args(hint)))
 
 
 def unknown(what: str, name: str, known: list[str], extra: str = "") -> DataError:

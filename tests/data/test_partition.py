@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.data import DataError, partitions
+from motley.data import DataError, load, partitions
+from motley.data.build import short_form
 from motley.data.partition import PARTITIONS, dirichlet, inner_dirichlet, pathological, shards, size_skew
 
 LABELS = np.random.default_rng(5).integers(10, size=600)
@@ -123,6 +124,35 @@ def test_impossible_partitions_are_refused(call: object, message: str) -> None:
     assert callable(call)
     with pytest.raises(DataError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("partition", "message"),
+    [
+        ("dirichlet:abc", "alpha must be a number, got 'abc'"),
+        ("dirichlet:true", "alpha must be a number, got True"),
+        ("dirichlet:0.5,min_partition_size=2.5", "min_partition_size must be a whole number, got 2.5"),
+        ("inner-dirichlet:abc", "alpha must be a number or a number for each, as in 0\\+90, got 'abc'"),
+        ("inner-dirichlet:0.1,abc", "partition_size must be a whole number or none, got 'abc'"),
+        ("pathological:two", "num_classes_per_partition must be a whole number, got 'two'"),
+        ("shards:2,keep_incomplete_shard=maybe", "keep_incomplete_shard must be true or false, got 'maybe'"),
+        ("shards:2,shard_size=0", "shard_size must be at least 1, got 0"),
+        ("size-skew:lognormal,big", "sigma must be a number, got 'big'"),
+        ("natural:some", "group_size must be a whole number, got 'some'"),
+        ("rotation:left", "angles must be a number for each, as in 0\\+90, got 'left'"),
+        ("rotation:0+90,counts=x", "counts must be a whole number for each, as in 0\\+90 or none, got 'x'"),
+    ],
+)
+def test_an_option_of_the_wrong_kind_is_refused(partition: str, message: str) -> None:
+    with pytest.raises(DataError, match=f"^{message}$"):
+        load("digits", partition=partition)
+
+
+def test_the_short_form_names_options_that_are_no_defaults() -> None:
+    assert short_form("pathological:2") == short_form("pathological") == "pathological"
+    assert short_form("pathological:3") == "pathological:num_classes_per_partition=3"
+    assert short_form("rotation:0+90") == "rotation:angles=0+90"
+    assert short_form("shards:keep_incomplete_shard=true") == "shards:keep_incomplete_shard=true"
 
 
 def test_partitions_are_listed() -> None:
