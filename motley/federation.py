@@ -26,7 +26,11 @@ _COHORTS, _ASKS = 1, 2  # domains of the seed, so that choosing clients and thei
 
 
 class QuorumError(RuntimeError):
-    """Too few clients answered an ask for its result to be used."""
+    """Too few clients answered an ask for its result to be used; ``failures`` says why each of the others did not."""
+
+    def __init__(self, message: str, failures: Sequence[Failure] = ()) -> None:
+        super().__init__(message)
+        self.failures = failures
 
 
 @dataclass(frozen=True)
@@ -272,7 +276,8 @@ class Cohort:
             examples = "\n  ".join(str(failure) for failure in failures[:3])
             raise QuorumError(
                 f"only {count} of {len(self)} clients answered {task.name} in round {federation.round}; the quorum is "
-                f"{federation.quorum:.0%}. The first failures:\n  {examples}"
+                f"{federation.quorum:.0%}. The first failures:\n  {examples}",
+                failures,
             )
         draws = Draws(key(key_of_ask, -1))
         released: dict[str, Tensor] = {}

@@ -52,7 +52,7 @@ class Scores:
 
     @property
     def p10(self) -> float:
-        """The worst decile: a tenth of the clients score lower."""
+        """The 10th percentile of the clients' scores."""
         return float(self.score.nanquantile(0.1))
 
 

@@ -26,20 +26,31 @@ Measurement = dict[Group, "Measured | None"]
 
 @dataclass(frozen=True)
 class Measured:
-    """One group's scores; ``scores`` is NaN for a client that the method does not serve or that has no test labels."""
+    """One group's scores; ``scores`` is NaN for a client that the method does not serve or that has no test labels.
+
+    ``failed`` of them should have a score and have none: their model or its loss is not finite.
+    """
 
     group: Group
     train: Clients
     test: Clients
     scores: Scores
+    failed: int = 0
 
     def summary(self) -> dict[str, float] | None:
-        """Mean, standard deviation over clients and worst decile; None if no client could be scored."""
+        """Mean, standard deviation and 10th percentile over the clients with a score; None if no client has one."""
         scored = int((~self.scores.score.isnan()).sum())
         if scored == 0:
             return None
         mean, std, p10 = self.scores.mean, self.scores.std, self.scores.p10
-        return {"mean": mean, "std": std, "p10": p10, "clients": len(self.train), "scored": scored}
+        return {
+            "mean": mean,
+            "std": std,
+            "p10": p10,
+            "clients": len(self.train),
+            "scored": scored,
+            "failed": self.failed,
+        }
 
     def rows(self) -> list[dict[str, Any]]:
         """The per-client table."""
@@ -75,6 +86,7 @@ def measure(method: Method, state: State, federation: Federation, population: Po
         rows = served.nonzero().flatten()
         empty = torch.full((len(which),), float("nan"))
         scores = Scores(empty, empty.clone())
+        failed = 0
         if len(rows):
             part = evaluate(
                 method.model,
@@ -84,7 +96,8 @@ def measure(method: Method, state: State, federation: Federation, population: Po
                 test.select(rows),
             )
             scores.score[rows], scores.loss[rows] = part.score, part.loss
-        return Measured(group, train, test, scores)
+            failed = int((part.score.isnan() & (train.size[rows] > 0) & (test.size[rows] > 0)).sum())
+        return Measured(group, train, test, scores, failed)
 
     return {
         "seen": score("seen", population.seen),

@@ -170,7 +170,7 @@ def _band(line: Series, at: Callable[[float, float], tuple[float, float]], ticks
 
 
 def strip_chart(strips: Sequence[Strip], ticks: Sequence[float], *, title: str, x_title: str, form: Format) -> Html:
-    """One row for each run: a dot for each client (for very many: their histogram), the mean and the worst decile."""
+    """One row for each run: a dot for each client (for very many: a histogram), the mean and the 10th percentile."""
     row, left, right, top, bottom = 78.0, 16.0, 18.0, 6.0, 46.0
     height = top + row * len(strips) + bottom
 

@@ -60,7 +60,7 @@ def render(runs: Sequence[Run]) -> str:
     title = "Motley: " + (runs[0].label if len(runs) == 1 else f"{len(runs)} runs compared")
     reading = (
         "Each dot is a client; where dots would not fit, bars count clients. "
-        "The full line marks the mean, the dashed one the worst decile."
+        "The full line marks the mean, the dashed one the 10th percentile of clients."
     )
     mapping = (
         "Clients near each other have alike data; a larger mark has more samples; its colour is its score. "
@@ -170,7 +170,7 @@ def _result_table(runs: Sequence[Run], scale: Scale) -> Html:
     below = []
     for group in groups:
         top.append(tag("th", GROUP_NAMES[group].capitalize(), colspan=2, scope="colgroup", class_="group"))
-        below += [tag("th", "mean ± std", scope="col", class_="first"), tag("th", "worst 10%", scope="col")]
+        below += [tag("th", "mean ± std", scope="col", class_="first"), tag("th", "10th percentile", scope="col")]
     top.append(tag("th", "Cost", colspan=4, scope="colgroup", class_="group"))
     below += [
         tag("th", name, scope="col", class_="first" if i == 0 else None)
@@ -193,17 +193,26 @@ def _result_table(runs: Sequence[Run], scale: Scale) -> Html:
     table = tag("table", tag("thead", tag("tr", *top), tag("tr", *below)), tag("tbody", *rows), class_="result")
     words = [f"{GROUP_NAMES[group].capitalize()} {GROUP_MEANING[group]}." for group in groups]
     notes = " ".join(words) + (
-        " Mean and standard deviation are over clients; a tenth of them score below “worst 10%”, the worst decile."
+        " Mean and standard deviation are over clients; a tenth of them score at most their 10th percentile."
         " “Not served”: the method has no model for these clients."
     )
     unserved = [GROUP_NAMES[group].capitalize() for group in GROUPS if group not in groups]
     if unserved:
         notes += f" {listed(unserved)}: not served by any run here, or there are none."
     for run in runs:
+        for group in groups:
+            summary = run.result.accuracy.of(group)
+            if summary is not None and summary.failed:
+                notes += (
+                    f" {run.label}: {summary.failed:,} of {summary.clients:,} {GROUP_NAMES[group]} have no finite score"
+                )
+                notes += " and are not in the mean."
         if run.result.failures:
             notes += f" {run.label}: {run.result.failures:,} replies of clients failed to come."
     if len(runs) > 1:
-        notes += " A lead counts only if the difference, client by client, is above two standard errors."
+        notes += (
+            " A lead counts only over the same clients, with a difference, client by client, above two standard errors."
+        )
     return join([_scrolling(table, "Results"), tag("p", notes, class_="note")])
 
 

@@ -82,8 +82,8 @@ def _strip(i: int, run: Run, group: str, scale: Scale) -> plots.Strip:
     summary = run.result.accuracy.of(group)
     if summary is None or summary.mean is None:
         return plots.Strip(i, run.label, "not served", [], None, None)
-    worst = "" if summary.p10 is None else f", {scale(summary.p10)} worst decile"
-    return plots.Strip(i, run.label, f"{scale(summary.mean)} mean{worst}", marks, summary.mean, summary.p10)
+    low = "" if summary.p10 is None else f", {scale(summary.p10)} 10th percentile"
+    return plots.Strip(i, run.label, f"{scale(summary.mean)} mean{low}", marks, summary.mean, summary.p10)
 
 
 def _tested(count: float | None) -> str:

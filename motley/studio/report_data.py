@@ -3,7 +3,7 @@
 Files of a run folder that a report uses (only ``result.json`` must be there; the report names each other one it lacks):
 
 - ``result.json``: method, label (may be left out), data, seed, rounds, seconds, metric, expected, failures,
-  ``accuracy.{seen,unseen,unlabeled}.{mean,std,p10}`` or null, ``bytes.{up,down}``,
+  ``accuracy.{seen,unseen,unlabeled}.{mean,std,p10,clients,failed}`` or null, ``bytes.{up,down}``,
   ``privacy.{private,epsilon,delta,unit}``;
 - ``metrics.jsonl``: one object for each round: round, seconds, loss, bytes_up, bytes_down (all totals since the start),
   epsilon, and at evaluated rounds seen, unseen, unlabeled as in the result;
@@ -24,6 +24,7 @@ Files of a run folder that a report uses (only ``result.json`` must be there; th
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -36,8 +37,11 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, TypeAdapter, ValidationError, model_validator
 
+from motley.data import DataError
+from motley.data.build import short_form
 from motley.studio.analyses_file import Analyses, read_analyses
 from motley.studio.errors import UserError
+from motley.studio.prepare import FROM_PYTHON
 
 GROUPS = ("seen", "unseen", "unlabeled")
 
@@ -56,11 +60,13 @@ Number = Annotated[float | None, BeforeValidator(_known)]
 
 
 class Summary(BaseModel):
-    """Scores of one group of clients: mean and standard deviation over clients, and the worst decile."""
+    """Scores of one group of clients: mean, standard deviation and 10th percentile over those that have one."""
 
     mean: Number = None
     std: Number = None
     p10: Number = None
+    clients: int = 0
+    failed: int = 0  # clients that should have a score and have none
 
 
 class ByGroup(BaseModel):
@@ -200,6 +206,15 @@ class Run:
         """All clients that the run's files tell of."""
         return {row.client for row in self.clients} | set(self.map.names if self.map else ())
 
+    @property
+    def origin(self) -> dict[str, str]:
+        """How the clients came about: what two runs must agree in to have the same ones; empty if nothing is known."""
+        made = {key: value for key, value in self.settings.items() if key.startswith("data.")}
+        if not made:
+            return {}
+        own_seed = made.pop("data.seed", self.settings.get("seed", str(self.result.seed)))
+        return made if made.get("data.name", "").startswith(FROM_PYTHON) else {**made, "seed": own_seed}
+
     def scores(self, group: str) -> dict[str, float]:
         """Client -> score, of those clients of a group that were served."""
         return {row.client: row.score for row in self.clients if row.group == group and row.score is not None}
@@ -319,9 +334,13 @@ def _parse_table(path: Path, text: str) -> list[ClientScore]:
 
 def _settings(path: Path, recipe: str) -> dict[str, str]:
     try:
-        return flat(tomllib.loads(recipe))
+        settings = flat(tomllib.loads(recipe))
     except tomllib.TOMLDecodeError as error:
         raise ReportError(f"{path} is not valid TOML ({error}); {_ADVICE}") from None
+    if "data.partition" in settings:
+        with contextlib.suppress(DataError):  # of another version of Motley: it stays as it was written
+            settings["data.partition"] = short_form(settings["data.partition"])
+    return settings
 
 
 def flat(nested: dict[str, Any], prefix: str = "") -> dict[str, str]:

@@ -87,17 +87,40 @@ def present(runs: Sequence[Run]) -> list[str]:
     return [group for group in GROUPS if group in known or served(runs, group)]
 
 
+def unlike(a: Run, b: Run) -> str:
+    """Why the clients of two runs are not the same ones; empty if they are."""
+    unknown = [run.label for run in (a, b) if not run.origin]
+    if unknown:
+        return f"no recipe says how the clients of {listed(unknown)} were made"
+    for key in dict.fromkeys([*a.origin, *b.origin]):
+        mine, theirs = (run.origin.get(key, "not given") for run in (a, b))
+        if mine != theirs:
+            return f"{key} is {mine} for {a.label} and {theirs} for {b.label}"
+    if a.map and b.map:
+        for what in ("names", "group", "n", "label_histogram"):
+            if getattr(a.map, what) != getattr(b.map, what):
+                return f"the clients of {a.label} and {b.label} differ in their {what.replace('_', ' ')} (clients.json)"
+    return ""
+
+
+def over_unlike_clients(runs: Sequence[Run]) -> str:
+    """Why no lead can be claimed among these runs: two are not over the same clients. Empty if all are."""
+    return next((why for run in runs[1:] if (why := unlike(runs[0], run))), "")
+
+
 def differences(a: Run, b: Run, group: str) -> list[float]:
-    """a's score minus b's, for every client that both served."""
+    """a's score minus b's, for every client that both served; none if their clients are not the same."""
+    if unlike(a, b):
+        return []
     mine, theirs = a.scores(group), b.scores(group)
     return [score - theirs[client] for client, score in mine.items() if client in theirs]
 
 
 def level(a: Run, b: Run, group: str) -> bool:
-    """Is the mean difference between two runs, client by client, within two standard errors?"""
+    """Is the mean difference between two runs, client by client, within two standard errors, or is that unknown?"""
     gaps = differences(a, b, group)
     if len(gaps) < 2:
-        return mean_of(a, group) == mean_of(b, group)
+        return True
     return abs(statistics.fmean(gaps)) <= 2 * statistics.stdev(gaps) / math.sqrt(len(gaps))
 
 
@@ -109,6 +132,8 @@ def mean_of(run: Run, group: str) -> float:
 def leaders(runs: Sequence[Run], group: str) -> list[Run]:
     """The best run on a group and those that are level with it; none if nobody serves the group."""
     ranked = served(runs, group)
+    if over_unlike_clients(runs):
+        return ranked
     return [run for run in ranked if run is ranked[0] or level(ranked[0], run, group)]
 
 
@@ -120,6 +145,8 @@ def finding(runs: Sequence[Run], scale: Scale) -> str:
     if len(runs) == 1:
         reached = [f"{scale(mean_of(runs[0], group))} on {GROUP_NAMES[group]}" for group in groups]
         return f"{runs[0].label} reaches {listed(reached)}."
+    if why := over_unlike_clients(runs):
+        return f"No lead is claimed, because these runs are over different clients: {why}."
     first = {group: leaders(runs, group) for group in groups}
     winner = first[groups[0]][0]
     if all(best == [winner] for best in first.values()):
@@ -146,26 +173,43 @@ def finding(runs: Sequence[Run], scale: Scale) -> str:
 def details(runs: Sequence[Run], scale: Scale) -> list[str]:
     """What one would ask next: by how much, for how many clients, how bad for the worst, how private."""
     lines = []
-    for group in GROUPS:
-        ranked = served(runs, group)
-        if not ranked:
-            continue
-        best = ranked[0]
-        rest = [run for run in ranked[1:] if not level(best, run, group)] or ranked[1:]
-        if rest:
-            gaps = differences(best, rest[0], group)
-            counted = ""
-            if gaps:
-                better, worse = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
-                counted = f": better for {better} of {len(gaps)} clients, worse for {worse}"
-                counted += "; that may be chance" if level(best, rest[0], group) else ""
-            lead = scale.gap(mean_of(best, group) - mean_of(rest[0], group))
-            lines.append(f"On {GROUP_NAMES[group]}, {best.label} is {lead} above {rest[0].label}{counted}.")
-        summary = best.result.accuracy.of(group)
-        if len(runs) == 1 and summary and summary.p10 is not None:
-            lines.append(f"A tenth of the {GROUP_NAMES[group]} get less than {scale(summary.p10)}.")
+    for same in over_same_clients(runs):
+        for group in GROUPS:
+            ranked = served(same, group)
+            if not ranked:
+                continue
+            best = ranked[0]
+            rest = [run for run in ranked[1:] if not level(best, run, group)] or ranked[1:]
+            if rest:
+                lines.append(_lead(best, rest[0], group, scale))
+            summary = best.result.accuracy.of(group)
+            if len(runs) == 1 and summary and summary.p10 is not None:
+                lines.append(f"The 10th percentile of {GROUP_NAMES[group]} is {scale(summary.p10)}.")
     lines.append(privacy_sentence(runs))
     return lines
+
+
+def over_same_clients(runs: Sequence[Run]) -> list[list[Run]]:
+    """The runs, sorted into those that are over the same clients."""
+    groups: list[list[Run]] = []
+    for run in runs:
+        for group in groups:
+            if not unlike(group[0], run):
+                group.append(run)
+                break
+        else:
+            groups.append([run])
+    return groups
+
+
+def _lead(best: Run, second: Run, group: str, scale: Scale) -> str:
+    """By how much one run is above another, and for how many clients."""
+    gaps = differences(best, second, group)
+    lead = scale.gap(mean_of(best, group) - mean_of(second, group))
+    better, worse = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
+    counted = f"better for {better} of {len(gaps)} clients, worse for {worse}" if gaps else "no client is in both"
+    chance = "; that may be chance" if level(best, second, group) else ""
+    return f"On {GROUP_NAMES[group]}, {best.label} is {lead} above {second.label}: {counted}{chance}."
 
 
 def privacy_sentence(runs: Sequence[Run]) -> str:

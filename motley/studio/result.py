@@ -24,8 +24,9 @@ NOT_SERVED = "not served"
 class Result:
     """A finished run, as in its ``result.json``.
 
-    ``accuracy`` has ``seen``, ``unseen`` and ``unlabeled``, each with mean, std, p10 over clients, or None where
-    there is no such client or the method does not serve it. ``scored`` says which models were scored, and when.
+    ``accuracy`` has ``seen``, ``unseen`` and ``unlabeled``, each with mean, std, p10 (10th percentile) over the scored
+    clients, and how many clients there are, are scored and failed to be; or None where there is no such client or the
+    method does not serve it. ``scored`` says which models were scored, and when.
     ``privacy`` has ``private``, ``epsilon``, ``delta`` and ``unit``; without a guarantee the last three are None.
     """
 
@@ -43,6 +44,9 @@ class Result:
     privacy: dict[str, Any]
     expected: dict[str, float | None] = field(default_factory=dict)
     failures: int = 0  # replies that clients failed to give
+    partition: str = ""  # as in the recipe; empty: the data's own clients, else iid
+    clients: int = 0
+    unseen: int = 0  # of the clients
     folder: Path | None = field(default=None, compare=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -70,14 +74,13 @@ def as_text(what: Table) -> str:
 def table(groups: Sequence[Sequence[Result]], title: str = "") -> Table:
     """One line for each group of results that differ in the seed only.
 
-    A single seed shows the mean over clients and, in brackets, the worst decile; several show mean ± std over seeds.
+    A single seed shows the mean over clients and, in brackets, their 10th percentile; several show mean ± std over
+    seeds. Below it stands what the results are about.
     """
-    first = groups[0][0]
-    many = max(map(len, groups)) > 1
-    what = f"{first.metric}, " + (
-        f"mean ± std over {len(groups[0])} seeds" if many else "mean over clients (worst decile)"
+    caption = "\n".join(_about(groups))
+    made = Table(
+        title=title or None, caption=caption, caption_justify="left", title_justify="left", box=box.SIMPLE_HEAD
     )
-    made = Table(title=title or None, caption=what, caption_justify="left", title_justify="left", box=box.SIMPLE_HEAD)
     for column in ("method", *GROUPS, "up", "down", "ε", "time"):
         made.add_column(column, justify="left" if column == "method" else "right", overflow="fold")
     for results in groups:
@@ -90,6 +93,35 @@ def table(groups: Sequence[Sequence[Result]], title: str = "") -> Table:
             f"{statistics.fmean(result.seconds for result in results):.1f} s",
         )
     return made
+
+
+def _about(groups: Sequence[Sequence[Result]]) -> list[str]:
+    """What is measured, over which clients, at which δ, and who is missing in the means."""
+    results = [result for group in groups for result in group]
+    many = max(map(len, groups)) > 1
+    what = f"mean ± std over {len(groups[0])} seeds" if many else "mean over clients (10th percentile of clients)"
+    lines = [f"{results[0].metric}, {what}"]
+    lines += dict.fromkeys(
+        f"{result.data}, partition {result.partition or 'not named (own clients, else iid)'}, "
+        f"{result.clients} clients, {result.unseen} of them unseen"
+        for result in results
+    )
+    lines += dict.fromkeys(
+        f"ε at δ = {result.privacy['delta']:.3g} for each {result.privacy['unit']}"
+        for result in results
+        if result.privacy["epsilon"]
+    )
+    for result in results:
+        name = f"{result.label}, seed {result.seed}" if many else result.label
+        for group, summary in result.accuracy.items():
+            if summary is not None and summary.get("failed"):
+                lines.append(
+                    f"{name}: {summary['failed']} of {summary['clients']} {group} clients have no finite score "
+                    "and are left out of the mean; a smaller --lr may help"
+                )
+        if result.failures:
+            lines.append(f"{name}: {result.failures} replies of clients failed to come in training")
+    return lines
 
 
 def _epsilon(result: Result) -> float:

@@ -98,7 +98,7 @@ class _Run:
             if isinstance(federation.runtime, Simulator):
                 federation.runtime.use_plans(saved.plans)
         self.watcher.begin(self.spoken, recipe.rounds, federation.round, metric_of(self.prepared.population))
-        idle = _idle(method)
+        idle = _idle(method) if recipe.rounds else "rounds = 0 (--rounds)"
         if idle:
             self.watcher.note(f"{self.spoken}: nothing is trained: {idle}")
         try:
@@ -111,10 +111,13 @@ class _Run:
                 state = train(method, federation, recipe.rounds - federation.round, state, after_round)
             return self._finish(state, federation, files)
         except QuorumError as error:
-            reasons = {failure.reason for failure in federation.failures}
-            if not reasons or not all("not finite" in reason for reason in reasons):
+            if not error.failures or not all("not finite" in failure.reason for failure in error.failures):
                 raise
-            raise UserError(f"{error}\nThe training diverges: try a smaller learning rate (--lr)") from error
+            first = error.failures[0]
+            raise UserError(
+                f"training diverged in round {first.round}: {len(error.failures)} clients have numbers that are not "
+                f"finite; try a smaller learning rate (--lr)\nThe first: {first}"
+            ) from error
         finally:
             self.watcher.end()
 
@@ -165,6 +168,9 @@ class _Run:
             method=recipe.method,
             label=self.label,
             data=population.name,
+            partition=recipe.data.partition or "",
+            clients=len(population),
+            unseen=len(population.unseen),
             seed=recipe.seed,
             rounds=recipe.rounds,
             seconds=round(self.seconds(), 3),

@@ -17,7 +17,7 @@ from motley.studio.plots import Across, Series, line_chart, nice_ticks
 from motley.studio.report import ReportError, write_report
 from motley.studio.report_charts import plane
 from motley.studio.report_data import Run, read_runs
-from motley.studio.report_words import Scale, duration, finding, level, size, spoken
+from motley.studio.report_words import Scale, details, duration, finding, level, size, spoken
 from tests.studio.run_folders import make_run
 
 VOID = {"br", "link", "meta"}
@@ -231,6 +231,69 @@ def test_only_a_clear_lead_is_marked_in_the_table(tmp_path: Path) -> None:
     assert [tag for tag, attributes in clear.tags if attributes.get("class") == "best"] == ["b"]
     vague = report(tmp_path, tmp_path / "a", tmp_path / "c")
     assert not [tag for tag, attributes in vague.tags if attributes.get("class") == "best"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [
+        ('seed = 0\n[data]\nname = "shops.csv"\nclients = 4\n', "data.name is shops.csv for b and digits for a"),
+        ('seed = 0\n[data]\nname = "digits"\nclients = 5\n', "data.clients is 5 for b and 4 for a"),
+        ('seed = 1\n[data]\nname = "digits"\nclients = 4\n', "seed is 1 for b and 0 for a"),
+        (
+            'seed = 0\n[data]\nname = "digits"\nclients = 4\npartition = "dirichlet:0.3"\n',
+            "data.partition is dirichlet:alpha=0.3 for b and not given for a",
+        ),
+        ("", "no recipe says how the clients of b were made"),
+    ],
+)
+def test_runs_over_different_clients_are_not_compared_client_by_client(tmp_path: Path, recipe: str, why: str) -> None:
+    with_scores(tmp_path / "a", [0.5, 0.6, 0.7, 0.8], "a")
+    with_scores(tmp_path / "b", [0.6, 0.7, 0.8, 1.0], "b")
+    (tmp_path / "b" / "recipe.toml").write_text(recipe)
+    b, a = read_runs([tmp_path / "b", tmp_path / "a"])
+    assert level(b, a, "seen")
+    assert finding([b, a], SCALE) == f"No lead is claimed, because these runs are over different clients: {why}."
+    page = report(tmp_path, tmp_path / "b", tmp_path / "a")
+    assert "better for" not in page.words
+    assert not [tag for tag, attributes in page.tags if attributes.get("class") == "best"]
+
+
+def test_clients_of_the_same_settings_that_have_other_data_are_not_compared(tmp_path: Path) -> None:
+    with_scores(tmp_path / "a", [0.5, 0.6, 0.7, 0.8], "a")
+    with_scores(tmp_path / "b", [0.6, 0.7, 0.8, 1.0], "b")
+    edit(tmp_path / "b" / "clients.json", n=[1, 2, 3, 4])
+    assert "the clients of b and a differ in their n (clients.json)" in finding(
+        read_runs([tmp_path / "b", tmp_path / "a"]), SCALE
+    )
+
+
+def test_runs_of_several_seeds_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        for name, scores in (("a", [0.5, 0.6, 0.7, 0.8]), ("b", [0.6, 0.7, 0.8, 1.0])):
+            folder = tmp_path / f"{name}{seed}"
+            with_scores(folder, scores, name)
+            edit(folder / "result.json", seed=seed)
+            (folder / "recipe.toml").write_text(f"seed = {seed}\n[data]\nname = 'digits'\n")
+    lines = details(read_runs([tmp_path / name for name in ("a0", "a1", "b0", "b1")]), SCALE)
+    assert lines[:2] == [
+        f"On seen clients, b, seed {seed} is 12.5 points above a, seed {seed}: better for 4 of 4 clients, worse for 0."
+        for seed in (0, 1)
+    ]
+
+
+def test_a_single_client_shows_no_lead(tmp_path: Path) -> None:
+    runs = [with_scores(tmp_path / name, [score], name) for name, score in (("a", 0.5), ("b", 0.9))]
+    assert finding(runs, SCALE) == "No run is clearly ahead on seen clients (b: 90.0%)."
+    assert "better for 1 of 1 clients, worse for 0; that may be chance" in details(runs, SCALE)[0]
+
+
+def test_two_spellings_of_a_partition_are_no_difference(tmp_path: Path) -> None:
+    for name, partition in (("a", "pathological"), ("b", "pathological:num_classes_per_partition=2")):
+        with_scores(tmp_path / name, [0.5, 0.6], name)
+        text = f"seed = 0\n[data]\nname = 'digits'\npartition = '{partition}'\n"
+        (tmp_path / name / "recipe.toml").write_text(text)
+    page = report(tmp_path, tmp_path / "a", tmp_path / "b")
+    assert "data.partition" not in page.parts.get("code", []) and "different clients" not in page.words
 
 
 def test_what_differs_between_recipes_is_listed(tmp_path: Path) -> None:

@@ -83,6 +83,30 @@ def test_clients_without_labels_are_counted_but_not_scored_where_labels_are_need
     assert (everyone["clients"], everyone["scored"]) == (9, 9)
 
 
+def test_clients_whose_model_is_not_finite_are_counted_and_named(tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(
+        "from dataclasses import dataclass\n"
+        "from motley.methods.fedavg import FedAvg\n"
+        "@dataclass(frozen=True)\n"
+        "class Broken(FedAvg):\n"
+        "    broken: int = 0\n"
+        "    def personalize(self, state, cohort):\n"
+        "        theta = super().personalize(state, cohort).clone()\n"
+        "        theta[: self.broken] = 1e38\n"
+        "        return theta\n"
+    )
+    settings = {**SMALL, "rounds": 1, "unseen": 0, "out": tmp_path / "run"}
+    result = run(f"{file}:Broken", **settings, hyperparameters={"broken": 3})
+    seen = result.accuracy["seen"]
+    assert seen is not None and (seen["clients"], seen["scored"], seen["failed"]) == (12, 9, 3)
+    says = "3 of 12 seen clients have no finite score"
+    assert f"Broken: {says} and are left out of the mean" in " ".join(str(result).split())
+    assert says in (tmp_path / "run" / "report.html").read_text()
+    with pytest.raises(UserError, match=r"training diverged in round 1: 8 clients .*\n.*Scorer.score"):
+        run(f"{file}:Broken", **{**settings, "out": None}, hyperparameters={"broken": 8})
+
+
 def test_no_unseen_clients_means_null() -> None:
     result = run("fedavg", **{**SMALL, "unseen": 0.0})
     assert result.accuracy["unseen"] is None and result.accuracy["unlabeled"] is None and result.accuracy["seen"]
