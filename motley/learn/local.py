@@ -43,14 +43,18 @@ class LocalSGD:
     def __post_init__(self) -> None:
         if self.steps is not None and self.epochs not in (None, 1):
             raise ValueError(f"give epochs ({self.epochs}) or steps ({self.steps}), not both")
-        amount = self.steps if self.steps is not None else self.epochs
+        name, amount = ("steps", self.steps) if self.steps is not None else ("epochs", self.epochs)
         if amount is None or amount < 0:
-            raise ValueError(f"local training needs epochs or steps of 0 or more, got {amount}")
+            raise ValueError(f"{name} = {amount}: local training needs epochs or steps of 0 or more")
         if self.batch is not None and self.batch < 1:
-            raise ValueError(f"batch={self.batch}; expected at least 1, or None for all of a client's samples")
+            raise ValueError(f"batch = {self.batch}: expected at least 1, or none for all of a client's samples")
         rates = self.lr.values() if isinstance(self.lr, Mapping) else [self.lr]
-        if any(not rate >= 0 for rate in rates) or not 0 <= self.momentum < 1 or self.weight_decay < 0:
-            raise ValueError(f"expected lr >= 0, 0 <= momentum < 1 and weight_decay >= 0, got {self}")
+        if any(not rate >= 0 for rate in rates):
+            raise ValueError(f"lr = {self.lr}: expected 0 or more")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum = {self.momentum}: expected at least 0 and below 1")
+        if self.weight_decay < 0:
+            raise ValueError(f"weight_decay = {self.weight_decay}: expected 0 or more")
 
     def __call__(
         self,

@@ -136,6 +136,9 @@ def _converted(owner: str, path: str, one: Hyperparameter, value: Any) -> Any:
         try:
             return group(**arguments)
         except ValueError as error:
+            name, equals, _ = str(error).partition(" = ")  # it begins with the field that is wrong, or not
+            if equals and name in known:
+                raise UserError(f"{owner}, {path}.{error}{flag_of(f'hyperparameters.{path}.{name}')}") from error
             raise UserError(f"{owner}, {path}: {error}") from error
     flag = flag_of(f"hyperparameters.{path}")
     if path.rpartition(".")[2] == "lr" and isinstance(value, float) and not math.isfinite(value):

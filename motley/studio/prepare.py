@@ -101,10 +101,12 @@ def load_data(recipe: Recipe) -> Population:
 
 def _with_flag(message: str) -> str:
     """What is wrong with a partition's option, with the flag that sets it."""
+    what, has, known = message.partition("; it has ")
     for flag, (_, option) in PARTITION_OPTIONS.items():
         if message.startswith(f"{option} must "):
             return f"--{flag} ({option}){message.removeprefix(option)}"
-    return message
+        known = known.replace(option, f"{option} (--{flag})", 1)
+    return what + has + known
 
 
 def method_class(name: str) -> type:

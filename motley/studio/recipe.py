@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from motley.data.spec import literal
 from motley.studio.errors import UserError
 from motley.studio.hyperparameters import merged
-from motley.studio.keys import flag_of
+from motley.studio.keys import PARTITION_OPTIONS, flag_of
 from motley.suggest import nearest
 
 
@@ -137,6 +138,13 @@ def _explained(problem: Any) -> str:
     dotted = ".".join(path)
     if problem["type"] == "extra_forbidden":
         known = [".".join([*path[:-1], key]) for key in _keys(path[:-1])]
+        meant = get_close_matches(path[-1], PARTITION_OPTIONS, 1)
+        if meant and not get_close_matches(path[-1], _keys(path[:-1]), 1):
+            partition, option = PARTITION_OPTIONS[meant[0]]
+            return (
+                f"unknown key {dotted!r}; {meant[0]} is an option of a partition: --{meant[0]}, or "
+                f'data.partition = "{partition}:{option}=..."'
+            )
         return f"unknown key {dotted!r}{nearest(dotted, known)}"
     if problem["type"] == "missing":
         return f"the key {dotted!r} is missing"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from motley.data.sources import CATALOG
 from motley.methods import METHODS
 from motley.studio import hyperparameters, shipped
 from motley.studio.errors import UserError
+from motley.studio.folder import RECIPE
 from motley.studio.hyperparameters import merged
 from motley.studio.keys import KEYS, PARTITION_OPTIONS
 from motley.studio.prepare import method_class
@@ -30,7 +32,7 @@ def plan_for(targets: Sequence[str], settings: Mapping[str, Any], overrides: Seq
         file = _recipe_file(recipes[0])
         assert file is not None
         values, where = read_toml(file), str(file)
-        values.setdefault("title", file.stem)
+        values.setdefault("title", file.resolve().parent.name if file.name == RECIPE else file.stem)
     else:
         methods = [_method(target) for target in targets]
         doubled = sorted({name for name in methods if methods.count(name) > 1})
@@ -89,6 +91,8 @@ def _method(target: str) -> str:
         file, _, name = target.rpartition(":")
         method_class(target)  # so that a wrong path is told at once
         return f"{_absolute(file)}:{name}"
+    if target.endswith(".py"):
+        raise UserError(f"{target} is a file: name the method in it, {target}:ClassName{_classes_in(Path(target))}")
     if target not in METHODS:
         known = [*METHODS, *shipped.names()]
         raise UserError(
@@ -96,6 +100,18 @@ def _method(target: str) -> str:
             "(`motley methods` and `motley recipes` list them; a method of your own is path/to/file.py:Class)"
         )
     return target
+
+
+def _classes_in(file: Path) -> str:
+    """The classes of a Python file, read without running it."""
+    if not file.is_file():
+        return "; and there is no such file"
+    try:
+        body = ast.parse(file.read_bytes()).body
+    except SyntaxError as error:
+        return f"; and it is not valid Python (line {error.lineno}: {error.msg})"
+    names = [node.name for node in body if isinstance(node, ast.ClassDef)]
+    return f"; its classes: {', '.join(names) or 'none'}"
 
 
 def _label(method: str) -> str:

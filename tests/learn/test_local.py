@@ -142,10 +142,10 @@ def test_losses_for_classes_and_for_real_targets() -> None:
     ("settings", "message"),
     [
         ({"epochs": 3, "steps": 5}, "not both"),
-        ({"epochs": -1}, "0 or more"),
-        ({"batch": 0}, "batch=0"),
-        ({"lr": -0.1}, "expected lr >= 0"),
-        ({"momentum": 1.0}, "0 <= momentum < 1"),
+        ({"epochs": -1}, "epochs = -1: local training needs epochs or steps of 0 or more"),
+        ({"batch": 0}, "batch = 0: expected at least 1, or none"),
+        ({"lr": -0.1}, "lr = -0.1: expected 0 or more"),
+        ({"momentum": 1.0}, "momentum = 1.0: expected at least 0 and below 1"),
     ],
 )
 def test_nonsense_is_refused(settings: dict[str, float], message: str) -> None:
