@@ -21,11 +21,13 @@ from motley.studio.report_words import Scale, size
 
 
 def analyse(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
     quick: Annotated[bool, typer.Option("--quick", help="Fewer clients and fewer places of each curve.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Look closer at a finished run (RUN is its folder), as the papers on models on demand do.
+    """Look closer at a finished run, as the papers on models on demand do.
+
+    RUN is the folder of the run.
 
     Do alike clients get alike descriptors: a map, and a rank correlation?
     What do newcomers get who are unlike the training clients: other shares of

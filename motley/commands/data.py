@@ -21,7 +21,7 @@ _BARS = " ▁▂▃▄▅▆▇█"
 
 
 def data(
-    data: Annotated[str, typer.Argument(metavar="DATASET", help="A name of `motley datasets`, a file or a folder.")],
+    data: Annotated[str, typer.Argument(metavar="DATASET", hidden=True)],
     partition: options.Partition = None,
     alpha: options.Alpha = None,
     classes: options.Classes = None,
@@ -36,7 +36,10 @@ def data(
     show: Annotated[int, typer.Option(help="How many clients to list.", min=0)] = 10,
     plot: Annotated[Path | None, typer.Option(help="Also write the figure to this new HTML file.")] = None,
 ) -> None:
-    """Print and plot how heterogeneous the clients of DATASET (a name, a file or a folder) are."""
+    """Print and plot how heterogeneous the clients of a data set are.
+
+    DATASET is a name of `motley datasets`, a file or a folder.
+    """
     if plot is not None and plot.exists():
         raise UserError(f"{plot} exists already, and nothing is overwritten: choose another file with --plot")
     plan = plan_for(["fedavg"], settings_from(locals()), set_ or [])

@@ -20,9 +20,12 @@ from motley.suggest import nearest
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Show this one's hyperparameters.")] = None,
+    name: Annotated[str | None, typer.Argument(hidden=True)] = None,
 ) -> None:
-    """List the methods, or show the one called NAME with its hyperparameters and their defaults."""
+    """List the methods, or show one with its hyperparameters and their defaults.
+
+    NAME is the method to show, or file.py:Class; without it all are listed.
+    """
     console = printed()
     if name is None:
         table = _table("method", "what it does", "paper")
@@ -75,8 +78,11 @@ def recipes(context: typer.Context) -> None:
 
 
 @recipes_app.command(epilog=examples("motley recipes show digits-pathological"))
-def show(name: Annotated[str, typer.Argument(help="A name of `motley recipes`.")]) -> None:
-    """Print the recipe called NAME with its comments."""
+def show(name: Annotated[str, typer.Argument(hidden=True)]) -> None:
+    """Print a recipe with its comments.
+
+    NAME is a name of `motley recipes`.
+    """
     known = shipped.names()
     if name not in known:
         raise UserError(f"no recipe is called {name!r}{nearest(name, list(known))}")

@@ -14,11 +14,18 @@ from motley.studio.keys import KEYS, PARTITION_OPTIONS
 _DATA, _TRAINING, _PRIVACY, _RUNNING = "Data", "Training", "Privacy", "Running"
 
 Data = Annotated[
-    str | None, typer.Option(help="A name of `motley datasets`, or your own file or folder.", rich_help_panel=_DATA)
+    str | None,
+    typer.Option(
+        help="A name of `motley datasets`, or your own file or folder. (default: digits)", rich_help_panel=_DATA
+    ),
 ]
 Partition = Annotated[
     str | None,
-    typer.Option(help="How rows are dealt out: iid, dirichlet, pathological, shards, ...", rich_help_panel=_DATA),
+    typer.Option(
+        help="How rows are dealt out: iid, dirichlet, pathological, shards, ... (default: the data's own clients, "
+        "else iid)",
+        rich_help_panel=_DATA,
+    ),
 ]
 Alpha = Annotated[
     float | None, typer.Option(help="Of the dirichlet partition: small makes clients unlike.", rich_help_panel=_DATA)
@@ -26,11 +33,18 @@ Alpha = Annotated[
 Classes = Annotated[
     int | None, typer.Option(help="Of the pathological partition: classes per client.", rich_help_panel=_DATA)
 ]
-ClientCount = Annotated[int | None, typer.Option("--clients", help="How many clients.", rich_help_panel=_DATA)]
+ClientCount = Annotated[
+    int | None,
+    typer.Option(
+        "--clients", help="How many clients. (default: all of the data's own, else 100)", rich_help_panel=_DATA
+    ),
+]
 Samples = Annotated[int | None, typer.Option(help="At most so many rows per client.", rich_help_panel=_DATA)]
 Unseen = Annotated[
     float | None,
-    typer.Option(help="Share of clients that arrive after training (from 1 on: number).", rich_help_panel=_DATA),
+    typer.Option(
+        help="Share of clients that arrive after training (from 1 on: number). (default: 0.1)", rich_help_panel=_DATA
+    ),
 ]
 Labeled = Annotated[float | None, typer.Option(help="Share of training clients with labels.", rich_help_panel=_DATA)]
 ClientColumn = Annotated[
@@ -44,7 +58,11 @@ ModelName = Annotated[
 Rounds = Annotated[int | None, typer.Option(help="Rounds of training. (default: 50)", rich_help_panel=_TRAINING)]
 CohortSize = Annotated[
     float | None,
-    typer.Option("--cohort", help="Clients per round; below 1: their share.", rich_help_panel=_TRAINING),
+    typer.Option(
+        "--cohort",
+        help="Clients per round; below 1: their share. (default: as in `motley methods TARGET`)",
+        rich_help_panel=_TRAINING,
+    ),
 ]
 LocalEpochs = Annotated[int | None, typer.Option(help="Epochs at a client in a round.", rich_help_panel=_TRAINING)]
 LocalSteps = Annotated[int | None, typer.Option(help="Or steps in place of epochs.", rich_help_panel=_TRAINING)]

@@ -32,7 +32,7 @@ from motley.studio.result import size
 from motley.studio.settings import plan_for
 
 app = typer.Typer(rich_markup_mode="rich", no_args_is_help=True)
-Target = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe (name or .toml), or a method.")]
+Target = Annotated[str, typer.Argument(metavar="RECIPE", hidden=True)]
 
 
 @app.callback(epilog=examples("motley privacy plan fedavg --clients 1000 --cohort 100 --epsilon 4"))
@@ -66,7 +66,10 @@ def plan(
     set_: options.Set = None,
     as_json: options.Json = False,
 ) -> None:
-    """Tell ε before a run; with --epsilon, find the least noise that keeps to it."""
+    """Tell ε before a run; with --epsilon, find the least noise that keeps to it.
+
+    RECIPE is a recipe (its name or a .toml file), or a method.
+    """
     rows = []
     for label, recipe in _recipes(target, settings_from(locals()), set_):
         prepared = prepare(recipe)
@@ -97,10 +100,13 @@ def _plan_table(rows: list[tuple[str, Forecast]]) -> Table:
     )
 )
 def show(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
     as_json: options.Json = False,
 ) -> None:
-    """List everything that left a client in a run, and what it has cost."""
+    """List everything that left a client in a run, and what it has cost.
+
+    RUN is the folder of a finished run.
+    """
     if not run_folder.is_dir():
         raise UserError(f"there is no run folder {run_folder}")
     rows = folder.read_json(run_folder / folder.TRANSCRIPT)
@@ -211,7 +217,8 @@ def audit(
 ) -> None:
     """Attack a recipe's private training and compare the ε that this proves with the ledger's.
 
-    `kmeans` in place of a recipe attacks private clustering; --rounds then counts its Lloyd steps (none by default).
+    RECIPE is a recipe (its name or a .toml file), a method, or
+    `kmeans`, which attacks private clustering; --rounds then counts its Lloyd steps (none by default).
     Ends with an error if the attack proves more than the ledger promises.
     """
     settings = settings_from({name: value for name, value in locals().items() if name != "seed"})

@@ -22,7 +22,7 @@ from motley.studio.settings import plan_for
 
 
 def run(
-    target: Annotated[str, typer.Argument(help="A method, a recipe (name or .toml), or file.py:Class.")],
+    target: Annotated[str, typer.Argument(hidden=True)],
     data: options.Data = None,
     partition: options.Partition = None,
     alpha: options.Alpha = None,
@@ -65,7 +65,7 @@ def run(
 
 
 def compare(
-    targets: Annotated[list[str], typer.Argument(help="Methods (names or file.py:Class), or one recipe.")],
+    targets: Annotated[list[str], typer.Argument(hidden=True)],
     data: options.Data = None,
     partition: options.Partition = None,
     alpha: options.Alpha = None,
@@ -108,22 +108,37 @@ def compare(
 
 
 def resume(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run or comparison.")],
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
     quiet: options.QuietFlag = False,
     as_json: options.Json = False,
 ) -> None:
-    """Go on with a run or comparison that was stopped (RUN is its folder); it ends as if it had never been."""
+    """Go on with a run or comparison that was stopped; it ends as if it had never been.
+
+    RUN is its folder.
+    """
+    if all((one / folder.RESULT).exists() for one in _runs_in(run_folder)) and not (quiet or as_json):
+        options.progress_console().print(f"{run_folder} had ended already; this is its result", markup=False)
     comparison = resume_any(run_folder, watcher=watcher_for(options.progress_console(), quiet or as_json))
     show(comparison, as_json)
 
 
 def report(
-    run_folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
-    out: Annotated[Path | None, typer.Option(help="The file. (default: report.html in the (first) folder)")] = None,
+    run_folders: Annotated[list[Path], typer.Argument(metavar="RUN...", hidden=True)],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="A new file. (default: report.html in the folder RUN; of several, in the current folder)"),
+    ] = None,
 ) -> None:
-    """Write the report of a finished run, or of several side by side (RUN is a run's folder)."""
+    """Write the report of a finished run, or of several side by side.
+
+    RUN is the folder of a finished run or comparison. Its own report.html is
+    written anew; no other file is overwritten.
+    """
     folders = [inner for path in run_folders for inner in _runs_in(path)]
-    target = out or (run_folders[0] if len(run_folders) == 1 else Path(".")) / folder.REPORT
+    own = run_folders[0] / folder.REPORT if len(run_folders) == 1 else None
+    target = out or own or Path(folder.REPORT)
+    if target != own and target.exists():
+        raise UserError(f"{target} exists already, and nothing is overwritten: choose another file with --out")
     with folder.disk_errors_told(target.parent):
         write_report(folders, target)
     printed().print(f"report: {target}", soft_wrap=True)

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import typer
 from rich.console import Console
@@ -54,6 +55,20 @@ def test_json_is_all_there_is() -> None:
     assert [one["method"] for one in results] == ["local", "fedavg"]
 
 
+def test_the_table_says_what_it_is_about() -> None:
+    shown = " ".join(motley("run", "fedavg", *FLAGS, "--quiet").split())
+    assert "accuracy, mean over clients (10th percentile of clients)" in shown
+    assert "digits, partition pathological:2, 12 clients, 3 of them unseen" in shown and "δ" not in shown
+    private = " ".join(motley("run", "fedavg", *FLAGS, "--quiet", "--epsilon", "8", "--delta", "0.01").split())
+    assert "ε at δ = 0.01 for each client" in private
+
+
+def test_a_recipe_of_a_run_is_called_by_its_folder() -> None:
+    motley("run", "fedavg", *FLAGS, "--quiet", "--out", "first")
+    shown = motley("run", "first/recipe.toml", "--quiet", "--out", "again")
+    assert shown.splitlines()[0].strip() == "first"
+
+
 def test_quiet_prints_the_result_only() -> None:
     shown = motley("run", "fedavg", *FLAGS, "--quiet")
     assert "round 8/8" not in shown and "report:" in shown
@@ -91,7 +106,8 @@ def test_recipe_file_and_set() -> None:
 
 def test_resume_and_report() -> None:
     motley("run", "fedavg", *FLAGS, "--out", "r", "-q")
-    assert "report: r/report.html" in motley("resume", "r")
+    shown = motley("resume", "r")
+    assert "r had ended already; this is its result" in shown and "report: r/report.html" in shown
     motley("report", "r", "--out", "other.html")
     assert Path("other.html").stat().st_size > 10_000
 
@@ -171,6 +187,24 @@ def test_examples_of_help_work_as_typed(command: tuple[str, ...]) -> None:
 def test_every_command_has_an_example() -> None:
     for command in commands():
         assert examples_of(command), command
+
+
+def arguments(command: click.Command, path: str = "motley") -> Iterator[tuple[str, str, str]]:
+    """Every command's arguments: the command, the argument as its usage names it, and the command's description."""
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from arguments(inner, f"{path} {name}")
+    for parameter in command.params:
+        if isinstance(parameter, click.Argument):
+            yield path, str(parameter.metavar or parameter.name).upper().rstrip("."), command.help or ""
+
+
+def test_every_argument_is_explained_in_words() -> None:
+    found = list(arguments(typer.main.get_command(app)))
+    assert len(found) >= 10
+    for path, name, description in found:
+        if path == "motley personalize":
+            continue
+        assert re.search(rf"^ *{name} (is|are) ", description, re.MULTILINE), f"{path} --help: what is {name}?"
 
 
 def test_live_progress_has_all_that_was_promised() -> None:

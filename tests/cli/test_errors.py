@@ -168,7 +168,22 @@ def test_a_corrupt_data_file() -> None:
             "cohort = 50 (--cohort): there are 9 training clients with labels",
         ),
         (["run", "fedavg", "--partition", "iid", "--alpha", "0.1"], "has no option 'alpha'"),
+        (
+            ["run", "fedavg", "--partition", "pathological", "--alpha", "0.1"],
+            "partition 'pathological' has no option 'alpha'; it has num_classes_per_partition (--classes), class_",
+        ),
+        (["data", "digits", "--partition", "dirichlet:abc"], "--alpha (alpha) must be a number, got 'abc'"),
         (["run", "fedavg", "--local-epochs", "2", "--local-steps", "5"], "not both"),
+        (["run", "fedavg", "--lr", "-0.1"], "fedavg, local.lr = -0.1: expected 0 or more (--lr)"),
+        (["run", "fedavg", "--batch", "0"], "local.batch = 0: expected at least 1, or none for all of a client's"),
+        (
+            ["run", "fedavg", "--set", "data.alhpa=0.1"],
+            "unknown key 'data.alhpa'; alpha is an option of a partition: --alpha, or data.partition = ",
+        ),
+        (
+            ["run", "missing.py"],
+            "missing.py is a file: name the method in it, missing.py:ClassName; and there is no such",
+        ),
         (["run", "missing.toml"], "there is no recipe missing.toml"),
         (["run", "missing.py:Method"], "there is no file"),
         (["run", "fedavg", "--set", "nonsense"], "expected key=value"),
@@ -225,7 +240,8 @@ def test_the_flags_that_messages_name_exist() -> None:
 
 def test_training_that_diverges_is_answered_with_the_learning_rate() -> None:
     told = refused("run", "fedavg", *FLAGS, "--model", "mlp", "--lr", "1e30")
-    assert "is not finite" in told and "try a smaller learning rate (--lr)" in told
+    assert "training diverged in round 1: 4 clients" in told and "try a smaller learning rate (--lr)" in told
+    assert "MOTLEY_TRACEBACK" not in told
     assert "smaller learning rate" not in refused("run", "fedavg", *FLAGS, "--set", "runtime.drop=1")
 
 
@@ -235,6 +251,7 @@ def test_training_that_diverges_is_answered_with_the_learning_rate() -> None:
         (["--local-epochs", "0"], "local.epochs = 0 (--local-epochs)"),
         (["--local-steps", "0"], "local.steps = 0 (--local-steps)"),
         (["--lr", "0"], "local.lr = 0 (--lr)"),
+        (["--rounds", "0"], "rounds = 0 (--rounds)"),
     ],
 )
 def test_a_run_that_trains_nothing_says_so(words: list[str], reason: str) -> None:
@@ -242,6 +259,30 @@ def test_a_run_that_trains_nothing_says_so(words: list[str], reason: str) -> Non
     assert result.exit_code == 0
     assert f"fedavg: nothing is trained: {reason}" in result.stderr
     assert "nothing is trained" not in runner.invoke(app, ["run", "fedavg", *FLAGS]).stderr
+
+
+def test_a_method_file_without_its_class_is_answered_with_the_classes_in_it() -> None:
+    Path("mine.py").write_text("raise SystemExit('it is not run')\nclass First: ...\nclass Second: ...\n")
+    assert "mine.py is a file: name the method in it, mine.py:ClassName; its classes: First, Second" in refused(
+        "run", "mine.py"
+    )
+    Path("mine.py").write_text("class\n")
+    assert "it is not valid Python (line 1" in refused("run", "mine.py")
+
+
+def test_a_report_overwrites_nothing_but_its_own_file() -> None:
+    for name in ("first", "second"):
+        run("fedavg", out=name, **SMALL)
+    Path("thesis.html").write_text("years of work")
+    told = refused("report", "first", "second", "--out", "thesis.html")
+    assert "thesis.html exists already, and nothing is overwritten: choose another file with --out" in told
+    assert Path("thesis.html").read_text() == "years of work"
+    Path("first/report.html").write_text("to be made anew")
+    assert runner.invoke(app, ["report", "first"]).exit_code == 0
+    assert Path("first/report.html").stat().st_size > 10_000
+    assert runner.invoke(app, ["report", "first", "second"]).exit_code == 0
+    assert Path("report.html").stat().st_size > 10_000
+    assert "report.html exists already" in refused("report", "first", "second")
 
 
 def test_a_method_file_with_a_mistake() -> None:
