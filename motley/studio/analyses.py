@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -86,6 +87,41 @@ def rank_correlation(descriptors: Tensor, label_shares: Tensor, of: Tensor | Non
             warnings.simplefilter("ignore", scipy.stats.ConstantInputWarning)  # the NaN says it
             found.append(float(scipy.stats.spearmanr(far_v[row, others], far_p[row, others]).statistic))
     return torch.tensor(found, dtype=torch.float64).clamp(-1, 1)  # rounding may leave the range
+
+
+@dataclass(frozen=True)
+class SameClasses:
+    """Mean scores of unseen clients, beside those of training clients that have just the same classes."""
+
+    unseen: float  # of unseen clients whose set of classes some training client has
+    seen: float  # of those training clients; each unseen client's count as one
+    clients: int  # unseen ones, in both
+    novel: float | None  # of unseen clients whose set of classes no training client has
+    novel_clients: int
+
+
+def same_classes(scores: Tensor, counts: Tensor, unseen: Tensor) -> SameClasses | None:
+    """Like with like: a few unseen clients may just have got easier or harder classes than the others.
+
+    scores [C] (NaN: has none) and class counts [C, classes] of all clients, and which of them are unseen. None where no
+    unseen client has the classes of a training client.
+    """
+    sets: dict[tuple[bool, ...], list[float]] = {}
+    late = set(unseen.tolist())
+    pairs: list[tuple[float, tuple[bool, ...]]] = []
+    for client, (score, has) in enumerate(zip(scores.tolist(), (counts > 0).tolist(), strict=True)):
+        if math.isnan(score):
+            continue
+        if client in late:
+            pairs.append((score, tuple(has)))
+        else:
+            sets.setdefault(tuple(has), []).append(score)
+    known = [(score, fmean(sets[has])) for score, has in pairs if has in sets]
+    novel = [score for score, has in pairs if has not in sets]
+    if not known:
+        return None
+    own, others = zip(*known, strict=True)
+    return SameClasses(fmean(own), fmean(others), len(known), fmean(novel) if novel else None, len(novel))
 
 
 @dataclass(frozen=True)

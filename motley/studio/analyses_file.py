@@ -22,6 +22,7 @@ PAPERS = "T1: Scott's thesis (PeFLL is its chapter 4); P2: Amosy, Eyal and Chech
 NAMES = {
     "map": "map of descriptors",
     "correlation": "rank correlation",
+    "same_classes": "clients with the same classes",
     "alpha": "other class shares",
     "rotation": "turned images",
     "blur": "blurred images",
@@ -31,6 +32,7 @@ NAMES = {
 FIGURES = {
     "map": "P2 Fig. 7",
     "correlation": "T1 Fig. 4.1",
+    "same_classes": "T1 Table 4.1",
     "alpha": "T1 Fig. B.1",
     "rotation": "P2 Fig. 4",
     "blur": "P2 Fig. 4",
@@ -46,7 +48,7 @@ Coefficient = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Words = Annotated[str, Field(max_length=MOST_LETTERS)]
 Spot = tuple[Finite, Finite]
-Name = Literal["map", "correlation", "alpha", "rotation", "blur", "size", "bytes"]
+Name = Literal["map", "correlation", "same_classes", "alpha", "rotation", "blur", "size", "bytes"]
 
 
 class CurvePoint(BaseModel):
@@ -104,6 +106,16 @@ class Correlation(BaseModel):
     clients: Count
 
 
+class LikeWithLike(BaseModel):
+    """Mean scores of unseen clients and of training clients with the same classes (``analyses.SameClasses``)."""
+
+    unseen: Finite
+    seen: Finite
+    clients: Count
+    novel: Finite | None
+    novel_clients: Count
+
+
 class AtBytes(BaseModel):
     """Mean scores when so many gigabytes had been sent, both ways together."""
 
@@ -119,6 +131,7 @@ class Analyses(BaseModel):
     quick: bool
     map: DescriptorMap | None = None
     correlation: Correlation | None = None
+    same_classes: LikeWithLike | None = None
     alpha: CurveAboveZero = []
     rotation: Curve = []
     blur: Curve = []

@@ -80,6 +80,7 @@ def analyse(run: FinishedRun, *, quick: bool = False, tell: Callable[[str], None
     steps: dict[str, Callable[[Bench], Any]] = {
         "map": _map,
         "correlation": _correlation,
+        "same_classes": _same_classes,
         "alpha": _alpha,
         "rotation": _rotation,
         "blur": _blur,
@@ -210,6 +211,22 @@ def _correlation(bench: Bench) -> dict[str, float]:
         "high": float(found.max()),
         "clients": len(found),
     }
+
+
+def _same_classes(bench: Bench) -> dict[str, Any]:
+    """The gap of T1 Table 4.1 between unseen and seen clients, without the luck of the classes that they drew."""
+    bench.need_classes()
+    bench.need_newcomers()
+    population = bench.population
+    seen = _evenly(population.seen, bench.extent.mapped)
+    which = torch.cat([seen, population.unseen])
+    everybody = Newcomers(population.train.select(which), population.test.select(which))
+    scores = everybody.score(*bench.asked).score
+    unseen = torch.arange(len(seen), len(which))
+    found = analyses.same_classes(scores, population.histogram(population.train)[which], unseen)
+    if found is None:
+        raise DoesNotApply("no unseen client has just the classes of a training client")
+    return asdict(found)
 
 
 def _alpha(bench: Bench) -> list[dict[str, float | None]]:

@@ -34,6 +34,19 @@ def problem(population: Population) -> Problem:
     return Problem(model, population.input_shape, 10, len(population.seen), "image")
 
 
+def test_unseen_clients_are_compared_with_training_clients_of_the_same_classes() -> None:
+    one, two = [3, 1, 0], [0, 2, 2]
+    counts = torch.tensor([one, two, [1, 9, 0], one, [5, 0, 0], two, [0, 1, 0]])
+    scores = torch.tensor([0.9, 0.5, 0.7, 0.6, 0.1, 0.4, float("nan")])
+    found = analyses.same_classes(scores, counts, torch.tensor([3, 4, 5, 6]))
+    assert found is not None
+    assert (found.clients, found.novel_clients) == (2, 1)
+    assert found.unseen == pytest.approx((0.6 + 0.4) / 2)
+    assert found.seen == pytest.approx(((0.9 + 0.7) / 2 + 0.5) / 2)
+    assert found.novel == pytest.approx(0.1)
+    assert analyses.same_classes(scores[[0, 4]], counts[[0, 4]], torch.tensor([1])) is None
+
+
 def test_rank_correlation_is_one_for_the_shares_themselves_and_minus_one_for_their_opposite() -> None:
     shares = torch.distributions.Dirichlet(torch.full((5,), 0.3)).sample((30,))
     assert float(analyses.rank_correlation(3 * shares, shares).min()) > 0.999
