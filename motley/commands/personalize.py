@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from motley.commands.options import Json, LabelColumn, examples, printed
+from motley.commands.options import Json, examples, printed
 from motley.studio.errors import UserError
 from motley.studio.folder import check_writable, disk_errors_told
 from motley.studio.newcomer import FinishedRun, Served, counted, onnx_is_there, serve
@@ -23,7 +23,7 @@ def personalize(
     data: Annotated[Path, typer.Option(help="The newcomer's rows: NPZ with x (and y), CSV or Parquet.")],
     client: Annotated[str | None, typer.Option(help="Which of several clients of the file.")] = None,
     unlabeled: Annotated[bool, typer.Option("--unlabeled", help="Do not use labels, even if there are some.")] = False,
-    label_column: LabelColumn = None,
+    label_column: Annotated[str | None, typer.Option(help="Of a CSV or Parquet file. (default: the run's)")] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="How to read the file, e.g. data.options.missing=drop."),
