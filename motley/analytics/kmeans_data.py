@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ class Points:
     name: str
     clients: Clients
     server: Tensor  # [points, d]
+    columns: Mapping[str, Sequence[str] | None] | None = None  # of a table: what is clustered, text with its values
 
     @property
     def total(self) -> int:
@@ -67,9 +69,9 @@ def read_points(
     if server is not None and server_points is not None:
         raise DataError("the server data is either a file or drawn from the clients; give one of the two")
     if server is not None:
-        return Points(population.name, everyone, _server_file(server, options))
+        return Points(population.name, everyone, _server_file(server, options), population.columns)
     if server_points is not None:
-        return _draw_server(population.name, everyone, server_points, seed)
+        return replace(_draw_server(population.name, everyone, server_points, seed), columns=population.columns)
     if "server" not in population.shared:
         raise DataError(
             f"{population.name}: there is no server data, in which FedDP-Init finds the first centres; give a file of "

@@ -182,7 +182,7 @@ def bernoulli(
         result |= {"form": form, "bits": bits}
         if plot is not None:
             write_sweep(plot, f"{source}: personal rates", made, problem, score, seed, as_json, "")
-    finish(result, problem, found, out, as_json)
+    finish(result, problem, found, out, as_json, measuring="--cross-validate leaves each sample out once")
 
 
 @app.command(

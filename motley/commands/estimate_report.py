@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import typer
 from rich.progress import Progress
+from rich.table import Table
 
 from motley.analytics.estimation import Estimates, gain
 from motley.analytics.estimation_data import (
@@ -35,6 +36,7 @@ from motley.studio.folder import disk_errors_told, write_whole
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 BITS = (1, 2, 3, 4, 6, 8)
 REPEATS = 3  # noise draws for a point of a curve
+FIRST = 5  # clients whose estimates are printed
 
 
 class Estimator(Protocol):
@@ -153,6 +155,8 @@ def write_sweep(
             advance(number)
     local, best = score(bare.local, bare.positions), score(bare.estimate, bare.positions)
     _save(file, sweep_page(title, curves["epsilon"], curves["bits"], local, best, delta))
+    if not silent:
+        printed().print(f"figures: {file}", markup=False, soft_wrap=True)
 
 
 def cross_validated(
@@ -210,8 +214,9 @@ def finish(
     out: Path | None,
     as_json: bool,
     plot: Path | None = None,
+    measuring: str = "--test 0.2 holds some out",
 ) -> None:
-    """Write what was asked for, and print the result."""
+    """Write what was asked for, and print the result. ``measuring``: how it could be measured if it was not."""
     if out is not None:
         with disk_errors_told(out.parent):
             write_estimates(out, problem.clients, found)
@@ -227,9 +232,10 @@ def finish(
         typer.echo(json.dumps(result))
         return
     console = printed()
-    lines = [f"{result['data']}: {result['clients']:,} clients, {result['dim']} coordinates, {result['seconds']:.2f} s"]
+    dim = "1 coordinate" if result["dim"] == 1 else f"{result['dim']} coordinates"
+    lines = [f"{result['data']}: {result['clients']:,} clients, {dim}, {result['seconds']:.2f} s"]
     if result["mse"]["personal"] is None:
-        lines.append("no truth is known and no rows were held out, so nothing was measured (--test 0.2 holds some out)")
+        lines.append(f"no truth is known and no rows were held out, so nothing was measured ({measuring})")
     for name, error in result["mse"].items():
         if error is not None:
             lines.append(f"  {name:9} {error:.6g}   ({result['measure']})")
@@ -246,8 +252,35 @@ def finish(
         lines.append("nothing left the clients: the prior is known")
     else:
         lines.append(f"ε = {privacy['epsilon']:.4g} at δ = {privacy['delta']:.3g} for each client, by its own noise")
+    lines.append(f"prior: {', '.join(f'{name} = {_short(value)}' for name, value in result['prior'].items())}")
     for line in [*lines, *(f"note: {note}" for note in result["notes"])]:
         console.print(line, markup=False, soft_wrap=True)
+    console.print(_first_estimates(problem, found))
+    if out is None:
+        console.print("--out FILE.csv writes the estimates of all clients, all coordinates", style="dim")
+    for what, file in (("estimates", out), ("figures", plot)):
+        if file is not None:
+            console.print(f"{what}: {file}", markup=False, soft_wrap=True)
+
+
+def _first_estimates(problem: Problem, found: Estimates) -> Table:
+    """What a few clients found alone, and their estimates."""
+    dim = found.estimate.shape[1]
+    title = "the first clients" if dim == 1 else f"the first clients, coordinate 0 of {dim}"
+    table = Table("client", "samples", "local", "estimate", title=title, title_justify="left")
+    for row, position in enumerate(found.positions[:FIRST].tolist()):
+        local, personal = float(found.local[row, 0]), float(found.estimate[row, 0])
+        samples = str(int(problem.clients.size[position]))
+        table.add_row(problem.clients.name(position), samples, f"{local:.4g}", f"{personal:.4g}")
+    return table
+
+
+def _short(value: Any) -> str:
+    """A number of the prior; of a long list its first ones."""
+    if isinstance(value, list | tuple):
+        inner = ", ".join(map(_short, value[:4]))
+        return f"[{inner}, ... {len(value)} in all]" if len(value) > 4 else f"[{inner}]"
+    return "infinite" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def print_folds(result: dict[str, Any]) -> None:

@@ -91,6 +91,10 @@ def kmeans(
     for file in (plot, centers):
         if file is not None and file.exists():
             raise UserError(f"{file} exists already, and nothing is overwritten: choose another file")
+    if pareto and centers is not None:
+        raise UserError(
+            "--pareto makes many clusterings: leave out --centers, or run the one you want without --pareto"
+        )
     try:
         method = FedDPKMeans(
             k=_number_of_clusters(k),
@@ -113,7 +117,7 @@ def kmeans(
     with disk_errors_told((plot or centers or Path()).parent):
         if plot is not None:
             write_whole(plot, page().encode())
-        if centers is not None and "centers" in result:
+        if centers is not None:
             lines = [",".join(f"{value:.7g}" for value in row) for row in result["centers"]]
             write_whole(centers, ("\n".join(lines) + "\n").encode())
     result.pop("centers", None)
@@ -121,6 +125,9 @@ def kmeans(
         typer.echo(json.dumps(result))
     else:
         _print(result)
+        for what, file in (("figure", plot), ("centres", centers)):
+            if file is not None:
+                printed().print(f"{what}: {file}", soft_wrap=True, markup=False)
 
 
 def _number_of_clusters(text: str) -> int | None:
@@ -252,6 +259,7 @@ def _about(method: FedDPKMeans, points: Points, seed: int) -> dict[str, Any]:
         "clients": len(points.clients),
         "points": points.total,
         "dimension": points.server.shape[1],
+        "features": _features(points),
         "server_points": len(points.server),
         "steps": method.steps,
         "center": method.center,
@@ -260,6 +268,13 @@ def _about(method: FedDPKMeans, points: Points, seed: int) -> dict[str, Any]:
         "budget": None if privacy is None else privacy.epsilon,
         "split": None if privacy is None else asdict(privacy.proportions),
     }
+
+
+def _features(points: Points) -> list[str] | None:
+    """The columns of a table that are clustered; one of text has a feature for each value. None: no table."""
+    if points.columns is None:
+        return None
+    return [name if text is None else f"{name} ({len(text)} values)" for name, text in points.columns.items()]
 
 
 def _spent(federation: Federation, method: FedDPKMeans) -> float | None:
@@ -278,6 +293,8 @@ def _print(result: dict[str, Any]) -> None:
         f"{result['data']}: {result['points']:,} points of {result['clients']:,} clients, "
         f"{result['dimension']} features, {result['server_points']} server points"
     )
+    if result["features"] is not None:
+        console.print(f"clustered by: {', '.join(result['features'])}", soft_wrap=True, markup=False)
     table = Table("method", "ε in total", "Lloyd steps", "cost per point")
     if "fronts" in result:
         for front_of in result["fronts"].values():
@@ -315,7 +332,8 @@ def register(app: typer.Typer) -> None:
     app.command(
         epilog=examples(
             "motley kmeans --k 10 --epsilon 0.65 --delta 1e-6 --unit point --json",
-            "motley kmeans --data shops.csv --client-column shop --server-points 300 --k auto --epsilon 1",
+            "motley kmeans --data shops.csv --client-column shop --label-column returned --server-points 300 "
+            "--k auto --epsilon 1",
             "motley kmeans --data gaussian-mixture:clients=2000,points=50 --unit client --client-points 50 "
             "--epsilon 4 --pareto --baselines --plot front.html",
         )

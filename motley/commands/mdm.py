@@ -25,7 +25,7 @@ from motley.analytics.mdm_plot import figure
 from motley.analytics.mdm_privacy import noise_for_budget
 from motley.client import Clients
 from motley.commands import options
-from motley.commands.options import examples, progress_console
+from motley.commands.options import examples, printed, progress_console
 from motley.data import DataError, load
 from motley.federation import Federation
 from motley.privacy.ledger import Ledger
@@ -37,7 +37,10 @@ _BLOCK_NUMBERS = 1 << 24  # numbers that one block of clients may send
 
 
 def mdm(
-    data: options.Data = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="A name of `motley datasets`, or your own file or folder.", rich_help_panel="Data"),
+    ] = None,
     counts: Annotated[
         Path | None, typer.Option(help="Or ready histograms: a CSV, NPZ or NPY file, one row for each client.")
     ] = None,
@@ -136,6 +139,9 @@ def mdm(
         typer.echo(json.dumps(result))
     else:
         _print(result, names)
+        for what, file in (("mixture", out), ("figures", plot)):
+            if file is not None:
+                printed().print(f"{what}: {file}", soft_wrap=True, markup=False)
 
 
 def _candidates(text: str) -> list[int]:
@@ -245,7 +251,7 @@ def _write(
         with disk_errors_told(out.parent):
             fitted.mixture.save(out, names)
     if plot is not None:
-        title = f"{data}: {fitted.mixture.components} components"
+        title = f"{data}: {_components(fitted.mixture.components)}"
         with disk_errors_told(plot.parent):
             write_whole(plot, figure(fitted, groups, names, title, seed).encode())
 
@@ -257,9 +263,13 @@ def _progress(total: int, silent: bool) -> Iterator[Callable[[int], None]]:
         yield lambda _: bar.advance(work)
 
 
+def _components(count: int) -> str:
+    return f"{count} component{'' if count == 1 else 's'}"
+
+
 def _print(result: dict[str, Any], names: list[str] | None) -> None:
     stdout = Console(highlight=False)
-    table = Table(title=f"{result['data']}: {result['components']} components", title_justify="left")
+    table = Table(title=f"{result['data']}: {_components(result['components'])}", title_justify="left")
     table.add_column("weight", justify="right")
     table.add_column("precision α₀", justify="right")
     table.add_column("largest mean shares")

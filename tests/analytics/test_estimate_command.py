@@ -44,6 +44,22 @@ def test_gaussian_says_its_closed_form_and_writes_estimates(tmp_path: Path) -> N
     assert len(rows) == 10_000 and set(rows[0]) == {"client", "samples", "local", "estimate"}
 
 
+def test_what_was_found_is_printed_and_files_are_named(tmp_path: Path) -> None:
+    counts, out = coins(tmp_path / "counts.csv"), tmp_path / "estimates.csv"
+    result = result_of("bernoulli", "--counts", str(counts), "--out", str(out))
+    with out.open() as stream:
+        rows = list(csv.DictReader(stream))
+    shown = invoke("bernoulli", "--counts", str(counts)).stdout
+    assert "30 clients, 1 coordinate," in shown
+    assert f"prior: mu = {result['prior']['mu']:.4g}, precision = " in shown
+    for row in rows[:5]:
+        cells = [row["client"], row["samples"], *(f"{float(row[name]):.4g}" for name in ("local", "estimate"))]
+        assert any([cell.strip() for cell in line.split("│")[1:-1]] == cells for line in shown.splitlines()), cells
+    assert "shop5" not in shown and "--out FILE.csv writes the estimates of all clients" in shown
+    named = invoke("bernoulli", "--counts", str(counts), "--out", str(tmp_path / "b.csv")).stdout
+    assert f"estimates: {tmp_path / 'b.csv'}" in named
+
+
 def test_private_gaussian_states_its_epsilon() -> None:
     settings = ("--sigma-theta", "0.1", "--sigma-x", "0.5", "--radius", "0.1", "--epsilon", "2")
     result = result_of("gaussian", "--data", "gaussian-means:clients=500", *settings)

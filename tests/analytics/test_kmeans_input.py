@@ -174,6 +174,19 @@ def test_the_command_without_json_prints_a_table() -> None:
     assert "FedDP-KMeans" in shown and "Optimal" in shown
 
 
+def test_the_columns_that_are_clustered_and_the_files_are_named(tmp_path: Path) -> None:
+    own, public = write_own(tmp_path)
+    lines = own.read_text().splitlines()
+    own.write_text(
+        "\n".join([lines[0] + ",returned", *(f"{row},{'no' if i % 2 else 'yes'}" for i, row in enumerate(lines[1:]))])
+    )
+    words = ("--data", str(own), "--client-column", "shop", "--k", "3", "--starts", "0")
+    centers = tmp_path / "centers.csv"
+    shown = command(*words, "--server", str(public), "--label-column", "returned", "--centers", str(centers))
+    assert "clustered by: f0, f1, f2, f3, f4, f5\n" in shown and f"centres: {centers}\n" in shown
+    assert "f5, returned (2 values)\n" in command(*words, "--server-points", "60")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -184,6 +197,7 @@ def test_the_command_without_json_prints_a_table() -> None:
         (("--unit", "client", "--epsilon", "1"), "needs client_points"),
         (("--epsilon", "1", "--split", "1,2"), "--split must be four numbers above 0"),
         (("--pareto",), "give the largest"),
+        (("--pareto", "--epsilon", "1", "--centers", "c.csv"), "--pareto makes many clusterings: leave out --centers"),
     ],
 )
 def test_the_command_says_what_is_wrong(words: tuple[str, ...], message: str) -> None:

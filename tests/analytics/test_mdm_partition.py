@@ -209,6 +209,13 @@ def test_the_command_chooses_the_number_of_components() -> None:
     assert "K=1:" in printed and "below the best" in printed
 
 
+def test_the_command_names_what_it_wrote(tmp_path: Path) -> None:
+    out = tmp_path / "m.json"
+    printed = run("--data", "mdm:medium-1,clients=60", "--components", "1", "--rounds", "2", "--out", str(out))
+    assert "clients=60: 1 component\n" in "\n".join(line.rstrip() for line in printed.splitlines())
+    assert f"mixture: {out}\n" in printed
+
+
 def test_the_command_is_private_on_request() -> None:
     arguments = (
         "--data",
