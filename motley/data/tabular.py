@@ -28,6 +28,7 @@ class Rows:
     client: Array | None
     columns: Features | None = None  # None: no table
     empty: list[str] = field(default_factory=list)  # clients without a row
+    left_out: int = 0  # rows that lack a feature
 
 
 def read_table(
@@ -109,6 +110,7 @@ def take_apart(
                 )
     if not features:
         raise DataError(f"{name}: there is no feature column beside {', '.join(frame.columns)}")
+    rows = len(frame)
     if missing == "drop":
         frame = frame.dropna(subset=features)
         if len(frame) == 0:
@@ -119,7 +121,7 @@ def take_apart(
         values, columns[str(column)] = _encode(frame[column], name, missing, known)
         pieces.append(values)
     x = np.concatenate(pieces, axis=1, dtype=np.float32) if len(pieces) > 1 else pieces[0]
-    return Rows(x, _raw(frame, label), _client_ids(frame, ids), columns)
+    return Rows(x, _raw(frame, label), _client_ids(frame, ids), columns, left_out=rows - len(frame))
 
 
 def _check_columns(features: Sequence[str], known: Features, name: str) -> None:

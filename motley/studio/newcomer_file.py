@@ -18,7 +18,7 @@ from motley.data.files import read_rows
 from motley.data.population import Population
 from motley.data.source import Array
 from motley.studio.errors import UserError
-from motley.studio.newcomer import FinishedRun
+from motley.studio.newcomer import FinishedRun, counted
 
 OPTIONS = ("client_column", "label_column", "delimiter", "missing", "partial_labels", "size")
 
@@ -88,6 +88,10 @@ def read_newcomer(
     )
     one = replace(one, ids=one.ids + len(population))  # nobody's id: it is taken for no training client
     notes = _by_position(population.columns, rows.columns) if population.kind == "features" else []
+    left_out = rows.left_out + len(x) - len(inputs)
+    if left_out:
+        them = "it" if left_out == 1 else "them"
+        notes.append(f"left out for lack of a value: {counted(left_out, 'row')}; no prediction is made for {them}")
     return Newcomer(client or file.name, one, notes + _far_away(inputs, population))
 
 

@@ -111,7 +111,10 @@ def test_a_missing_value_and_the_advice_about_it(shops: FinishedRun, tmp_path: P
     file = written(tmp_path, sales(1, 7).assign(price=[np.nan, *range(40, 51)]))
     with pytest.raises(DataError, match=r"first in data row 1; .*--set data.options.missing=drop"):
         read_newcomer(shops, file)
-    assert len(read_newcomer(shops, file, {"missing": "drop"}).clients.x) == 11
+    came = read_newcomer(shops, file, {"missing": "drop"})
+    assert len(came.clients.x) == 11 and came.notes == [
+        "left out for lack of a value: 1 row; no prediction is made for it"
+    ]
     with pytest.raises(UserError, match=r"data.options.task cannot be set for a newcomer; client_column, .* can"):
         read_newcomer(shops, file, {"task": "regression"})
     other = written(tmp_path, sales(1, 7).rename(columns={"returned": "back"}), sep=";")
@@ -203,8 +206,9 @@ def test_targets_that_are_numbers_and_labels_in_part(tmp_path: Path) -> None:
     file = archive(tmp_path, x=x[:4], y=np.array([1, 2, 3, np.nan]))
     with pytest.raises(DataError, match=r"lack 1 of 4 labels.*--set data.options.partial_labels=drop"):
         read_newcomer(run, file)
-    came = read_newcomer(run, file, {"partial_labels": "drop"}).clients
-    assert came.y is not None and came.y.tolist() == [1, 2, 3] and len(came.x) == 3
+    came = read_newcomer(run, file, {"partial_labels": "drop"})
+    assert came.clients.y is not None and came.clients.y.tolist() == [1, 2, 3] and len(came.clients.x) == 3
+    assert came.notes == ["left out for lack of a value: 1 row; no prediction is made for it"]
 
 
 def test_a_folder_is_a_newcomer_if_it_holds_one_client(tmp_path: Path) -> None:
