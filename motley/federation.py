@@ -90,6 +90,7 @@ class Federation:
     metrics: dict[str, float] = field(default_factory=dict)  # of the present round, e.g. the loss a method released
     failures: list[Failure] = field(default_factory=list)  # of the present round
     simulation_only: bool = False
+    serving: bool = False  # no training: clients ask for models, and what a release calls simulation_only stays there
     journal: Callable[[Ledger], None] | None = None  # told what an ask costs before it is sent, to save it
     shapes: dict[str, dict[str, torch.Size]] = field(default_factory=dict)  # of arrays that were released, by task
     _calls: int = field(default=0, init=False)  # asks and samples so far in this round
@@ -219,7 +220,7 @@ class Cohort:
         shared, per_client = self._checked(task, inputs)
         secure = check_secure(self, releases)
         if not federation.simulation_only:
-            self._charge([release for release in releases if not _stays(release)])
+            self._charge([release for release in releases if not _stays(federation, release)])
         replies = self._deliver(task, releases, shared, per_client)
         if secure is None:
             return replies
@@ -315,7 +316,7 @@ class Cohort:
         clip: float | None = getattr(release, "clip", None)
         if release.cost is not None:
             noise, unit, clip = release.cost.noise, "point", release.cost.clip
-        note = "simulation only" if self.federation.simulation_only or _stays(release) else None
+        note = "simulation only" if self.federation.simulation_only or _stays(self.federation, release) else None
         if noise is not None and note is None:
             note = "seeded noise: protects nobody outside a simulation"
         seen = "individual" if isinstance(release, Each) else "mean" if isinstance(release, Mean) else "sum"
@@ -349,9 +350,9 @@ class Cohort:
         return shared, per_client
 
 
-def _stays(release: Release) -> bool:
-    """Do its arrays stay at the client in a deployment?"""
-    return isinstance(release, Each) and release.simulation_only
+def _stays(federation: Federation, release: Release) -> bool:
+    """Do its arrays stay at the client? Not in training, where the server could use what it is shown."""
+    return federation.serving and isinstance(release, Each) and release.simulation_only
 
 
 def _honest(batches: Iterable[Batch], releases: Sequence[Release]) -> Iterator[Batch]:
@@ -396,7 +397,7 @@ class _Record:
         for name, value in arrays.items():
             _, _, clients, size = self.arrays.get((id(release), name), (release, (), 0, 0))
             size += value.nbytes
-            if not _stays(release):
+            if not _stays(self.federation, release):
                 self.federation.traffic.up[name] += value.nbytes
             self.arrays[id(release), name] = (release, tuple(value.shape[1:]), clients + len(value), size)
 

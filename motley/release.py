@@ -106,8 +106,9 @@ class Each:
     most 2·clip, or by ``sensitivity`` where the task bounds it. A randomizer (randomized response, k-bit rounding)
     bounds its input by itself and takes neither.
 
-    ``simulation_only``: in a deployment the arrays stay at the client, and a simulation looks at them to measure. They
-    count as sent in neither the traffic nor the ledger.
+    ``simulation_only``: in a deployment the arrays stay at the client, and a simulation looks at them to measure. Where
+    newcomers are served (``Federation.serving``) they count as sent in neither the traffic nor the ledger; in training
+    they count, because the server could use them.
     """
 
     def __init__(

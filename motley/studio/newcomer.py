@@ -196,7 +196,7 @@ def serve(
             f"{run.prepared.recipe.method} cannot personalize for a client without labels; give labels, or train with "
             f"a method that needs none: {able}"
         )
-    federation = Federation(newcomer, run.prepared.recipe.seed)
+    federation = Federation(newcomer, run.prepared.recipe.seed, serving=True)
     ledger, notes = federation.ledger, list(run.notes)
     descriptor: Tensor | None = None
     if epsilon is not None:

@@ -1,5 +1,7 @@
 """Asking a cohort: what is checked before, what comes back, what is recorded, and how clients fail."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -307,3 +309,14 @@ def test_negative_and_zero_weights_are_refused() -> None:
         cohort.ask(negative, w=each(torch.tensor([1.0, -1.0])), into=Mean("value", weight="w"))
     with pytest.raises(ValueError, match="of all 2 replies are 0"):
         cohort.ask(negative, w=0.0, into=Mean("value", weight="w"))
+
+
+def test_what_stays_at_a_served_client_is_charged_in_training() -> None:
+    def asked(serving: bool) -> Federation:
+        federation = Federation(clients([3, 4]), serving=serving)
+        federation.everyone().ask(total, into=Each(simulation_only=True))
+        return federation
+
+    served, training = asked(True), asked(False)
+    assert served.ledger.epsilon(1e-5) == 0 and not served.traffic.up
+    assert training.ledger.epsilon(1e-5) == math.inf and training.traffic.up["total"] > 0
