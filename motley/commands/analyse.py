@@ -30,6 +30,7 @@ def analyse(
     RUN is the folder of the run.
 
     Do alike clients get alike descriptors: a map, and a rank correlation?
+    Are unseen clients served as well as training clients with the same classes?
     What do newcomers get who are unlike the training clients: other shares of
     classes, turned or blurred images, few samples, a descriptor protected by ε?
     And what does a byte buy? What does not apply is named with the reason.
@@ -83,6 +84,12 @@ def _results(found: Analyses, name: str, scale: Scale) -> list[tuple[str, str]]:
     if name == "correlation" and found.correlation is not None:
         one = found.correlation
         return [(NAMES[name], f"{one.mean:.2f} ({one.low:.2f} to {one.high:.2f}) over {one.clients:,} unseen clients")]
+    if name == "same_classes" and found.same_classes is not None:
+        like = found.same_classes
+        result = f"{scale(like.unseen)} of {like.clients:,} unseen clients, {scale(like.seen)} of training clients"
+        if like.novel is not None:
+            result += f"; {scale(like.novel)} of {like.novel_clients:,} with classes like nobody's in training"
+        return [(NAMES[name], result)]
     if name in ("alpha", "rotation", "blur"):
         before, after = {"alpha": ("α ", ""), "rotation": ("", "°"), "blur": ("σ ", "")}[name]
         points: Sequence[CurvePoint] = getattr(found, name)

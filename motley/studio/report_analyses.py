@@ -38,7 +38,15 @@ class _Panel:
 def charts(runs: Sequence[Run], scale: Scale) -> Html:
     """Curves of all analysed runs in one chart each, their maps side by side, and what does not apply in words."""
     known = [(i, run.label, run.analyses) for i, run in enumerate(runs) if run.analyses is not None]
-    return join([_correlations(known), _maps(runs, scale), _curves(known, scale, len(runs)), _notes(runs)])
+    return join(
+        [
+            _correlations(known),
+            _same_classes(known, scale),
+            _maps(runs, scale),
+            _curves(known, scale, len(runs)),
+            _notes(runs),
+        ]
+    )
 
 
 def _heading(name: str) -> str:
@@ -114,27 +122,41 @@ def _per_byte(group: str, known: _Known) -> _Panel:
 
 def _correlations(known: _Known) -> Html | None:
     """T1 Fig. 4.1 is one number for each method."""
-    rows = []
-    for i, label, analyses in known:
-        found = analyses.correlation
-        if found is not None:
-            mark = plots.key_mark(plots.shape_of(i), "mark")
-            cells = (f"{found.mean:.2f}", f"{found.low:.2f} to {found.high:.2f}", f"{found.clients:,}")
-            name = tag("th", mark, label, scope="row", class_=plots.colour(i))
-            rows.append(tag("tr", name, *(tag("td", cell) for cell in cells), class_="run", data_run=i))
+    rows = {
+        i: (label, f"{one.mean:.2f}", f"{one.low:.2f} to {one.high:.2f}", f"{one.clients:,}")
+        for i, label, found in known
+        if (one := found.correlation) is not None
+    }
+    about = f"of distances between descriptors and between class shares; 1: the same order ({FIGURES['correlation']})"
+    return _table("correlation", about, ("mean", "range", "unseen clients"), rows)
+
+
+def _same_classes(known: _Known, scale: Scale) -> Html | None:
+    """The gap between the two halves of T1 Table 4.1, like with like."""
+    rows = {}
+    for i, label, found in known:
+        if (one := found.same_classes) is not None:
+            novel = "none" if one.novel is None else f"{scale(one.novel)} ({one.novel_clients:,} clients)"
+            rows[i] = (label, f"{scale(one.unseen)} ({one.clients:,} clients)", scale(one.seen), novel)
+    about = f"are unseen clients served as well as training clients like them? ({FIGURES['same_classes']})"
+    heads = ("unseen", "training clients with the same classes", "unseen, with classes like nobody's in training")
+    return _table("same_classes", about, heads, rows)
+
+
+def _table(name: str, about: str, heads: Sequence[str], rows: dict[int, tuple[str, ...]]) -> Html | None:
+    """A heading and a line for each run, by its number: its label, and a cell under each of the heads."""
     if not rows:
         return None
-    heads = ("", "mean", "range", "unseen clients")
-    about = f"of distances between descriptors and between class shares; 1: the same order ({FIGURES['correlation']})"
+    lines = []
+    for run, (label, *cells) in rows.items():
+        mark = plots.key_mark(plots.shape_of(run), "mark")
+        first = tag("th", mark, label, scope="row", class_=plots.colour(run))
+        lines.append(tag("tr", first, *(tag("td", cell) for cell in cells), class_="run", data_run=run))
+    head = tag("thead", tag("tr", *(tag("th", text, scope="col") for text in ("", *heads))))
     return join(
         [
-            tag("h3", _heading("correlation"), " ", tag("span", about)),
-            tag(
-                "table",
-                tag("thead", tag("tr", *(tag("th", head, scope="col") for head in heads))),
-                tag("tbody", *rows),
-                class_="plain",
-            ),
+            tag("h3", _heading(name), " ", tag("span", about)),
+            tag("table", head, tag("tbody", *lines), class_="plain"),
         ]
     )
 

@@ -54,7 +54,7 @@ def test_the_command_tells_writes_and_shows_what_it_found(runs: dict[str, Path])
     for number, name in enumerate(NAMES.values(), start=1):
         assert f"{number}/{len(NAMES)} {name}" in shown  # progress
     found = read_analyses(runs["pefll"])
-    assert found is not None and found.round == 2 and found.quick and found.left_out == {}
+    assert found is not None and found.round == 2 and found.quick and set(found.left_out) == {"same_classes"}
     assert found.map is not None and found.map.group.count("unseen") == 3 and len(found.map.names) == 12
     assert [point.at for point in found.rotation] == [0, 45, 90]
     for point in (*found.alpha, *found.rotation, *found.blur, *found.size[0].points):
@@ -73,6 +73,19 @@ def test_unchanged_newcomers_score_what_the_run_measured(runs: dict[str, Path]) 
         assert found.rotation[0].mean == pytest.approx(mean)
         assert found.blur[0].mean == pytest.approx(mean)
         assert found.size[0].points[-1].mean == pytest.approx(mean)
+
+
+def test_clients_with_the_same_classes_are_compared_in_the_table_and_in_the_report(tmp_path: Path) -> None:
+    dealt = {"partition": "pathological:num_classes_per_partition=2,class_assignment_mode=deterministic"}
+    run("fedavg", out=tmp_path / "run", **{**TINY, **dealt, "clients": 40, "unseen": 0.5})
+    shown = " ".join(motley("analyse", tmp_path / "run", "--quick").split())
+    finished = finished_run(tmp_path / "run")
+    found = analyse(finished, quick=True).same_classes
+    assert found is not None and found.clients > 10
+    assert found.clients + found.novel_clients == len(finished.population.unseen)
+    assert f"{100 * found.unseen:.1f}% of {found.clients} unseen clients, {100 * found.seen:.1f}% of training" in shown
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "Clients with the same classes" in page and f"<td>{100 * found.seen:.1f}%</td>" in page
 
 
 def test_the_correlation_is_the_mean_over_the_unseen_clients(runs: dict[str, Path]) -> None:
@@ -104,7 +117,7 @@ def test_what_does_not_apply_is_named_with_the_reason(runs: dict[str, Path], tmp
     assert "does not apply: fedavg has no descriptors of clients" in shown
     assert "does not apply: fedavg sends nothing in training" in shown
     found = read_analyses(tmp_path / "mute")
-    assert found is not None and set(found.left_out) == {"map", "correlation", "bytes"}
+    assert found is not None and set(found.left_out) == {"map", "correlation", "same_classes", "bytes"}
     page = (tmp_path / "mute" / "report.html").read_text()
     assert "fedavg: no map of descriptors and rank correlation: fedavg has no descriptors of clients" in page
 
@@ -271,7 +284,7 @@ def test_an_own_method_need_not_say_whether_it_serves_clients_without_labels(tmp
     settings = {name: value for name, value in TINY.items() if name != "cohort"}
     run(f"{tmp_path / 'own.py'}:Still", out=tmp_path / "run", labeled=labeled, **settings)
     found = analyse(finished_run(tmp_path / "run"), quick=True)
-    assert found.left_out == {} and found.map is not None
+    assert set(found.left_out) == {"same_classes"} and found.map is not None
     assert len(found.map.names) == (12 if labeled == 1 else 3 + round(9 * labeled))
     finished = finished_run(tmp_path / "run")
     without = finished.population.train.select(torch.arange(1)).without_labels()
