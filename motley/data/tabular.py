@@ -86,22 +86,13 @@ def take_apart(
         raise DataError(f"{name}: missing must be 'error', 'drop' or 'mean', got {missing!r}")
     if len(frame) == 0:
         raise DataError(f"{name}: the table has no rows")
-    if known is not None:
-        # what was a feature stays one, also a column called y
-        client_column, label_column = (
-            wanted if wanted in frame.columns and wanted not in known else ""
-            for wanted in (
-                "client" if client_column is None else client_column,
-                "y" if label_column is None else label_column,
-            )
-        )
-    ids = _find(frame, name, "client_column", client_column, "client")
-    label = _find(frame, name, "label_column", label_column, "y")
+    ids = _find(frame, name, "client_column", client_column, "client", required=known is None)
+    label = _find(frame, name, "label_column", label_column, "y", required=known is None)
     features = [column for column in frame.columns if column not in (ids, label)]
     if known is not None:
         _check_columns(features, known, name)
         features = list(known)
-    if label is None and label_column is None:
+    elif label is None and label_column is None:
         for column in features:
             if column.lower() in _LOOKS_LIKE_LABELS:
                 raise DataError(
@@ -135,10 +126,10 @@ def _check_columns(features: Sequence[str], known: Features, name: str) -> None:
         )
 
 
-def _find(frame: pd.DataFrame, name: str, option: str, wanted: str | None, default: str) -> str | None:
+def _find(frame: pd.DataFrame, name: str, option: str, wanted: str | None, default: str, required: bool) -> str | None:
     if wanted is None:
         return default if default in frame.columns else None
-    if wanted == "":
+    if wanted == "" or (wanted not in frame.columns and not required):
         return None
     if wanted not in frame.columns:
         raise DataError(f"{name}: there is no column {wanted!r} ({option}); the columns are {', '.join(frame.columns)}")
