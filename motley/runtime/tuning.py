@@ -140,13 +140,19 @@ def _measure(rows: Tensor, one: Plan, rehearse: Rehearse) -> Plan:
     def seconds(block: int) -> float:
         """Of a block, when every worker has one."""
         plan = replace(one, block=block)
+
+        def timed(turns: int) -> float:
+            start = clock()
+            rehearse(plan, middle.expand(turns * block * one.workers))
+            return (clock() - start) / turns
+
         with plan.threads_set():
-            taken: list[float] = []
-            while len(taken) < 2 or (len(taken) < 8 and sum(taken[1:]) < PATIENCE / 3):
-                start = clock()
-                rehearse(plan, middle.expand(block * one.workers))
-                taken.append(clock() - start)
-            return min(taken[1:])  # the first call pays for lazy set-up
+            first = timed(1)  # pays for lazy set-up
+            turns = max(1, 8 // block) if first < PATIENCE / 20 else 1  # handing out few short blocks takes longest
+            taken = [timed(turns)]
+            while len(taken) < 7 and turns * sum(taken) < PATIENCE / 3:
+                taken.append(timed(turns))
+            return min(taken)
 
     most = math.ceil(limit / one.workers)
     candidates = sorted({min(size, most) for size in CANDIDATES})

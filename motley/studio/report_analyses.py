@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -143,7 +143,7 @@ def _same_classes(known: _Known, scale: Scale) -> Html | None:
     return _table("same_classes", about, heads, rows)
 
 
-def _table(name: str, about: str, heads: Sequence[str], rows: dict[int, tuple[str, ...]]) -> Html | None:
+def _table(name: str, about: str, heads: Sequence[str], rows: Mapping[int, tuple[str, ...]]) -> Html | None:
     """A heading and a line for each run, by its number: its label, and a cell under each of the heads."""
     if not rows:
         return None
