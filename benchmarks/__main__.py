@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -80,6 +81,9 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(chosen.threads)
         torch.set_num_threads(chosen.threads)
+    # blocks and threads are measured anew in every run, and what is measured here is not remembered
+    fresh = tempfile.TemporaryDirectory(prefix="motley-bench-")
+    os.environ["MOTLEY_CACHE"] = fresh.name
     parts = chosen.only or list(PARTS)
     repetitions = chosen.repetitions or (2 if chosen.quick else 7)
     about = "about 5 minutes" if chosen.quick else "about 20 minutes on two idle cores"

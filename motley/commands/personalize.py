@@ -19,7 +19,7 @@ from motley.studio.recipe import overridden
 
 
 def personalize(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
     data: Annotated[Path, typer.Option(help="The newcomer's rows: NPZ with x (and y), CSV or Parquet.")],
     client: Annotated[str | None, typer.Option(help="Which of several clients of the file.")] = None,
     unlabeled: Annotated[bool, typer.Option("--unlabeled", help="Do not use labels, even if there are some.")] = False,
@@ -38,6 +38,8 @@ def personalize(
     as_json: Json = False,
 ) -> None:
     r"""Give a newcomer the model that fits its data: what is sent, what comes back, and what it costs in privacy.
+
+    RUN is the folder of a finished run.
 
     The file is read as the run's own was, and its columns are matched by name. The model is written as safetensors;
     with --onnx, or if --out ends in .onnx, as an ONNX graph (pip install 'motley-fl\[onnx]').

@@ -63,10 +63,15 @@ class FinishedRun:
         return self.prepared.population
 
     @property
+    def named_data(self) -> bool:
+        """Was the run trained on one of the data sets that come with Motley, not on somebody's own file?"""
+        return self.prepared.recipe.data.name.partition(":")[0].strip() in CATALOG
+
+    @property
     def file_options(self) -> dict[str, Any]:
         """How the run's own file was read; nothing for a named data set. What it held, the population tells."""
         data = self.prepared.recipe.data
-        if data.name.partition(":")[0].strip() in CATALOG:
+        if self.named_data:
             return {}
         return {key: value for key, value in data.options.items() if key not in ("kind", "classes", "task")}
 

@@ -66,7 +66,7 @@ def read_newcomer(
         if rows.y.size != len(whole.x):
             raise UserError(f"{file}: {len(whole.x)} rows of x but {rows.y.size} labels; give one for each row")
         y = rows.y.reshape(-1)[keep]
-        y = y if population.classes is None else _codes(file, y, population)
+        y = y if population.classes is None else _codes(file, y, population, run.named_data)
         y = None if y.dtype.kind == "f" and np.isnan(y).all() else y  # a column of labels that is left empty
     task: Task = "regression" if population.classes is None else "classification"
     source = array_source(
@@ -112,11 +112,17 @@ def _chosen(file: Path, owner: Array | None, names: Sequence[str] | None, client
     return np.asarray(owner == (0 if client is None else known.index(client)))
 
 
-def _codes(file: Path, y: Array, population: Population) -> Array:
-    """Labels as the run's own numbers of classes, found by name; NaN where one is missing."""
-    names = population.class_names
-    known = [str(i) for i in range(population.classes or 0)] if names is None else [str(name) for name in names]
-    place: dict[str, float] = {"": math.nan, **{name: float(i) for i, name in enumerate(known)}}
+def _codes(file: Path, y: Array, population: Population, named_data: bool) -> Array:
+    """Labels as the run's own numbers of classes, found by name; NaN where one is missing.
+
+    The classes of a data set that comes with Motley, such as CIFAR-10's, are known by their published numbers too.
+    """
+    names, numbers = population.class_names, [str(i) for i in range(population.classes or 0)]
+    known = numbers if names is None else [str(name) for name in names]
+    place: dict[str, float] = {"": math.nan}
+    if named_data:
+        place |= {number: float(i) for i, number in enumerate(numbers)}
+    place |= {name: float(i) for i, name in enumerate(known)}
     words = [_word(value) for value in y.tolist()]
     for row, word in enumerate(words):
         if word not in place:

@@ -145,6 +145,8 @@ def finding(runs: Sequence[Run], scale: Scale) -> str:
     if len(runs) == 1:
         reached = [f"{scale(mean_of(runs[0], group))} on {GROUP_NAMES[group]}" for group in groups]
         return f"{runs[0].label} reaches {listed(reached)}."
+    if repeated := _over_repetitions(runs, groups, scale):
+        return repeated
     if why := over_unlike_clients(runs):
         return f"No lead is claimed, because these runs are over different clients: {why}."
     first = {group: leaders(runs, group) for group in groups}
@@ -168,6 +170,25 @@ def finding(runs: Sequence[Run], scale: Scale) -> str:
         clauses.setdefault(says, []).append(f"{GROUP_NAMES[group]} ({scores})")
     sentence = "; ".join(f"{says} {listed(where)}" for says, where in clauses.items()) + "."
     return sentence[0].upper() + sentence[1:] if sentence.startswith(("only ", "no run ")) else sentence
+
+
+def _over_repetitions(runs: Sequence[Run], groups: Sequence[str], scale: Scale) -> str:
+    """Who leads each time, where the same methods were run several times, over other clients each; else nothing."""
+    times = over_same_clients(runs)
+    methods = [sorted(run.result.method for run in same) for same in times]
+    if len(times) < 2 or len(set(methods[0])) < 2 or any(names != sorted(set(methods[0])) for names in methods):
+        return ""
+    clauses = []
+    for group in groups:
+        first = {tuple(run.result.method for run in leaders(same, group)) for same in times}
+        best = first.pop()
+        if first or len(best) != 1:
+            clauses.append(f"no method leads on {GROUP_NAMES[group]} in all {len(times)} repetitions")
+            continue
+        mean = statistics.fmean(mean_of(run, group) for run in served(runs, group) if run.result.method == best[0])
+        clauses.append(f"{best[0]} is best on {GROUP_NAMES[group]} in all {len(times)} repetitions ({scale(mean)})")
+    sentence = "; ".join(clauses) + "."
+    return sentence[0].upper() + sentence[1:] if sentence.startswith("no method") else sentence
 
 
 def details(runs: Sequence[Run], scale: Scale) -> list[str]:

@@ -202,8 +202,6 @@ def test_every_argument_is_explained_in_words() -> None:
     found = list(arguments(typer.main.get_command(app)))
     assert len(found) >= 10
     for path, name, description in found:
-        if path == "motley personalize":
-            continue
         assert re.search(rf"^ *{name} (is|are) ", description, re.MULTILINE), f"{path} --help: what is {name}?"
 
 

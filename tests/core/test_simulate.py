@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -55,7 +56,8 @@ def test_blocks_side_by_side_give_the_same_bits_as_one_after_another(
 
 
 def test_how_many_work_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    running, most = set(), 0
+    running, most, patience = set(), 0, 0.01
+    met = threading.Event()  # three are at work: until then, each waits for the others
     call = Simulator._prepared
 
     def watched(self: Simulator, request: Request, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
@@ -65,7 +67,9 @@ def test_how_many_work_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
             nonlocal most
             running.add(id(rows))
             most = max(most, len(running))
-            time.sleep(0.01)
+            if most == 3:
+                met.set()
+            met.wait(patience)
             outputs = made()
             running.discard(id(rows))
             return outputs
@@ -76,6 +80,7 @@ def test_how_many_work_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     trained(Simulator(block=1, threads=3))
     assert most == 1  # small samples: steps are too short
     monkeypatch.setattr("motley.runtime.tuning.SMALL", 0)
+    patience = 30.0
     trained(Simulator(block=1, threads=3))
     assert most == 3
     most = 0
@@ -151,7 +156,7 @@ def test_a_process_that_forks_can_go_on_asking() -> None:
         warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of forks with threads
         child = os.fork()
     if child == 0:
-        signal.alarm(20)
+        signal.alarm(60)
         os._exit(0 if torch.equal(trained(Simulator(block=1, threads=2))[0], expected) else 1)
     assert os.waitpid(child, 0)[1] == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from sklearn.datasets import load_digits
 from motley.data import DataError, load
 from motley.studio.errors import UserError
 from motley.studio.newcomer import FinishedRun, serve
-from motley.studio.newcomer_file import read_newcomer
+from motley.studio.newcomer_file import _codes, read_newcomer
 from motley.studio.recipe import checked
 from motley.studio.run import execute
 
@@ -150,6 +151,18 @@ def test_classes_are_found_by_name_alone(labels: list[Any], refused: str, tmp_pa
         assert came.y is not None and came.y.tolist() == [expected.index(i)] * 3
     with pytest.raises(UserError, match=rf"the class '{refused}' was not in training \(data row 1\); the run knows"):
         read_newcomer(run, archive(tmp_path, x=x[:2], y=np.full(2, int(refused))))
+
+
+def test_classes_of_a_known_data_set_have_numbers_too() -> None:
+    names = ["airplane", "frog", "1"]
+    population = SimpleNamespace(class_names=names, classes=3)
+
+    def codes(labels: list[Any], named_data: bool) -> list[float]:
+        return list(_codes(Path("f"), np.array(labels, object), population, named_data))  # type: ignore[arg-type]
+
+    assert codes([0, 2, "frog", "1"], named_data=True) == [0, 2, 1, 2]  # a name goes before a number
+    with pytest.raises(UserError, match="the class '0' was not in training"):
+        codes([0, 2], named_data=False)
 
 
 def test_several_clients_are_not_merged(shops: FinishedRun, tmp_path: Path) -> None:

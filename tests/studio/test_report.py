@@ -268,17 +268,25 @@ def test_clients_of_the_same_settings_that_have_other_data_are_not_compared(tmp_
 
 
 def test_runs_of_several_seeds_are_compared_seed_by_seed(tmp_path: Path) -> None:
-    for seed in (0, 1):
-        for name, scores in (("a", [0.5, 0.6, 0.7, 0.8]), ("b", [0.6, 0.7, 0.8, 1.0])):
-            folder = tmp_path / f"{name}{seed}"
-            with_scores(folder, scores, name)
-            edit(folder / "result.json", seed=seed)
-            (folder / "recipe.toml").write_text(f"seed = {seed}\n[data]\nname = 'digits'\n")
-    lines = details(read_runs([tmp_path / name for name in ("a0", "a1", "b0", "b1")]), SCALE)
-    assert lines[:2] == [
+    low, high = [0.5, 0.6, 0.7, 0.8], [0.6, 0.7, 0.8, 1.0]
+
+    def repeated(place: Path, second: list[float]) -> list[Run]:
+        for seed, of_b in ((0, high), (1, second)):
+            for name, scores in (("a", low), ("b", of_b)):
+                with_scores(place / f"{name}{seed}", scores, name)
+                edit(place / f"{name}{seed}" / "result.json", seed=seed)
+                (place / f"{name}{seed}" / "recipe.toml").write_text(f"seed = {seed}\n[data]\nname = 'digits'\n")
+        return read_runs([place / name for name in ("a0", "a1", "b0", "b1")])
+
+    runs = repeated(tmp_path / "clear", high)
+    assert finding(runs, SCALE) == "b is best on seen clients in all 2 repetitions (77.5%)."
+    assert details(runs, SCALE)[:2] == [
         f"On seen clients, b, seed {seed} is 12.5 points above a, seed {seed}: better for 4 of 4 clients, worse for 0."
         for seed in (0, 1)
     ]
+    vague = repeated(tmp_path / "vague", [0.4, 0.6, 0.7, 0.8])
+    assert finding(vague, SCALE) == "No method leads on seen clients in all 2 repetitions."
+    assert finding(vague[:3], SCALE).startswith("No lead is claimed, because these runs are over different clients")
 
 
 def test_a_single_client_shows_no_lead(tmp_path: Path) -> None:
