@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,20 @@ TOOLS = {"loop": BARE, "pfl": PFL, "flower": FLOWER}  # beside Motley
 
 def say(text: str) -> None:
     print(f"[{time.perf_counter() - BEGIN:5.0f} s] {text}", flush=True)
+
+
+@contextlib.contextmanager
+def nothing_remembered() -> Iterator[None]:
+    """Blocks and threads are measured anew, and are not remembered for other runs."""
+    before = os.environ.get("MOTLEY_CACHE")
+    with tempfile.TemporaryDirectory(prefix="motley-bench-") as folder:
+        os.environ["MOTLEY_CACHE"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("MOTLEY_CACHE")
+            if before is not None:
+                os.environ["MOTLEY_CACHE"] = before
 
 
 def beside_others(work: Shared, targets: dict[str, tuple[str, float]]) -> Part:
@@ -81,9 +95,6 @@ def main(arguments: list[str] | None = None) -> int:
     if chosen.threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(chosen.threads)
         torch.set_num_threads(chosen.threads)
-    # blocks and threads are measured anew in every run, and what is measured here is not remembered
-    fresh = tempfile.TemporaryDirectory(prefix="motley-bench-")
-    os.environ["MOTLEY_CACHE"] = fresh.name
     parts = chosen.only or list(PARTS)
     repetitions = chosen.repetitions or (2 if chosen.quick else 7)
     about = "about 5 minutes" if chosen.quick else "about 20 minutes on two idle cores"
@@ -96,7 +107,8 @@ def main(arguments: list[str] | None = None) -> int:
     result = {"machine": before, "quick": chosen.quick, "threads": chosen.threads, "repetitions": repetitions}
     for name in parts:
         say(f"{name} ...")
-        found, raw[name] = PARTS[name](repetitions, chosen.quick)
+        with nothing_remembered():
+            found, raw[name] = PARTS[name](repetitions, chosen.quick)
         rows.extend(found)
         seconds = round(time.perf_counter() - BEGIN)
         kept = {**result, "seconds": seconds, "rows": [row.as_json() for row in rows], "raw": raw}
