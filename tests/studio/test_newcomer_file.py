@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -154,11 +154,10 @@ def test_classes_are_found_by_name_alone(labels: list[Any], refused: str, tmp_pa
 
 
 def test_classes_of_a_known_data_set_have_numbers_too() -> None:
-    names = ["airplane", "frog", "1"]
-    population = SimpleNamespace(class_names=names, classes=3)
+    population = replace(load("digits", clients=3), class_names=["airplane", "frog", "1"], classes=3)
 
     def codes(labels: list[Any], named_data: bool) -> list[float]:
-        return list(_codes(Path("f"), np.array(labels, object), population, named_data))  # type: ignore[arg-type]
+        return list(_codes(Path("f"), np.array(labels, object), population, named_data))
 
     assert codes([0, 2, "frog", "1"], named_data=True) == [0, 2, 1, 2]  # a name goes before a number
     with pytest.raises(UserError, match="the class '0' was not in training"):

@@ -5,62 +5,19 @@ from __future__ import annotations
 import json
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from motley.studio.errors import UserError
 from motley.studio.markup import Html, join, tag
 from motley.studio.plots import Across, Series, line_chart, nice_ticks
 from motley.studio.report import ReportError, write_report
 from motley.studio.report_charts import plane
-from motley.studio.report_data import Run, read_runs
-from motley.studio.report_words import Scale, details, duration, finding, level, size, spoken
+from motley.studio.report_data import read_runs
+from motley.studio.report_words import duration, size, spoken
+from tests.studio.report_pages import SCALE, edit, report
 from tests.studio.run_folders import make_run
-
-VOID = {"br", "link", "meta"}
-SCALE = Scale("accuracy")
-
-
-class Page(HTMLParser):
-    """Reads a page, checks that its elements are closed in order, and keeps what tests ask for."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.parts: dict[str, list[str]] = {}
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.tags.append((name, dict(attributes)))
-        if name not in VOID:
-            self.open.append(name)
-
-    def handle_endtag(self, name: str) -> None:
-        assert self.open.pop() == name
-
-    def handle_data(self, text: str) -> None:
-        self.parts.setdefault(self.open[-1] if self.open else "", []).append(text)
-
-    @property
-    def words(self) -> str:
-        hidden = ("script", "style")
-        return " ".join(text for name, texts in self.parts.items() if name not in hidden for text in texts)
-
-
-def report(tmp_path: Path, *folders: Path) -> Page:
-    out = tmp_path / "report.html"
-    write_report(list(folders), out)
-    return Page(out.read_text(encoding="utf-8"))
-
-
-def edit(file: Path, **changes: object) -> None:
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
 @pytest.fixture
@@ -202,108 +159,6 @@ def test_equal_methods_are_told_apart_by_what_differs(tmp_path: Path) -> None:
     assert [run.label for run in read_runs(twins)] == ["fedavg (a)", "fedavg (b)"]
 
 
-def with_scores(folder: Path, scores: list[float], method: str) -> Run:
-    """A run with these scores on seen clients and nothing else."""
-    make_run(folder, "local", clients=4)
-    rows = "".join(f"c{i},seen,{score}\n" for i, score in enumerate(scores))
-    (folder / "clients.csv").write_text("client,group,score\n" + rows)
-    mean = {"mean": float(np.mean(scores)), "std": 0.0, "p10": min(scores)}
-    edit(folder / "result.json", method=method, accuracy={"seen": mean, "unseen": None, "unlabeled": None})
-    return read_runs([folder])[0]
-
-
-def test_a_lead_counts_only_beyond_two_standard_errors(tmp_path: Path) -> None:
-    base = with_scores(tmp_path / "a", [0.5, 0.6, 0.7, 0.8], "a")
-    # differences 0.1, 0.1, 0.1, 0.2: mean 0.125, standard error 0.025
-    clear = with_scores(tmp_path / "b", [0.6, 0.7, 0.8, 1.0], "b")
-    # differences 0.2, -0.1, 0.2, -0.1: mean 0.05, standard error 0.087
-    vague = with_scores(tmp_path / "c", [0.7, 0.5, 0.9, 0.7], "c")
-    assert not level(clear, base, "seen") and level(vague, base, "seen")
-    assert finding([base, clear], SCALE) == "b serves its clients best: 77.5% on seen clients."
-    assert finding([base, vague], SCALE) == "No run is clearly ahead on seen clients (c: 70.0%)."
-
-
-def test_only_a_clear_lead_is_marked_in_the_table(tmp_path: Path) -> None:
-    scores = {"a": [0.5, 0.6, 0.7, 0.8], "b": [0.6, 0.7, 0.8, 1.0], "c": [0.7, 0.5, 0.9, 0.7]}
-    for name, values in scores.items():
-        with_scores(tmp_path / name, values, name)
-    clear = report(tmp_path, tmp_path / "a", tmp_path / "b")
-    assert [tag for tag, attributes in clear.tags if attributes.get("class") == "best"] == ["b"]
-    vague = report(tmp_path, tmp_path / "a", tmp_path / "c")
-    assert not [tag for tag, attributes in vague.tags if attributes.get("class") == "best"]
-
-
-@pytest.mark.parametrize(
-    ("recipe", "why"),
-    [
-        ('seed = 0\n[data]\nname = "shops.csv"\nclients = 4\n', "data.name is shops.csv for b and digits for a"),
-        ('seed = 0\n[data]\nname = "digits"\nclients = 5\n', "data.clients is 5 for b and 4 for a"),
-        ('seed = 1\n[data]\nname = "digits"\nclients = 4\n', "seed is 1 for b and 0 for a"),
-        (
-            'seed = 0\n[data]\nname = "digits"\nclients = 4\npartition = "dirichlet:0.3"\n',
-            "data.partition is dirichlet:alpha=0.3 for b and not given for a",
-        ),
-        ("", "no recipe says how the clients of b were made"),
-    ],
-)
-def test_runs_over_different_clients_are_not_compared_client_by_client(tmp_path: Path, recipe: str, why: str) -> None:
-    with_scores(tmp_path / "a", [0.5, 0.6, 0.7, 0.8], "a")
-    with_scores(tmp_path / "b", [0.6, 0.7, 0.8, 1.0], "b")
-    (tmp_path / "b" / "recipe.toml").write_text(recipe)
-    b, a = read_runs([tmp_path / "b", tmp_path / "a"])
-    assert level(b, a, "seen")
-    assert finding([b, a], SCALE) == f"No lead is claimed, because these runs are over different clients: {why}."
-    page = report(tmp_path, tmp_path / "b", tmp_path / "a")
-    assert "better for" not in page.words
-    assert not [tag for tag, attributes in page.tags if attributes.get("class") == "best"]
-
-
-def test_clients_of_the_same_settings_that_have_other_data_are_not_compared(tmp_path: Path) -> None:
-    with_scores(tmp_path / "a", [0.5, 0.6, 0.7, 0.8], "a")
-    with_scores(tmp_path / "b", [0.6, 0.7, 0.8, 1.0], "b")
-    edit(tmp_path / "b" / "clients.json", n=[1, 2, 3, 4])
-    assert "the clients of b and a differ in their n (clients.json)" in finding(
-        read_runs([tmp_path / "b", tmp_path / "a"]), SCALE
-    )
-
-
-def test_runs_of_several_seeds_are_compared_seed_by_seed(tmp_path: Path) -> None:
-    low, high = [0.5, 0.6, 0.7, 0.8], [0.6, 0.7, 0.8, 1.0]
-
-    def repeated(place: Path, second: list[float]) -> list[Run]:
-        for seed, of_b in ((0, high), (1, second)):
-            for name, scores in (("a", low), ("b", of_b)):
-                with_scores(place / f"{name}{seed}", scores, name)
-                edit(place / f"{name}{seed}" / "result.json", seed=seed)
-                (place / f"{name}{seed}" / "recipe.toml").write_text(f"seed = {seed}\n[data]\nname = 'digits'\n")
-        return read_runs([place / name for name in ("a0", "a1", "b0", "b1")])
-
-    runs = repeated(tmp_path / "clear", high)
-    assert finding(runs, SCALE) == "b is best on seen clients in all 2 repetitions (77.5%)."
-    assert details(runs, SCALE)[:2] == [
-        f"On seen clients, b, seed {seed} is 12.5 points above a, seed {seed}: better for 4 of 4 clients, worse for 0."
-        for seed in (0, 1)
-    ]
-    vague = repeated(tmp_path / "vague", [0.4, 0.6, 0.7, 0.8])
-    assert finding(vague, SCALE) == "No method leads on seen clients in all 2 repetitions."
-    assert finding(vague[:3], SCALE).startswith("No lead is claimed, because these runs are over different clients")
-
-
-def test_a_single_client_shows_no_lead(tmp_path: Path) -> None:
-    runs = [with_scores(tmp_path / name, [score], name) for name, score in (("a", 0.5), ("b", 0.9))]
-    assert finding(runs, SCALE) == "No run is clearly ahead on seen clients (b: 90.0%)."
-    assert "better for 1 of 1 clients, worse for 0; that may be chance" in details(runs, SCALE)[0]
-
-
-def test_two_spellings_of_a_partition_are_no_difference(tmp_path: Path) -> None:
-    for name, partition in (("a", "pathological"), ("b", "pathological:num_classes_per_partition=2")):
-        with_scores(tmp_path / name, [0.5, 0.6], name)
-        text = f"seed = 0\n[data]\nname = 'digits'\npartition = '{partition}'\n"
-        (tmp_path / name / "recipe.toml").write_text(text)
-    page = report(tmp_path, tmp_path / "a", tmp_path / "b")
-    assert "data.partition" not in page.parts.get("code", []) and "different clients" not in page.words
-
-
 def test_what_differs_between_recipes_is_listed(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / name, "fedavg") for name in ("a", "b")]
     for folder, rate in zip(folders, ("0.1", "0.2"), strict=True):
@@ -321,133 +176,6 @@ def test_transcript_reads_as_plain_words(tmp_path: Path) -> None:
     assert "10 of 23, drawn at random" in page.words
     assert spoken("Gaussian(noise_multiplier=1.1)") == "Gaussian, 1.1 times the bound"
     assert spoken("Something(else)") == "Something(else)"
-
-
-def analysed(folder: Path, **changes: object) -> Path:
-    """The run with analyses of its clients: a curve, a map and a line of bytes."""
-    clients = json.loads((folder / "clients.json").read_text())
-    spots = [[i % 7, i // 7] for i in range(len(clients["names"]))]
-    point = {"mean": 0.5, "error": 0.1}
-    found = {
-        "round": 20,
-        "quick": False,
-        "map": {
-            "names": clients["names"],
-            "group": clients["group"],
-            "main_class": ["three"] * len(spots),
-            "pca": spots,
-            "t_sne": spots,
-        },
-        "correlation": {"mean": 0.625, "low": -0.25, "high": 0.875, "clients": 7},
-        "alpha": [{"at": at, **point} for at in (0.1, 1, 10)],
-        "size": [{"epsilon": None, "points": [{"at": 5, **point}, {"at": 100, "mean": 0.75, "error": 0.1}]}],
-        "bytes": [{"gigabytes": 0.001, "seen": 0.25, "unseen": None}, {"gigabytes": 0.003, "seen": 0.5, "unseen": 0.4}],
-        "left_out": {"blur": "it holds features, no images"},
-        **changes,
-    }
-    (folder / "analyses.json").write_text(json.dumps(found))
-    return folder
-
-
-def test_analyses_have_a_section_where_they_are(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", "pefll")
-    assert "Analyses" not in report(tmp_path, folder).parts["h2"]
-    page = report(tmp_path, analysed(folder))
-    assert "Analyses" in page.parts["h2"]
-    assert {"0.62", "-0.25 to 0.88"} <= set(page.parts["td"])
-    titles = [
-        attributes["aria-label"] for name, attributes in page.tags if name == "svg" and "aria-label" in attributes
-    ]
-    assert "t-SNE of descriptors, pefll" in titles and "accuracy: other class shares of newcomers" in titles
-    assert not [title for title in titles if title and "turned images" in title]  # nothing was measured
-    assert "pefll\nDirichlet α (small: few classes each) 0.1: 50% ± 10%" in page.parts["title"]
-    text = (tmp_path / "report.html").read_text()
-    chart = text[text.index('aria-label="accuracy: other class shares') :]
-    assert ">100%<" in chart[: chart.index("</svg>")]  # the scale has room for a band of another chart, 75% ± 10%
-    assert "three" in page.parts["text"] and "1 MB" in page.parts["text"]
-    assert "pefll: no blurred images: it holds features, no images." in page.words
-
-
-def test_curves_of_analysed_runs_share_a_chart_and_maps_stand_side_by_side(tmp_path: Path, runs: list[Path]) -> None:
-    analysed(runs[2], map=None, correlation=None)
-    analysed(runs[3])
-    page = report(tmp_path, *runs)
-    text = (tmp_path / "report.html").read_text()
-    section = text[text.index('id="analyses"') : text.index('id="cost"')]
-    chart = section[section.index('aria-label="accuracy: other class shares') :]
-    chart = chart[: chart.index("</svg>")]
-    assert 'data-run="2"' in chart and 'data-run="3"' in chart and 'data-run="0"' not in chart
-    assert section.count("of descriptors, pefll") == 2 and "of descriptors, fedavg" not in section
-    assert "Not analysed: local and fedavg. For a run: motley analyse RUN" in page.words
-
-
-def test_epsilon_has_a_line_each_and_the_line_without_noise_is_not_drawn_twice(tmp_path: Path) -> None:
-    points = [{"at": at, "mean": 0.5, "error": 0.0} for at in (5, 50)]
-    curves = [{"epsilon": epsilon, "points": points} for epsilon in (None, 0.5)]
-    page = report(tmp_path, analysed(make_run(tmp_path / "run", "pefll"), size=curves))
-    assert {"no noise", "ε = 0.5"} <= set(page.parts["text"])
-    labels = [attributes.get("aria-label") for name, attributes in page.tags if name == "svg"]
-    assert [label for label in labels if label and "number of samples" in label] == [
-        "accuracy: number of samples and privacy"
-    ]
-
-
-@pytest.mark.parametrize(
-    "extreme",
-    [
-        {"alpha": [{"at": 1, "mean": 5, "error": 0}]},
-        {"alpha": [{"at": 1, "mean": -5, "error": 0}]},
-        {"alpha": [{"at": 1, "mean": 1e-14, "error": 0}, {"at": 2, "mean": 3e-14, "error": 0}]},
-        {"rotation": [{"at": 1e17, "mean": 0.5, "error": 0}]},
-        {"bytes": [{"gigabytes": 1e30, "seen": 0.5, "unseen": None}]},
-        {"bytes": [{"gigabytes": x, "seen": 0.5, "unseen": None} for x in (1e29, 1.0000000000000003e29)]},
-    ],
-)
-def test_numbers_that_no_analysis_gives_are_drawn_all_the_same(tmp_path: Path, extreme: dict[str, object]) -> None:
-    nothing: dict[str, object] = {"map": None, "correlation": None, "alpha": [], "size": [], "bytes": []}
-    page = report(tmp_path, analysed(make_run(tmp_path / "run", "pefll"), **{**nothing, **extreme}))
-    assert "nan" not in page.words
-    charts = [
-        attributes["aria-label"] for name, attributes in page.tags if name == "svg" and "aria-label" in attributes
-    ]
-    assert any(str(chart).startswith("accuracy: ") for chart in charts)
-
-
-def test_the_score_of_a_single_newcomer_has_no_band(tmp_path: Path) -> None:
-    folder = make_run(tmp_path / "run", "pefll")
-    alone = [{"at": at, "mean": 0.5, "error": None} for at in (0.1, 1)]
-    report(tmp_path, analysed(folder, alpha=alone, size=[]))
-    text = (tmp_path / "report.html").read_text()
-    chart = text[text.index('aria-label="accuracy: other class shares') :]
-    chart = chart[: chart.index("</svg>")]
-    assert 'class="band"' not in chart and "±" not in chart and ">pefll<" in chart
-
-
-def test_maps_of_many_analysed_runs_have_fewer_dots_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("motley.studio.report_charts._MOST_DOTS", 500)
-    folders = [analysed(make_run(tmp_path / f"run-{i}", "pefll", clients=300, seed=i)) for i in range(2)]
-    for shown, dots in ((folders[:1], 300), (folders, 250)):
-        report(tmp_path, *shown)
-        text = (tmp_path / "report.html").read_text()
-        chart = text[text.index('aria-label="PCA of descriptors') :]
-        assert chart[: chart.index("</svg>")].count("<title>") == dots
-
-
-def test_names_in_analyses_are_escaped(tmp_path: Path) -> None:
-    evil = "<script>alert(1)</script>"
-    folder = make_run(tmp_path / "run", "pefll")
-    count = len(json.loads((folder / "clients.json").read_text())["names"])
-    spots = [[float(i), 0.0] for i in range(count)]
-    hostile = {"names": [evil] * count, "group": ["seen"] * count, "main_class": [evil] * count}
-    page = report(tmp_path, analysed(folder, map={**hostile, "pca": spots, "t_sne": spots}, left_out={"blur": evil}))
-    assert [name for name, _ in page.tags].count("script") == 1 and evil in page.words
-
-
-def test_a_broken_file_of_analyses_is_named_and_nothing_is_written(tmp_path: Path) -> None:
-    folder = analysed(make_run(tmp_path / "run", "pefll"), alpha=[{"at": "far"}])
-    with pytest.raises(UserError, match=r"analyses.json: alpha.0.at.*motley analyse"):
-        write_report([folder], tmp_path / "report.html")
-    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_logarithmic_axis_has_equal_steps_for_equal_factors() -> None:
