@@ -30,7 +30,8 @@ def analyse(
     RUN is the folder of the run.
 
     Do alike clients get alike descriptors: a map, and a rank correlation?
-    Are unseen clients served as well as training clients with the same classes?
+    Are unseen clients served as well as training clients with the same classes,
+    and as well if nobody predicts a class that it does not have?
     What do newcomers get who are unlike the training clients: other shares of
     classes, turned or blurred images, few samples, a descriptor protected by ε?
     And what does a byte buy? What does not apply is named with the reason.
@@ -90,6 +91,10 @@ def _results(found: Analyses, name: str, scale: Scale) -> list[tuple[str, str]]:
         if like.novel is not None:
             result += f"; {scale(like.novel)} of {like.novel_clients:,} with classes like nobody's in training"
         return [(NAMES[name], result)]
+    if name == "label_mask" and found.label_mask is not None:
+        mask = found.label_mask
+        result = f"{scale(mask.seen_masked)} seen, {scale(mask.unseen_masked)} unseen"
+        return [(NAMES[name], f"{result}; {scale(mask.seen)} and {scale(mask.unseen)} among all classes")]
     if name in ("alpha", "rotation", "blur"):
         before, after = {"alpha": ("α ", ""), "rotation": ("", "°"), "blur": ("σ ", "")}[name]
         points: Sequence[CurvePoint] = getattr(found, name)

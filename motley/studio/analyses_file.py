@@ -23,6 +23,7 @@ NAMES = {
     "map": "map of descriptors",
     "correlation": "rank correlation",
     "same_classes": "clients with the same classes",
+    "label_mask": "absent classes ruled out",
     "alpha": "other class shares",
     "rotation": "turned images",
     "blur": "blurred images",
@@ -33,6 +34,7 @@ FIGURES = {
     "map": "P2 Fig. 7",
     "correlation": "T1 Fig. 4.1",
     "same_classes": "T1 Table 4.1",
+    "label_mask": "T1 Table B.4",
     "alpha": "T1 Fig. B.1",
     "rotation": "P2 Fig. 4",
     "blur": "P2 Fig. 4",
@@ -48,7 +50,7 @@ Coefficient = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Words = Annotated[str, Field(max_length=MOST_LETTERS)]
 Spot = tuple[Finite, Finite]
-Name = Literal["map", "correlation", "same_classes", "alpha", "rotation", "blur", "size", "bytes"]
+Name = Literal["map", "correlation", "same_classes", "label_mask", "alpha", "rotation", "blur", "size", "bytes"]
 
 
 class CurvePoint(BaseModel):
@@ -116,6 +118,15 @@ class LikeWithLike(BaseModel):
     novel_clients: Count
 
 
+class LabelMask(BaseModel):
+    """Mean scores of seen and unseen clients, when they choose among all classes and among their own alone."""
+
+    seen: Finite
+    unseen: Finite
+    seen_masked: Finite
+    unseen_masked: Finite
+
+
 class AtBytes(BaseModel):
     """Mean scores when so many gigabytes had been sent, both ways together."""
 
@@ -132,6 +143,7 @@ class Analyses(BaseModel):
     map: DescriptorMap | None = None
     correlation: Correlation | None = None
     same_classes: LikeWithLike | None = None
+    label_mask: LabelMask | None = None
     alpha: CurveAboveZero = []
     rotation: Curve = []
     blur: Curve = []

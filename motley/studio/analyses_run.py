@@ -18,7 +18,9 @@ from torch import Tensor
 
 from motley.data.population import Population
 from motley.federation import Federation
+from motley.method import Method
 from motley.methods.odpfl import ODPFL
+from motley.methods.pefll import PeFLL
 from motley.studio import analyses, folder
 from motley.studio.analyses import Newcomers, Point
 from motley.studio.analyses_file import (
@@ -81,6 +83,7 @@ def analyse(run: FinishedRun, *, quick: bool = False, tell: Callable[[str], None
         "map": _map,
         "correlation": _correlation,
         "same_classes": _same_classes,
+        "label_mask": _label_mask,
         "alpha": _alpha,
         "rotation": _rotation,
         "blur": _blur,
@@ -137,6 +140,19 @@ class Bench:
     def need_classes(self) -> None:
         if self.population.classes is None or not self.population.has_labels:
             raise DoesNotApply(f"{self.population.name} has no classes")
+
+    @cached_property
+    def everybody(self) -> tuple[Tensor, Tensor]:
+        """Positions [C] of training clients, evenly, and of the newcomers; and which of them are newcomers."""
+        seen = _evenly(self.population.seen, self.extent.mapped)
+        which = torch.cat([seen, self.population.unseen])
+        return which, torch.arange(len(which)) >= len(seen)
+
+    def scores_of(self, method: Method) -> Tensor:
+        """The score [C] of everybody; NaN for a client that has none."""
+        which, _ = self.everybody
+        clients = Newcomers(self.population.train.select(which), self.population.test.select(which))
+        return clients.score(method, self.run.state, self.federation).score
 
     @cached_property
     def described(self) -> tuple[Tensor, Tensor]:
@@ -217,16 +233,33 @@ def _same_classes(bench: Bench) -> dict[str, Any]:
     """The gap of T1 Table 4.1 between unseen and seen clients, without the luck of the classes that they drew."""
     bench.need_classes()
     bench.need_newcomers()
-    population = bench.population
-    seen = _evenly(population.seen, bench.extent.mapped)
-    which = torch.cat([seen, population.unseen])
-    everybody = Newcomers(population.train.select(which), population.test.select(which))
-    scores = everybody.score(*bench.asked).score
-    unseen = torch.arange(len(seen), len(which))
-    found = analyses.same_classes(scores, population.histogram(population.train)[which], unseen)
+    population, (which, unseen) = bench.population, bench.everybody
+    scores = bench.scores_of(bench.run.method)
+    found = analyses.same_classes(scores, population.histogram(population.train)[which], unseen.nonzero().flatten())
     if found is None:
         raise DoesNotApply("no unseen client has just the classes of a training client")
     return asdict(found)
+
+
+def _label_mask(bench: Bench) -> dict[str, float]:
+    """T1 Table B.4: what it brings that a client never predicts a class that it does not have."""
+    bench.need_classes()
+    bench.need_newcomers()
+    method = bench.run.method
+    if not isinstance(method, PeFLL):
+        raise DoesNotApply("label masking belongs to PeFLL")
+    which, unseen = bench.everybody
+    if not bool(bench.population.train.labeled[which].all()):
+        raise DoesNotApply("clients without labels do not know their classes")
+    found = {}
+    for name, masked in (("", False), ("_masked", True)):
+        try:
+            scores = bench.scores_of(replace(method, mask_labels=masked))
+        except ValueError as error:  # a model that does not end in a bias for each class
+            raise DoesNotApply(str(error)) from error
+        found[f"seen{name}"] = float(scores[~unseen].nanmean())
+        found[f"unseen{name}"] = float(scores[unseen].nanmean())
+    return found
 
 
 def _alpha(bench: Bench) -> list[dict[str, float | None]]:

@@ -42,6 +42,7 @@ def charts(runs: Sequence[Run], scale: Scale) -> Html:
         [
             _correlations(known),
             _same_classes(known, scale),
+            _label_mask(known, scale),
             _maps(runs, scale),
             _curves(known, scale, len(runs)),
             _notes(runs),
@@ -141,6 +142,17 @@ def _same_classes(known: _Known, scale: Scale) -> Html | None:
     about = f"are unseen clients served as well as training clients like them? ({FIGURES['same_classes']})"
     heads = ("unseen", "training clients with the same classes", "unseen, with classes like nobody's in training")
     return _table("same_classes", about, heads, rows)
+
+
+def _label_mask(known: _Known, scale: Scale) -> Html | None:
+    """T1 Table B.4."""
+    rows = {
+        i: (label, *(scale(score) for score in (one.seen, one.seen_masked, one.unseen, one.unseen_masked)))
+        for i, label, found in known
+        if (one := found.label_mask) is not None
+    }
+    about = f"clients that predict no class but their own, beside those that may predict any ({FIGURES['label_mask']})"
+    return _table("label_mask", about, ("seen", "seen, own classes", "unseen", "unseen, own classes"), rows)
 
 
 def _table(name: str, about: str, heads: Sequence[str], rows: Mapping[int, tuple[str, ...]]) -> Html | None:

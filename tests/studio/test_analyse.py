@@ -88,6 +88,22 @@ def test_clients_with_the_same_classes_are_compared_in_the_table_and_in_the_repo
     assert "Clients with the same classes" in page and f"<td>{100 * found.seen:.1f}%</td>" in page
 
 
+def test_the_label_mask_is_measured_beside_no_mask(runs: dict[str, Path]) -> None:
+    shown = " ".join(motley("analyse", runs["pefll"], "--quick").split())
+    finished = finished_run(runs["pefll"])
+    found = analyse(finished, quick=True).label_mask
+    assert found is not None
+    result = json.loads((runs["pefll"] / "result.json").read_text())["accuracy"]
+    assert found.seen == pytest.approx(result["seen"]["mean"])
+    assert found.unseen == pytest.approx(result["unseen"]["mean"])
+    # two rounds leave a model that mostly predicts classes a client of two classes does not have
+    assert found.seen_masked > found.seen and found.unseen_masked > found.unseen
+    masked = f"{100 * found.seen_masked:.1f}% seen, {100 * found.unseen_masked:.1f}% unseen"
+    assert f"{masked}; {100 * found.seen:.1f}% and {100 * found.unseen:.1f}% among all classes" in shown
+    page = (runs["pefll"] / "report.html").read_text()
+    assert "Absent classes ruled out" in page and f"<td>{100 * found.unseen_masked:.1f}%</td>" in page
+
+
 def test_the_correlation_is_the_mean_over_the_unseen_clients(runs: dict[str, Path]) -> None:
     finished = finished_run(runs["pefll"])
     found = analyse(finished, quick=True).correlation
@@ -117,7 +133,7 @@ def test_what_does_not_apply_is_named_with_the_reason(runs: dict[str, Path], tmp
     assert "does not apply: fedavg has no descriptors of clients" in shown
     assert "does not apply: fedavg sends nothing in training" in shown
     found = read_analyses(tmp_path / "mute")
-    assert found is not None and set(found.left_out) == {"map", "correlation", "same_classes", "bytes"}
+    assert found is not None and set(found.left_out) == {"map", "correlation", "same_classes", "label_mask", "bytes"}
     page = (tmp_path / "mute" / "report.html").read_text()
     assert "fedavg: no map of descriptors and rank correlation: fedavg has no descriptors of clients" in page
 
@@ -284,7 +300,7 @@ def test_an_own_method_need_not_say_whether_it_serves_clients_without_labels(tmp
     settings = {name: value for name, value in TINY.items() if name != "cohort"}
     run(f"{tmp_path / 'own.py'}:Still", out=tmp_path / "run", labeled=labeled, **settings)
     found = analyse(finished_run(tmp_path / "run"), quick=True)
-    assert set(found.left_out) == {"same_classes"} and found.map is not None
+    assert set(found.left_out) == {"same_classes", "label_mask"} and found.map is not None
     assert len(found.map.names) == (12 if labeled == 1 else 3 + round(9 * labeled))
     finished = finished_run(tmp_path / "run")
     without = finished.population.train.select(torch.arange(1)).without_labels()
