@@ -10,6 +10,7 @@ from rich.table import Table
 
 from motley.commands.options import examples, printed
 from motley.data import partitions, sources
+from motley.data.sources import Listed
 from motley.methods import METHODS
 from motley.networks import architectures
 from motley.studio import shipped
@@ -44,12 +45,16 @@ def methods(
     console.print(tomli_w.dumps({"method": name, "hyperparameters": values}), markup=False, soft_wrap=True)
 
 
+def _where(source: Listed) -> str:
+    return "yes" if source.local else "to download" if source.downloadable else "to make: its error tells how"
+
+
 def datasets() -> None:
     """List the data sets, the partitions and the models that go by a name."""
     console = printed()
     table = _table("data set", "what it is", "here?")
     for source in sources():
-        table.add_row(source.name, source.description, "yes" if source.local else "to download")
+        table.add_row(source.name, source.description, _where(source))
     console.print(table)
     table = _table("partition", "how rows are dealt out to clients")
     for name, about in partitions().items():

@@ -94,7 +94,9 @@ CheckpointEvery = Annotated[
 BlockSize = Annotated[
     int | None, typer.Option("--block", help="Clients computed at once. (default: measured)", rich_help_panel=_RUNNING)
 ]
-Threads = Annotated[int | None, typer.Option(help="Threads of PyTorch. (default: measured)", rich_help_panel=_RUNNING)]
+Threads = Annotated[
+    int | None, typer.Option(help="Threads of PyTorch. (default: its own; small samples: 1)", rich_help_panel=_RUNNING)
+]
 Out = Annotated[
     Path | None, typer.Option(help="New folder for all results. (default: runs/...)", rich_help_panel=_RUNNING)
 ]

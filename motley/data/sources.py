@@ -29,6 +29,7 @@ class Listed:
     name: str
     description: str
     local: bool  # it can be loaded with no network
+    downloadable: bool
     synthetic: bool
     options: tuple[str, ...]
 
@@ -62,6 +63,7 @@ def sources() -> list[Listed]:
             name=name,
             description=entry.description,
             local=present(*entry.files) or (name == "cifar-10" and present(*images.CIFAR_FILES)),
+            downloadable=all(file.url is not None for file in entry.files),
             synthetic=entry.synthetic,
             options=tuple(spec.options(entry.load, hidden=int(entry.seeded))),
         )

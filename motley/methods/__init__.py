@@ -119,7 +119,7 @@ METHODS: dict[str, Entry] = {
     "fedtta": Entry(
         FedTTA,
         "FedTTA",
-        "Scott, 2026, chapter 5",
+        "Ye et al., SDM 2024",
         "a common model that takes one learned step on a client's unlabeled data",
     ),
 }

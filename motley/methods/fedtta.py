@@ -1,6 +1,7 @@
 """FedTTA: a common model that adapts itself to a client's unlabeled data by one learned gradient step.
 
-The federated test-time adaptation that T1 §5.6.1 compares FLowDUP with ([YCW+24] there; hyperparameters in C.1.2).
+Ye, Chen, Wang, Li and Gao, *UPFL: unsupervised personalized federated learning towards new clients*, SDM 2024, in the
+form in which T1 §5.6.1 compares FLowDUP with it (hyperparameters in C.1.2).
 Symbols: θ the common model, φ the adaptation network, which reads a sample's logits and gives a number.
 """
 

@@ -35,7 +35,9 @@ NEVER = -1e4  # the score of a masked class: its probability is 0 in float32, an
 
 @dataclass(frozen=True)
 class PeFLL:
-    """Personalized models from a hypernetwork fed with client descriptors (T1 Alg. 7-8); defaults are the paper's.
+    """Personalized models from a hypernetwork fed with client descriptors (T1 Alg. 7-8).
+
+    The defaults are the paper's, but for ``steady`` and the bound on ``describe_rows``.
 
     A round is three exchanges: the clients describe themselves, fit the model that the server makes of the description,
     and backpropagate what the server makes of their updates. Together they are one step on the objective (4.1),
@@ -46,7 +48,7 @@ class PeFLL:
     descriptor: its length l; None: a quarter of the number of training clients. size: hidden layers of h, 1, 3 or 5.
     describe_rows: rows of the batch that φ averages in training, at most half of a client's, so that its descriptor
     differs from round to round and h does not learn it by heart; newcomer_rows: in ``personalize``; None: all rows.
-    mask_labels: a client that knows its classes gives the others a score of −∞ (T1 B.1.3).
+    mask_labels: a client gives classes that it does not have a score of −∞, in training too (T1 B.1.3: afterwards).
     steady: newcomers are served by the running mean of (η_h, η_v) over about so many rounds, because a round of a few
     clients moves them a lot; 1 is the paper's, the last round alone.
     clip: bound on the norm of the whole gradient. Regularisation is by decay, η ← (1 − 2βλ)η (Alg. 8, lines 17-18).

@@ -17,7 +17,7 @@ from motley.method import State
 from motley.model import Model
 
 Size = Literal["S", "M", "L"]
-HIDDEN_LAYERS: dict[Size, int] = {"S": 1, "M": 3, "L": 5}  # T1 B.1.5
+HIDDEN_LAYERS: dict[Size, int] = {"S": 1, "M": 3, "L": 5}  # T1 B.1.5; its Table B.3 draws one more for M
 
 Pull = Callable[[Tensor], tuple[Tensor, Tensor]]  # cotangents of θ [C, d] to gradients of (η_h, v)
 
@@ -43,7 +43,7 @@ class Head(nn.Linear):
 
 
 class Hypernetwork(nn.Module):
-    """h: R^l → R^d (T1 Table B.3): hidden layers of ``width`` with ReLU, then one linear head.
+    """h: R^l → R^d (T1 §4.4, B.1.5): hidden layers of ``width`` with ReLU, then one linear head.
 
     A linear head for each tensor of the model, as in pFedHN and ODPFL-HN, is the same function: the heads lie side by
     side in one matrix.

@@ -49,7 +49,10 @@ def _features(input_shape: Sequence[int], width: int) -> nn.Module:
 
 
 class DeepSet(nn.Module):
-    """ψ(pool φ(x)) with mean and max pooling (Zaheer et al. 2017; P2 App. C): 200 pooled units, then ψ."""
+    """ψ(pool φ(x)) with mean and max pooling (Zaheer et al. 2017; P2 App. C): 200 pooled units, then ψ.
+
+    For feature vectors P2 has three layers of 500 and pools after the first; here φ and ψ have one hidden layer of 250.
+    """
 
     def __init__(self, input_shape: Sequence[int], descriptor: int, width: int = 200) -> None:
         super().__init__()

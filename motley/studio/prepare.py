@@ -132,7 +132,7 @@ def build_method(recipe: Recipe, problem: Problem, population: Population) -> tu
     values = hyperparameters.merged(defaults, recipe.hyperparameters)
     arguments = hyperparameters.read(recipe.method, known, values, elsewhere=all_keys())
     if "cohort" in arguments and "cohort" not in recipe.hyperparameters:
-        arguments["cohort"] = _fitting(arguments["cohort"], population)
+        arguments["cohort"] = _fitting(arguments, population)
     _check_clients(recipe, arguments, population)
     build = getattr(cls, "for_problem", None)
     first = {"problem": problem} if build is not None else {"model": problem.model}
@@ -156,8 +156,8 @@ def _check_clients(recipe: Recipe, arguments: Mapping[str, Any], population: Pop
         raise UserError(f"no training client has labels, and {recipe.method} trains with them: {advice}")
     if "cohort" not in arguments:
         return
-    # flowdup asks clients without labels, too; of a method from outside nobody knows whom it asks
-    both = "labeled_share" in arguments or recipe.method not in METHODS
+    # of a method from outside nobody knows whom it asks
+    both = _asks_both(arguments) or recipe.method not in METHODS
     cohort, available = arguments["cohort"], seen if both else labeled
     if (
         isinstance(cohort, int | float)
@@ -170,10 +170,16 @@ def _check_clients(recipe: Recipe, arguments: Mapping[str, Any], population: Pop
         )
 
 
-def _fitting(cohort: Any, population: Population) -> Any:
+def _asks_both(arguments: Mapping[str, Any]) -> bool:
+    """Does the method ask clients without labels, too? FLowDUP says which share of its cohort has them."""
+    return "labeled_share" in arguments
+
+
+def _fitting(arguments: Mapping[str, Any], population: Population) -> Any:
     """A default cohort is no larger than the clients there are (one that is asked for is refused if it is)."""
-    available = int(population.labeled[population.seen].sum()) or len(population.seen)
-    return min(cohort, available) if isinstance(cohort, int) else cohort
+    labeled = 0 if _asks_both(arguments) else int(population.labeled[population.seen].sum())
+    cohort = arguments["cohort"]
+    return min(cohort, labeled or len(population.seen)) if isinstance(cohort, int) else cohort
 
 
 def describe_hyperparameters(name: str) -> dict[str, Any]:

@@ -123,12 +123,16 @@ def test_ctrl_c_ends_with_130_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPa
     monkeypatch.undo()
 
 
-def test_listings() -> None:
+def test_listings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "McMahan" in motley("methods")
     shown = motley("methods", "fedavg-finetune")
     assert "[hyperparameters.finetune]" in shown and "steps = 50" in shown
     shown = motley("datasets")
     assert "femnist" in shown and "dirichlet" in shown and "lenet" in shown
+    monkeypatch.setenv("MOTLEY_DATA", "nothing-here")
+    lines = motley("datasets").splitlines()
+    assert any("mnist" in line and "to download" in line for line in lines)
+    assert any("femnist" in line and "to make" in line for line in lines)
     assert "digits-pathological" in motley("recipes")
     assert "# " in motley("recipes", "show", "digits-pathological")
     assert "did you mean 'digits-pathological'?" in motley("recipes", "show", "digits-pathologic", code=1)

@@ -164,20 +164,21 @@ def test_unlabeled_clients_are_served_only_without_labels_in_the_embedding() -> 
     assert theta.shape == (4, problem.model.size)
 
 
-def test_a_client_that_drops_out_between_the_exchanges_is_left_out() -> None:
-    """Who describes itself but does not fit changes nothing: the round equals one without it."""
+@pytest.mark.parametrize("ask", ["describe", "fit"])
+def test_a_client_that_drops_out_between_the_exchanges_is_left_out(ask: str) -> None:
+    """Who does not describe itself, or does so but does not fit, changes nothing: the round equals one without it."""
     clients, problem = clients_of((6,)), problem_of((6,))
     method = PeFLL(
         problem, cohort=4, local=FULL_STEP, server=ServerOptimizer("sgd", lr=0.3), descriptor=3, describe_rows=None
     )
     state = method.start(0).replace(scale=torch.ones(()))
-    poisoned = clients.x.clone()
-    poisoned[int(clients.start[2])] = torch.inf  # client 2's descriptor is not finite
-    bad = Federation(replace(clients, x=poisoned), runtime=Simulator(block=4)).begin_round(1)
+    asks = iter(["describe", "fit", "backpropagate"])  # of client 2, one after the other
+    runtime = Simulator(block=4, drop=lambda client, _: client == 2 and next(asks) == ask)
+    bad = Federation(clients, runtime=runtime).begin_round(1)
     good = Federation(clients.select([0, 1, 3]), runtime=Simulator(block=3)).begin_round(1)
     expected = replace(method, cohort=3).round(state, good)
     came = method.round(state, bad)
-    assert [failure.task for failure in bad.failures] == ["PeFLL.describe"]
+    assert [failure.task for failure in bad.failures] == [f"PeFLL.{ask}"]
     torch.testing.assert_close(came.hypernet, expected.hypernet, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(came.embedding, expected.embedding, atol=1e-6, rtol=1e-5)
 

@@ -130,3 +130,11 @@ def test_shipped_recipes_are_valid_and_explained(name: str) -> None:
     plan = plan_of(read_toml(file), str(file))
     assert plan.title, "a recipe says what it is"
     assert file.read_text().startswith("#"), "a recipe explains itself in comments"
+
+
+@pytest.mark.parametrize(("method", "cohort"), [("flowdup", 100), ("fedavg-finetune", 10), ("fedtta", 11)])
+def test_a_default_cohort_fits_the_clients_that_the_method_asks(method: str, cohort: int) -> None:
+    """FLowDUP asks clients without labels, too, so its cohort is not cut to those that have some."""
+    data = {"name": "digits", "partition": "iid", "clients": 120, "unseen": 10, "labeled": 0.1}
+    prepared = prepare(checked({"method": method, "rounds": 1, "data": data}, "r.toml"))
+    assert prepared.method.cohort == cohort  # type: ignore[attr-defined]  # of 110 clients 11 have labels
