@@ -74,9 +74,9 @@ class FLowDUP:
 
     The objective (5.4) is loss + λ·‖v − ψ_r‖². Half of every batch makes v, the other half measures the loss of
     θ0 + P·v; unlabeled clients have the regulariser only. The loss is a mean over the half batch where the thesis has a
-    sum, which scales ``local.lr`` and ``penalty`` alike. The halves are every other row of a batch: random where batches
-    are shuffled (``local.epochs``), always the same with ``local.batch=None``, and overlapping where ``local.steps``
-    draws rows with replacement.
+    sum, which scales ``local.lr`` and ``penalty`` alike. The halves are every other row of a batch: random where
+    batches are shuffled (``local.epochs``), always the same with ``local.batch=None``, and overlapping where
+    ``local.steps`` draws rows with replacement.
 
     cohort: clients per round, a share ``labeled_share`` (α) of them labeled; where one kind is missing, all are of the
     other. subspace, dimension, agreed_seed: P, its k (None: 10,000, or d/2 if less) and the seed of P and θ0.
