@@ -28,7 +28,9 @@ def personalize(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="How to read the file, e.g. data.options.missing=drop."),
     ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Protect each row: noise on what is sent.")] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Protect each row: noise on what is sent. Every call costs ε.")
+    ] = None,
     delta: Annotated[
         float | None, typer.Option(help="δ that ε is stated at. (default: n^-1.1 for n rows, at most 0.01)")
     ] = None,
@@ -50,7 +52,7 @@ def personalize(
     given = {**_file_options(set_ or []), **({} if label_column is None else {"label_column": label_column})}
     finished = FinishedRun.open(run)
     newcomer = read_newcomer(finished, data, given, client=client, unlabeled=unlabeled)
-    served = serve(finished, newcomer.clients, newcomer.name, epsilon=epsilon, delta=delta)
+    served = serve(finished, newcomer.clients, newcomer.name, epsilon=epsilon, delta=delta, left_out=newcomer.left_out)
     served.notes.extend(newcomer.notes)
     with disk_errors_told(target.parent):
         if graph is not None:

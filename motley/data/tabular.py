@@ -13,7 +13,7 @@ import pandas as pd
 from motley.data.folder import reading
 from motley.data.source import Array, DataError, on_command_line
 
-Missing = Literal["error", "drop", "mean"]
+Missing = Literal["error", "drop", "mean", "keep"]
 Features = Mapping[str, Sequence[str] | None]  # a table's feature columns in order; those of text with their values
 _MOST_CATEGORIES = 50
 _LOOKS_LIKE_LABELS = {"label", "labels", "target", "targets", "class"}
@@ -28,7 +28,6 @@ class Rows:
     client: Array | None
     columns: Features | None = None  # None: no table
     empty: list[str] = field(default_factory=list)  # clients without a row
-    left_out: int = 0  # rows that lack a feature
 
 
 def read_table(
@@ -79,10 +78,11 @@ def take_apart(
     """Client, label and feature columns; text columns become one feature for each value (at most 50 values).
 
     A missing feature is an error, or its row is left out (``missing="drop"``), or it becomes the column's mean
-    (``missing="mean"``). With ``known`` the features are those of an earlier table, found by name and with its values
-    of text, and the client and label columns may be absent.
+    (``missing="mean"``), or NaN (``missing="keep"``, for a caller that deals with it). With ``known`` the features are
+    those of an earlier table, found by name and with its values of text, and the client and label columns may be
+    absent.
     """
-    if missing not in ("error", "drop", "mean"):
+    if missing not in ("error", "drop", "mean", "keep"):
         raise DataError(f"{name}: missing must be 'error', 'drop' or 'mean', got {missing!r}")
     if len(frame) == 0:
         raise DataError(f"{name}: the table has no rows")
@@ -101,7 +101,6 @@ def take_apart(
                 )
     if not features:
         raise DataError(f"{name}: there is no feature column beside {', '.join(frame.columns)}")
-    rows = len(frame)
     if missing == "drop":
         frame = frame.dropna(subset=features)
         if len(frame) == 0:
@@ -112,7 +111,7 @@ def take_apart(
         values, columns[str(column)] = _encode(frame[column], name, missing, known)
         pieces.append(values)
     x = np.concatenate(pieces, axis=1, dtype=np.float32) if len(pieces) > 1 else pieces[0]
-    return Rows(x, _raw(frame, label), _client_ids(frame, ids), columns, left_out=rows - len(frame))
+    return Rows(x, _raw(frame, label), _client_ids(frame, ids), columns)
 
 
 def _check_columns(features: Sequence[str], known: Features, name: str) -> None:
@@ -155,7 +154,7 @@ def _encode(
         if np.isinf(numbers).any():
             row = int(np.argmax(np.isinf(numbers))) + 1
             raise DataError(f"{name}: the column {title!r} holds an infinite number, the first in data row {row}")
-        if absent.any():
+        if absent.any() and missing == "mean":
             if absent.all():
                 raise DataError(f"{name}: the column {title!r} is empty; remove it")
             numbers = np.where(absent, numbers[~absent].mean(), numbers)
@@ -170,24 +169,26 @@ def _encode(
         raise DataError(
             f"{name}: the column {title!r} should hold numbers, but data row {row + 1} holds {text.iloc[row]!r}"
         )
-    if absent.any():
+    if absent.all() or (absent.any() and missing != "keep"):
         raise DataError(f"{name}: the text column {title!r} lacks values, and text has no mean; fill them in")
     if values is None:
-        values = [str(value) for value in np.unique(text.to_numpy(dtype=str))]
+        values = [str(value) for value in np.unique(text[~absent].to_numpy(dtype=str))]
     if len(values) > _MOST_CATEGORIES:
         raise DataError(
             f"{name}: the column {title!r} holds text with {len(values)} different values, e.g. {values[0]!r}; "
             f"at most {_MOST_CATEGORIES} become features of their own: remove the column or turn it into numbers"
         )
     codes = pd.Index(values).get_indexer(pd.Index(text))
-    if (codes < 0).any():
-        row = int(np.argmax(codes < 0))
+    strange = (codes < 0) & ~absent
+    if strange.any():
+        row = int(np.argmax(strange))
         raise DataError(
             f"{name}: the column {title!r} holds {text.iloc[row]!r} in data row {row + 1}, which was not in training; "
             f"the values there are {', '.join(values)}"
         )
     one_hot = np.zeros((len(codes), len(values)), dtype=np.float32)
     one_hot[np.arange(len(codes)), codes] = 1
+    one_hot[absent] = np.nan
     return one_hot, values
 
 

@@ -15,15 +15,15 @@ def check_epsilon(epsilon: float, name: str = "epsilon") -> None:
 
 
 def check_delta(delta: float, population: int | None = None) -> None:
-    """δ must be inside (0, 1), and at most 1/n if the number n of protected units is known."""
+    """δ must be inside (0, 1), and below 1/n if the number n of protected units is known."""
     if not 0 < delta < 1:
         raise ValueError(
             f"delta must be above 0 and below 1, got {delta}; take well below 1 / number of clients, e.g. 1e-5"
         )
-    if population is not None and delta > 1 / population:
+    if population is not None and delta >= 1 / population:
         raise ValueError(
-            f"delta must be at most 1/n = {1 / population:.3g} for n = {population}, got {delta}; more would allow "
-            f"to publish somebody's data as it is; take about {1 / population**1.1:.1e}"
+            f"delta must be below 1/n = {1 / population:.3g} for n = {population}, got {delta}; 1/n would allow to "
+            f"publish somebody's data as it is; take about {1 / population**1.1:.1e}"
         )
 
 

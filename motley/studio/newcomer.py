@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from motley.client import Clients
 from motley.data.population import Population
 from motley.data.sources import CATALOG
-from motley.federation import Federation
+from motley.federation import Federation, QuorumError
 from motley.method import Method, State
 from motley.methods import METHODS
 from motley.methods.odpfl import ODPFL, SENSITIVITY
@@ -24,6 +25,8 @@ from motley.privacy import Ledger
 from motley.privacy.checks import check_epsilon
 from motley.privacy.sampling import Local
 from motley.privacy.system import SystemDraws
+from motley.runtime.request import Batch, Request
+from motley.runtime.simulate import Simulator
 from motley.studio import checkpoint, folder
 from motley.studio.analyses import Newcomers, accuracy_by_size_and_epsilon
 from motley.studio.errors import UserError
@@ -137,8 +140,7 @@ class Served:
 
     def predict(self, clients: Clients) -> list[str]:
         """A class name (or a number, for real targets) for each of the newcomer's rows."""
-        block = clients.block(torch.arange(1))
-        outputs = self.run.method.model(self.theta, block.x[0])
+        outputs = _answers(self.run, self.theta, clients)
         names = self.run.population.class_names
         if self.run.population.classes is None:
             return [f"{value:g}" for value in outputs.reshape(len(outputs)).tolist()]
@@ -167,57 +169,91 @@ def onnx_is_there() -> bool:
 
 
 def newcomer_delta(run: FinishedRun, samples: int, delta: float | None) -> float:
-    """δ for each of a newcomer's rows: as asked, or the run's, or n^-1.1; never above 1/n for its n rows."""
+    """δ for each of a newcomer's n rows: as asked, if below 1/n; else n^-1.1, at most 0.01 and at most the run's."""
     method = run.method
     usual: float = min(0.01, 1 / samples**1.1)
     if delta is None and isinstance(method, ODPFL) and method.newcomer_epsilon is not None:
-        return min(method.newcomer_delta, 1 / samples)
+        return min(method.newcomer_delta, usual)
     if delta is None:
         return usual
-    if not 0 < delta < 1 or delta > 1 / samples:
+    if not 0 < delta < 1 / samples:
         raise UserError(
-            f"--delta {delta:g}: expected a number above 0 and at most 1/n = {1 / samples:.3g} for the newcomer's "
-            f"n = {samples} rows, because more would allow to publish a row as it is; leave it out, or take about "
+            f"--delta {delta:g}: expected a number above 0 and below 1/n = {1 / samples:.3g} for the newcomer's "
+            f"n = {samples} rows, because 1/n would allow to publish a row as it is; leave it out, or take about "
             f"{usual:.1e}"
         )
     return delta
 
 
+@dataclass
+class _Listener(Simulator):
+    """Remembers the descriptor that a newcomer sends."""
+
+    descriptor: Tensor | None = field(default=None, init=False)
+
+    def deliver(self, request: Request) -> Iterator[Batch]:
+        for batch in super().deliver(request):
+            for arrays in batch.arrays:
+                self.descriptor = arrays.get("descriptor", self.descriptor)
+            yield batch
+
+
 def serve(
-    run: FinishedRun, newcomer: Clients, name: str, *, epsilon: float | None = None, delta: float | None = None
+    run: FinishedRun,
+    newcomer: Clients,
+    name: str,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    left_out: int = 0,
 ) -> Served:
     """A model for one newcomer (T1 Alg. 7, P2 §4 and §7). Nothing of the run changes.
 
     ``epsilon`` protects each of its rows; a run that was trained with ``newcomer_epsilon`` protects them anyway. The
     noise is the operating system's: seeded noise would protect a newcomer from nobody who knows the run's seed.
+    ``left_out``: how many of its rows lack a value; the number n that the noise is made for must not depend on that.
     """
     method, samples = run.method, int(newcomer.size[0])
     delta = newcomer_delta(run, samples, delta)
     if epsilon is None and isinstance(method, ODPFL):
         epsilon = method.newcomer_epsilon
+    if epsilon is not None:
+        try:
+            check_epsilon(epsilon, "--epsilon")
+        except ValueError as error:
+            raise UserError(str(error)) from error
     if not bool(newcomer.labeled.all()) and not serves_unlabeled(method):
-        able = ", ".join(key for key in ("pefll-unlabeled", "odpfl", "pfl-nearest", "fedavg") if key in METHODS)
         raise UserError(
             f"{run.prepared.recipe.method} cannot personalize for a client without labels; give labels, or train with "
-            f"a method that needs none: {able}"
+            f"a method that needs none: {', '.join(_need_no_labels())}"
         )
-    federation = Federation(newcomer, run.prepared.recipe.seed, serving=True)
-    ledger, notes = federation.ledger, list(run.notes)
-    descriptor: Tensor | None = None
-    if epsilon is not None:
-        private = _protecting(run, epsilon, delta)
+    listener = _Listener()
+    federation = Federation(newcomer, run.prepared.recipe.seed, listener, serving=True)
+    plain = replace(method, newcomer_epsilon=None) if isinstance(method, ODPFL) else method
+    try:
+        theta = plain.personalize(run.state, federation.everyone())
+    except QuorumError as error:
+        if any("not finite" not in failure.reason for failure in error.failures):
+            raise
+        raise _overflow(run, newcomer) from error
+    ledger, notes, descriptor = federation.ledger, list(run.notes), listener.descriptor
+    if epsilon is not None and federation.traffic.up:
+        private = _protecting(run, epsilon, delta, left_out)
         noise = private.noise
-        assert noise is not None
-        exact = replace(private, newcomer_epsilon=None).descriptors(run.state, federation.everyone())
-        descriptor = noise.add(exact, SENSITIVITY / samples, SystemDraws())
+        assert noise is not None and descriptor is not None
+        descriptor = noise.add(descriptor, SENSITIVITY / samples, SystemDraws())
         ledger = Ledger()  # what leaves the client is the noisy descriptor alone
         ledger.record(noise.event(), unit="point", sampling=Local(), newcomers=[name])
         theta = private.models(run.state, descriptor)
-        notes += _expectation(run, private, samples, epsilon)
-    else:
-        theta = method.personalize(run.state, federation.everyone())
-        if hasattr(method, "descriptors") and hasattr(method, "introduce"):
-            descriptor = method.descriptors(run.state, federation.aside().everyone())
+        notes.append("ε is for this call alone: each further call on the same rows costs as much again; none is stored")
+        notes.append(_noise_told(noise.std(SENSITIVITY / samples)))
+        notes.append(_expectation(run, private, samples, epsilon))
+    elif epsilon is not None:
+        notes.append(
+            f"--epsilon {epsilon:g}: with {run.prepared.recipe.method} nothing is sent, so ε = 0 without noise"
+        )
+    if not bool(_answers(run, theta[0], newcomer).isfinite().all()):
+        raise _overflow(run, newcomer)
     received = dict(federation.traffic.down)
     if not any(row["note"] == "simulation only" for row in federation.transcript.rows()):
         # the server made the model; else the client did, of what it received
@@ -237,27 +273,66 @@ def serve(
     )
 
 
-def _protecting(run: FinishedRun, epsilon: float, delta: float) -> ODPFL:
+def _need_no_labels() -> list[str]:
+    """The methods that serve clients without labels, by what their classes say of their defaults."""
+    able = []
+    for name, entry in METHODS.items():
+        bare: Method = object.__new__(entry.make)  # asked about its settings alone: no network is built
+        vars(bare).update(entry.defaults)
+        if serves_unlabeled(bare):
+            able.append(name)
+    return able
+
+
+def _answers(run: FinishedRun, theta: Tensor, clients: Clients) -> Tensor:
+    """What a model says to each row of the only client."""
+    x = clients.block(torch.arange(1)).x[0]
+    return torch.cat([run.method.model(theta.detach(), x[i : i + 1024]) for i in range(0, len(x), 1024)])
+
+
+def _overflow(run: FinishedRun, newcomer: Clients) -> UserError:
+    came, trained = (max(-float(x.min()), float(x.max())) for x in (newcomer.x, run.population.train.x))
+    return UserError(
+        f"the network overflows on the newcomer's rows: its numbers become infinite or NaN. The rows hold values up to "
+        f"{came:g} in size, the run's data up to {trained:g}: give them on the same scale as in training. If they are, "
+        "training at the newcomer diverged: train the run with a smaller learning rate"
+    )
+
+
+def _protecting(run: FinishedRun, epsilon: float, delta: float, left_out: int) -> ODPFL:
     """The run's method with noise on a newcomer's descriptor."""
-    try:
-        check_epsilon(epsilon, "--epsilon")
-    except ValueError as error:
-        raise UserError(str(error)) from error
     method = run.method
     if not isinstance(method, ODPFL) or method.encoder != "sphere" or method.rows is not None:
         raise UserError(
             f"--epsilon needs descriptors whose sensitivity is known; {run.prepared.recipe.method} of this run has "
             "none. Train with: motley run odpfl --set encoder=sphere"
         )
+    if left_out:
+        raise UserError(
+            f"ε = {epsilon:g} is promised for a number of rows that does not depend on what they hold, but "
+            f"{counted(left_out, 'row')} would be left out for lack of a value. Fill them in, or remove them from the "
+            "file; numbers are filled by the run's means with --set data.options.missing=mean, and labels are not "
+            "needed with --unlabeled"
+        )
     return replace(method, newcomer_epsilon=epsilon, newcomer_delta=delta)
 
 
-def _expectation(run: FinishedRun, method: ODPFL, samples: int, epsilon: float) -> list[str]:
+def _noise_told(std: float) -> str:
+    """How large the noise is, beside a descriptor in the unit ball."""
+    told = f"the noise on each number of the descriptor has standard deviation {std:.3g}, and the descriptor is at most"
+    if std <= 1:
+        return f"{told} 1 long"
+    return f"{told} 1 long: hardly anything of the data is left in it. Give more samples, or a larger ε"
+
+
+def _expectation(run: FinishedRun, method: ODPFL, samples: int, epsilon: float) -> str:
     """What unseen clients of the run score with no more samples and the same ε, measured now (P2 Fig. 5)."""
-    newcomers = Newcomers.unseen(run.population)
-    tested = newcomers.train.size[newcomers.test.size > 0].clamp(max=samples)
-    if len(tested) == 0:
-        return []
+    whole = run.population
+    able = whole.test.labeled & (whole.test.size > 0) & (whole.train.size > 0)
+    newcomers = Newcomers.unseen(replace(whole, unseen=whole.unseen[able[whole.unseen]]))
+    if len(newcomers) == 0:
+        return "the run has no unseen clients with labels to test, so nobody knows what accuracy to expect at this ε"
+    tested = newcomers.train.size.clamp(max=samples)
     federation = run.prepared.federation()
     curves = accuracy_by_size_and_epsilon(method, run.state, federation, newcomers, [samples], [epsilon, None])
     noisy, exact = curves[epsilon][0].mean, curves[None][0].mean
@@ -265,14 +340,14 @@ def _expectation(run: FinishedRun, method: ODPFL, samples: int, epsilon: float) 
     size = counted(high, "sample") if low == high else f"{low} to {high} samples"
     told = f"the unseen clients of this run, with {size} each, score {noisy:.3f} at ε = {epsilon:g}"
     if exact - noisy <= NOTICEABLE:
-        return [f"{told}, and {exact:.3f} without noise"]
+        return f"{told}, and {exact:.3f} without noise"
     verdict = f"{size} are too few for this ε"
     if samples > high:
         verdict += f" (you have {samples})"
-    return [
+    return (
         f"{told}, but {exact:.3f} without noise: {verdict}. The noise falls as 1/samples: give more samples, or a "
         "larger ε"
-    ]
+    )
 
 
 def counted(number: int, what: str) -> str:

@@ -17,6 +17,7 @@ from motley.data.arrays import Task, array_source
 from motley.data.files import read_rows
 from motley.data.population import Population
 from motley.data.source import Array
+from motley.data.tabular import Features
 from motley.studio.errors import UserError
 from motley.studio.newcomer import FinishedRun, counted
 
@@ -30,6 +31,7 @@ class Newcomer:
     name: str
     clients: Clients  # of length 1
     notes: list[str]
+    left_out: int = 0  # how many of its rows lack a value
 
 
 def read_newcomer(
@@ -43,6 +45,8 @@ def read_newcomer(
     """A file's rows as one client that fits the run, or an error that says where they do not.
 
     ``options`` are laid over those that the run's own file was read with. ``client`` chooses one of several clients.
+    With ``missing="mean"`` a missing number becomes the mean of the run's training rows, never one of the newcomer's
+    own: then a row changes no other row, and the sensitivity of a private descriptor stays 2/n (P2 Lemma 2).
     """
     population, given = run.population, dict(options or {})
     for key in given:
@@ -51,7 +55,9 @@ def read_newcomer(
     if not file.exists():
         raise UserError(f"there is no file or folder {file}")
     how = {**run.file_options, **given}
-    partial_labels = how.pop("partial_labels", "error")
+    partial_labels, missing = how.pop("partial_labels", "error"), how.get("missing")
+    if missing in ("drop", "mean"):
+        how["missing"] = "keep"  # it is about the newcomer's rows alone, which are chosen below
     if file.is_dir():
         how.pop("client_column", None)  # a folder's files are its clients
     rows = read_rows(file, known=population.columns, **how)
@@ -60,17 +66,28 @@ def read_newcomer(
     if rows.x.ndim and len(rows.x) == 0:
         raise UserError(f"{file} has no rows")
     whole = array_source(rows.x, None, rows.client, name=file.name, kind=population.kind)
-    keep = _chosen(file, whole.client, whole.client_names, client)
-    x, y = whole.x[keep], None
+    _check_shape(file, whole.x, population)
+    own = _chosen(file, len(whole.x), whole.client, whole.client_names, client)
+    keep, x = own, whole.x[own]
+    notes: list[str] = []
+    if rows.columns is not None and missing == "drop":
+        keep = own[~np.isnan(x).any(1)]
+        x = whole.x[keep]
+        if len(keep) == 0:
+            raise UserError(f"{file}: every row lacks a feature, so missing='drop' leaves nothing; fill some in")
+    elif rows.columns is not None and missing == "mean" and np.isnan(x).any():
+        notes.append(f"filled in by the means of the run's training rows: {counted(int(np.isnan(x).sum()), 'value')}")
+        x = _filled(file, x, rows.columns, population)
+    y = None
     if rows.y is not None and population.has_labels and not unlabeled:
         if rows.y.size != len(whole.x):
             raise UserError(f"{file}: {len(whole.x)} rows of x but {rows.y.size} labels; give one for each row")
         y = rows.y.reshape(-1)[keep]
-        y = y if population.classes is None else _codes(file, y, population, run.named_data)
+        y = y if population.classes is None else _codes(file, y, keep, population, run.named_data)
         y = None if y.dtype.kind == "f" and np.isnan(y).all() else y  # a column of labels that is left empty
     task: Task = "regression" if population.classes is None else "classification"
     source = array_source(
-        x,
+        _inputs(file, x, keep, population),
         y,
         name=file.name,
         kind=population.kind,
@@ -78,29 +95,29 @@ def read_newcomer(
         task=task,
         partial_labels=partial_labels,
     )
-    inputs = _inputs(file, source.x, population)
     one = Clients.from_sizes(
-        inputs,
+        torch.from_numpy(source.x),
         None if source.y is None else torch.from_numpy(source.y),
-        torch.tensor([len(inputs)]),
+        torch.tensor([len(source.x)]),
         shift=population.train.shift,
         scale=population.train.scale,
     )
     one = replace(one, ids=one.ids + len(population))  # nobody's id: it is taken for no training client
-    notes = _by_position(population.columns, rows.columns) if population.kind == "features" else []
-    left_out = rows.left_out + len(x) - len(inputs)
+    if population.kind == "features":
+        notes += _by_position(population.columns, rows.columns)
+    left_out = len(own) - len(one.x)
     if left_out:
         them = "it" if left_out == 1 else "them"
         notes.append(f"left out for lack of a value: {counted(left_out, 'row')}; no prediction is made for {them}")
-    return Newcomer(client or file.name, one, notes + _far_away(inputs, population))
+    return Newcomer(client or file.name, one, notes + _far_away(one.x, population), left_out)
 
 
-def _chosen(file: Path, owner: Array | None, names: Sequence[str] | None, client: str | None) -> Array | slice:
+def _chosen(file: Path, rows: int, owner: Array | None, names: Sequence[str] | None, client: str | None) -> Array:
     """Which rows are the newcomer's."""
     if owner is None:
         if client is not None:
             raise UserError(f"{file} does not say whose a row is, so --client {client} cannot be found; leave it out")
-        return slice(None)
+        return np.arange(rows)
     known = [str(number) for number in range(int(owner.max()) + 1)] if names is None else list(names)
     if client is None and len(known) > 1:
         raise UserError(
@@ -109,10 +126,22 @@ def _chosen(file: Path, owner: Array | None, names: Sequence[str] | None, client
         )
     if client is not None and client not in known:
         raise UserError(f"{file} has no client {client!r}; there are {_shown(known, 10)}")
-    return np.asarray(owner == (0 if client is None else known.index(client)))
+    return np.flatnonzero(owner == (0 if client is None else known.index(client)))
 
 
-def _codes(file: Path, y: Array, population: Population, named_data: bool) -> Array:
+def _filled(file: Path, x: Array, columns: Features, population: Population) -> Array:
+    """A table's missing numbers filled in by the means over the training rows of the run's training clients."""
+    first = 0
+    for column, values in columns.items():
+        if values is not None and np.isnan(x[:, first]).any():
+            raise UserError(f"{file}: the text column {column!r} lacks values, and text has no mean; fill them in")
+        first += 1 if values is None else len(values)
+    seen = population.train.select(population.seen)
+    trained = torch.cat([seen.rows(i)[0] for i in range(len(seen))]).to(torch.float64)
+    return np.where(np.isnan(x), trained.mean(0).numpy(), x)
+
+
+def _codes(file: Path, y: Array, rows: Array, population: Population, named_data: bool) -> Array:
     """Labels as the run's own numbers of classes, found by name; NaN where one is missing.
 
     The classes of a data set that comes with Motley, such as CIFAR-10's, are known by their published numbers too.
@@ -124,7 +153,7 @@ def _codes(file: Path, y: Array, population: Population, named_data: bool) -> Ar
         place |= {number: float(i) for i, number in enumerate(numbers)}
     place |= {name: float(i) for i, name in enumerate(known)}
     words = [_word(value) for value in y.tolist()]
-    for row, word in enumerate(words):
+    for row, word in zip(rows, words, strict=True):
         if word not in place:
             raise UserError(
                 f"{file}: the class {word!r} was not in training (data row {row + 1}); the run knows "
@@ -140,15 +169,24 @@ def _word(label: Any) -> str:
     return label.decode() if isinstance(label, bytes) else str(label)
 
 
-def _inputs(file: Path, x: Array, population: Population) -> Tensor:
-    """The inputs in the type of the run's data; refused where they cannot be meant."""
-    trained = population.train.x
+def _check_shape(file: Path, x: Array, population: Population) -> None:
     if tuple(x.shape[1:]) != population.input_shape:
         raise UserError(
             f"{file}: a sample has shape {tuple(x.shape[1:])}, but the run was trained on {population.kind} of shape "
             f"{population.input_shape}"
         )
+
+
+def _inputs(file: Path, x: Array, rows: Array, population: Population) -> Array:
+    """The inputs in the type of the run's data; refused where they cannot be meant. ``rows``: where they are in it."""
+    trained = population.train.x
     wanted = trained.numpy().dtype
+    with np.errstate(over="ignore", invalid="ignore"):  # found just below
+        inputs = np.ascontiguousarray(x, dtype=wanted)
+    finite = np.isfinite(inputs if wanted.kind == "f" else x).reshape(len(x), -1).all(1)
+    if not finite.all():
+        row = rows[np.argmin(finite)] + 1
+        raise UserError(f"{file}: data row {row} holds NaN, infinity or a number too large for float32; fill it in")
     if wanted.kind in "ui" and not (x.dtype == wanted == np.uint8):
         low, high = int(trained.min()), int(trained.max())
         if not ((x == np.rint(x)).all() and x.min() >= low and x.max() <= high):
@@ -156,12 +194,7 @@ def _inputs(file: Path, x: Array, population: Population) -> Tensor:
                 f"{file}: the run's data are whole numbers from {low} to {high} ({wanted}), but x holds {x.dtype} "
                 f"from {x.min():g} to {x.max():g}; give the values on the same scale as in training"
             )
-    with np.errstate(over="ignore", invalid="ignore"):  # found just below
-        inputs = np.ascontiguousarray(x, dtype=wanted)
-    if wanted.kind == "f" and not np.isfinite(inputs).all():
-        row = int(np.flatnonzero(~np.isfinite(inputs.reshape(len(x), -1)).all(1))[0])
-        raise UserError(f"{file}: data row {row + 1} holds NaN, infinity or a number too large for float32; fill it in")
-    return torch.from_numpy(inputs)
+    return inputs
 
 
 def _by_position(trained: Mapping[str, Sequence[str] | None] | None, came: Mapping[str, Any] | None) -> list[str]:

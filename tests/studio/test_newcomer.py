@@ -16,13 +16,17 @@ from typer.testing import CliRunner
 from motley.cli import app
 from motley.commands import personalize
 from motley.data import load
+from motley.methods import METHODS
 from motley.privacy import Gaussian
 from motley.release import Each
 from motley.studio.errors import UserError
+from motley.studio.measure import serves_unlabeled
 from motley.studio.newcomer import FinishedRun, Served, newcomer_delta, serve
 from motley.studio.newcomer_file import read_newcomer
+from motley.studio.prepare import prepare
 from motley.studio.recipe import checked
 from motley.studio.run import execute
+from motley.studio.settings import plan_for
 
 SMALL = {"cohort": 4, "descriptor": 4, "local": {"steps": 2}}
 DATA = {"name": "digits", "partition": "pathological:2", "clients": 12, "unseen": 0.25}
@@ -124,6 +128,7 @@ def test_epsilon_is_paid_by_the_newcomer_and_told(
     file = newcomer(tmp_path, x=rows[0])
     output = str(run_command(runs["odpfl"], "--data", file, "--unlabeled", "--epsilon", "0.5", "--delta", "0.01"))
     assert "ε = 0.5 at δ = 0.01" in output and "unseen clients of this run" in output
+    assert "each further call on the same rows costs as much again" in " ".join(output.split())
     run = FinishedRun.open(runs["odpfl"])
     clients = read_newcomer(run, file, unlabeled=True).clients
     first = serve(run, clients, "mine", epsilon=0.5)
@@ -141,15 +146,20 @@ def test_a_run_that_protects_newcomers_does_so_with_noise_that_nobody_can_repeat
     first, second = serve(run, clients, "mine"), serve(run, clients, "mine")
     assert first.descriptor is not None and second.descriptor is not None
     assert not torch.equal(first.descriptor, second.descriptor) and not torch.equal(first.theta, second.theta)
-    assert first.epsilon == pytest.approx(0.5, rel=1e-3) and first.delta == 0.02
+    assert first.epsilon == pytest.approx(0.5, rel=1e-3) and first.delta == 0.01
+    assert newcomer_delta(run, 100, None) == pytest.approx(100**-1.1)  # not 1/100, which protects nothing
 
 
 def test_without_labels_a_method_that_needs_them_says_so(
     runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path
 ) -> None:
     file = newcomer(tmp_path, x=rows[0])
-    with pytest.raises(UserError, match="cannot personalize for a client without labels"):
+    with pytest.raises(UserError, match="cannot personalize for a client without labels") as told:
         run_command(runs["pefll"], "--data", file)
+    settings = {"data": "digits", "partition": "iid", "clients": 12, "model": "logistic"}
+    methods = {name: prepare(plan_for([name], settings).runs[0][1]).method for name in METHODS}
+    able = ", ".join(name for name, method in methods.items() if serves_unlabeled(method))
+    assert str(told.value).endswith(f"a method that needs none: {able}")
     with pytest.raises(UserError, match="encoder=sphere"):
         run_command(runs["pefll"], "--data", newcomer(tmp_path, x=rows[0], y=rows[1]), "--epsilon", "1")
 
@@ -180,6 +190,17 @@ def test_one_class_and_named_classes_are_understood(
     words = np.array([str(v) for v in rows[1]])
     named = read_newcomer(run, newcomer(tmp_path, x=rows[0], y=words)).clients
     assert named.y is not None and named.y.tolist() == rows[1].tolist()
+
+
+@pytest.mark.parametrize(("method", "rows_at_once"), [("pefll", {"newcomer_rows": 3}), ("odpfl", {"rows": 7})])
+def test_the_descriptor_that_is_told_is_the_one_that_made_the_model(
+    method: str, rows_at_once: dict[str, int], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    run = FinishedRun.open(trained(tmp_path, method, **rows_at_once))  # which rows, or parts, is drawn at random
+    served = serve(run, read_newcomer(run, newcomer(tmp_path, x=rows[0], y=rows[1])).clients, "mine")
+    assert served.descriptor is not None
+    made = run.method.models(run.state, served.descriptor[None])[0]  # type: ignore[attr-defined]
+    torch.testing.assert_close(made, served.theta)
 
 
 def test_an_untrained_folder_is_refused(tmp_path: Path) -> None:
@@ -269,9 +290,9 @@ def test_help_shows_what_is_in_brackets() -> None:
 def test_delta_is_about_rows(runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
     run = FinishedRun.open(runs["odpfl"])
     assert newcomer_delta(run, 50, None) == 0.01 and newcomer_delta(run, 2400, None) == pytest.approx(2400**-1.1)
-    assert newcomer_delta(run, 1, None) == 0.01 and newcomer_delta(run, 50, 0.02) == 0.02
-    for wrong in ("0", "0.021", "1", "nan"):
-        with pytest.raises(UserError, match=r"at most 1/n = 0.02 for the newcomer's n = 50 rows"):
+    assert newcomer_delta(run, 1, None) == 0.01 and newcomer_delta(run, 50, 0.019) == 0.019
+    for wrong in ("0", "0.02", "1", "nan"):
+        with pytest.raises(UserError, match=r"below 1/n = 0.02 for the newcomer's n = 50 rows"):
             run_command(
                 runs["odpfl"], "--data", newcomer(tmp_path, x=rows[0]), "--unlabeled", "--epsilon", 1, "--delta", wrong
             )
@@ -293,10 +314,10 @@ def test_the_expectation_says_how_many_samples_those_clients_had(
     run = FinishedRun.open(runs["odpfl"])
     sizes = run.population.train.size[run.population.unseen].tolist()
     many = read_newcomer(run, newcomer(tmp_path, x=np.tile(rows[0], (50, 1, 1, 1)))).clients
-    (note,) = serve(run, many, "mine", epsilon=1000.0).notes
+    note = serve(run, many, "mine", epsilon=1000.0).notes[-1]
     assert f"the unseen clients of this run, with {min(sizes)} to {max(sizes)} samples each, score" in note
     few = read_newcomer(run, newcomer(tmp_path, x=rows[0][:1])).clients
-    (note,) = serve(run, few, "mine", epsilon=1000.0).notes
+    note = serve(run, few, "mine", epsilon=1000.0).notes[-1]
     assert "with 1 sample each" in note
     output = str(run_command(runs["odpfl"], "--data", newcomer(tmp_path, x=rows[0][:1])))
     assert output.splitlines()[0].strip() == "mine.npz: 1 sample"

@@ -125,6 +125,35 @@ def test_a_missing_value_and_the_advice_about_it(shops: FinishedRun, tmp_path: P
         read_newcomer(shops, written(tmp_path, sales(1, 7).drop(columns="returned")), {"label_column": "gone"})
 
 
+def test_a_missing_number_becomes_the_mean_of_the_runs_training_rows(shops: FinishedRun, tmp_path: Path) -> None:
+    seen = shops.population.train.select(shops.population.seen)
+    expected = float(torch.cat([seen.rows(i)[0] for i in range(len(seen))])[:, 0].mean())
+    for others in (40.0, 60.0):  # neither the newcomer's own rows nor those of others matter
+        mine = sales(2, 7)
+        mine.loc[1:, "price"] = others
+        mine.loc[0, "price"] = np.nan
+        came = read_newcomer(shops, written(tmp_path, mine), {"missing": "mean"}, client="s00")
+        assert float(came.clients.x[0, 0]) == pytest.approx(expected, rel=1e-5) and came.left_out == 0
+        assert came.notes == ["filled in by the means of the run's training rows: 1 value"]
+        assert came.clients.x[1:, 0].tolist() == [others] * 11
+    mine = sales(1, 7).assign(colour=[*["red"] * 11, np.nan])
+    with pytest.raises(UserError, match="the text column 'colour' lacks values, and text has no mean; fill them in"):
+        read_newcomer(shops, written(tmp_path, mine), {"missing": "mean"})
+
+
+def test_rows_are_left_out_and_counted_of_the_newcomer_alone(shops: FinishedRun, tmp_path: Path) -> None:
+    mine = sales(2, 7)
+    mine.loc[[1, 2, 3, 5], "price"] = np.nan  # the rows of s01 are the odd ones
+    mine.loc[4, "colour"] = np.nan
+    came = read_newcomer(shops, written(tmp_path, mine), {"missing": "drop"}, client="s00")
+    assert came.left_out == 2 and came.notes[0].startswith("left out for lack of a value: 2 rows;")
+    expected = mine[mine["shop"] == "s00"].dropna()
+    np.testing.assert_allclose(came.clients.x[:, 0], expected["price"], rtol=1e-6)
+    assert came.clients.y is not None and came.clients.y.tolist() == (expected["returned"] == "yes").tolist()
+    with pytest.raises(UserError, match="every row lacks a feature, so missing='drop' leaves nothing"):
+        read_newcomer(shops, written(tmp_path, mine.assign(price=np.nan)), {"missing": "drop"}, client="s00")
+
+
 def test_where_names_cannot_be_compared_it_is_noted(shops: FinishedRun, tmp_path: Path) -> None:
     x = read_newcomer(shops, written(tmp_path, sales(1, 7))).clients.x.numpy()
     assert read_newcomer(shops, archive(tmp_path, x=x)).notes == [
@@ -157,7 +186,7 @@ def test_classes_of_a_known_data_set_have_numbers_too() -> None:
     population = replace(load("digits", clients=3), class_names=["airplane", "frog", "1"], classes=3)
 
     def codes(labels: list[Any], named_data: bool) -> list[float]:
-        return list(_codes(Path("f"), np.array(labels, object), population, named_data))
+        return list(_codes(Path("f"), np.array(labels, object), np.arange(len(labels)), population, named_data))
 
     assert codes([0, 2, "frog", "1"], named_data=True) == [0, 2, 1, 2]  # a name goes before a number
     with pytest.raises(UserError, match="the class '0' was not in training"):
@@ -186,6 +215,11 @@ def test_whole_numbers_in_the_range_of_training_are_bytes_whatever_their_type(
     for wrong in (images / 16, images * 16.0, (images * 16).astype(np.int64)):
         with pytest.raises(UserError, match=r"whole numbers from 0 to 16 \(uint8\), but x holds .* on the same scale"):
             read_newcomer(digits, archive(tmp_path, x=wrong))
+    for wrong in (np.nan, np.inf):
+        images[3, 0, 0] = wrong
+        for whose, client in (({}, None), ({"client": np.arange(20) % 2}, "1")):  # the row is that of the file
+            with pytest.raises(UserError, match="data row 4 holds NaN, infinity or"):
+                read_newcomer(digits, archive(tmp_path, x=images, **whose), client=client)
 
 
 def test_values_far_outside_the_training_range_are_noted(
@@ -209,6 +243,16 @@ def test_a_number_that_is_not_finite_is_named_by_its_data_row(tmp_path: Path) ->
         x[3, 1] = wrong
         with pytest.raises(UserError, match="data row 4 holds NaN, infinity or a number too large"):
             read_newcomer(run, archive(tmp_path, x=x))
+
+
+@pytest.mark.parametrize("method", ["pefll", "odpfl", "pfl-nearest", "fedavg-finetune", "fedavg"])
+def test_rows_on_which_the_network_overflows_are_told(method: str, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    np.savez(tmp_path / "all.npz", x=x, y=np.arange(40) % 2, client=np.arange(40) // 8)
+    run = trained(tmp_path, tmp_path / "all.npz", method, rounds=1)
+    came = read_newcomer(run, archive(tmp_path, x=3e38 * np.sign(x), y=np.arange(40) % 2)).clients
+    with pytest.raises(UserError, match=r"network overflows .*up to 3e\+38 in size, the run's data up to \d"):
+        serve(run, came, "mine")
 
 
 def test_targets_that_are_numbers_and_labels_in_part(tmp_path: Path) -> None:
@@ -244,6 +288,7 @@ def test_a_folder_is_a_newcomer_if_it_holds_one_client(tmp_path: Path) -> None:
         ("fedtta", {"theta", "phi"}),
         ("local", {"start"}),
         ("fedavg", {"theta"}),
+        ("ld-fedavg", {"theta"}),
     ],
 )
 def test_what_stays_at_the_client_is_not_sent_and_a_model_is_received_once(
@@ -256,6 +301,9 @@ def test_what_stays_at_the_client_is_not_sent_and_a_model_is_received_once(
     assert set(served.received) == received
     if "theta" in received:
         assert served.received["theta"] == 4 * run.method.model.size
+    asked = serve(run, population.train, "mine", epsilon=2.0)
+    assert asked.notes == [f"--epsilon 2: with {method} nothing is sent, so ε = 0 without noise"] and asked.epsilon == 0
+    assert torch.equal(asked.theta, served.theta)
 
 
 def test_a_run_that_was_stopped_says_where(tmp_path: Path) -> None:
