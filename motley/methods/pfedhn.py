@@ -32,6 +32,9 @@ _TABLE, _NEWCOMERS = 1, 2  # domains of the seed
 class PFedHN:
     """θ_i = h(v_i) with v_i learned by the server beside h.
 
+    In a round only the v_i of clients that answered move, with any server optimizer: the others' v and moments rest (an
+    adaptive optimizer corrects its bias by the rounds of all). A training client that never answered has a random v.
+
     descriptor: length l of v; None: a quarter of the number of training clients. descriptor_lr: the step of the v_i.
     newcomer_rounds: exchanges in which a newcomer's v, random at first, is optimised with h fixed, by newcomer_lr.
     """
@@ -86,15 +89,20 @@ class PFedHN:
         return begin(state, self.server, "hypernet", "descriptors")
 
     def round(self, state: State, federation: Federation) -> State:
+        return self.step(state, federation)[0]
+
+    def step(self, state: State, federation: Federation) -> tuple[State, Cohort]:
+        """A round, and those of its cohort who answered."""
         state = with_ids(state, federation)
         cohort = federation.sample(self.cohort, labeled=True)
         rows, _ = rows_of(state, cohort)
-        g_h, g_v = self._exchange(state, cohort, state.descriptors[rows], federation)
+        g_h, g_v, answered = self._exchange(state, cohort, state.descriptors[rows], federation)
         g_table = torch.zeros_like(state.descriptors).index_copy_(0, rows, g_v)
         gradients = {"hypernet": g_h, "descriptors": g_table}
-        return descend(
+        after = descend(
             state, gradients, self.server, self.clip, {"hypernet": self.lambda_h}, {"descriptors": self.descriptor_lr}
         )
+        return only_rows(rows[answered], state, after), cohort.only(answered)
 
     def personalize(self, state: State, cohort: Cohort) -> Tensor:
         return generate(self.hypernet, state.hypernet, self.descriptors(state, cohort))
@@ -116,18 +124,23 @@ class PFedHN:
         optimizer = ServerOptimizer("adam", lr=self.newcomer_lr)
         moments: dict[str, Tensor] = optimizer.start(v)
         for _ in range(self.newcomer_rounds):
-            _, g_v = self._exchange(state, cohort, v, None)
+            _, g_v, _ = self._exchange(state, cohort, v, None)
             v, moments = optimizer.step(v, -g_v, moments)
         return v
 
-    def _exchange(self, state: State, cohort: Cohort, v: Tensor, report: Federation | None) -> tuple[Tensor, Tensor]:
-        """Models out, updates back, and what they mean for h and for each v (0 for a client that did not answer)."""
+    def _exchange(
+        self, state: State, cohort: Cohort, v: Tensor, report: Federation | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Models out, updates back, what they mean for h and for each v (0 for who did not answer), and who answered.
+
+        The gradient is that of the mean loss over the clients that answered.
+        """
         theta, pull = generate_with_pull(self.hypernet, state.hypernet, v)
         fitted = cohort.ask(self.fit, theta=each(theta), into=[Each("update"), Mean("loss")])
         if report is not None:
             report.report(loss=fitted["loss"])
         delta = torch.zeros_like(theta).index_copy_(0, fitted.answered, fitted["update"])
-        return pull(-delta / len(fitted.answered))
+        return *pull(-delta / len(fitted.answered)), fitted.answered
 
 
 # A table with a row for every training client, found by the client's id
@@ -156,3 +169,11 @@ def rows_of(state: State, cohort: Cohort) -> tuple[Tensor, Tensor]:
     ids = cohort.federation.clients.ids[cohort.positions]
     same = ids[:, None] == state.ids
     return same.to(torch.int64).argmax(1), same.any(1)
+
+
+def only_rows(rows: Tensor, before: State, after: State) -> State:
+    """``after`` in these rows of the descriptors and of their moments, and ``before`` in all others."""
+    names = [name for name in after if name.startswith("server.descriptors.") and after[name].ndim == 2]
+    return after.replace(
+        **{name: before[name].index_copy(0, rows, after[name][rows]) for name in ("descriptors", *names)}
+    )

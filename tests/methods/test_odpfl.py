@@ -10,14 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from motley.client import Clients
 from motley.federation import Federation
 from motley.learn.local import LocalSGD
 from motley.learn.server import ServerOptimizer
 from motley.method import train
-from motley.methods.borrowed import Borrowed
 from motley.methods.odpfl import ODPFL
-from motley.methods.pfedhn import PFedHN
 from motley.networks.sets import Encoder, set_encoder
 from motley.runtime.simulate import Simulator
 from tests.methods.test_pefll import FULL_STEP, SIZES, clients_of, problem_of
@@ -170,70 +167,6 @@ def test_unlabeled_newcomers_are_served() -> None:
 def test_nonsense_is_refused_with_advice(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ODPFL.for_problem(problem_of((6,)), **options)
-
-
-# PFL-sampled, PFL-nearest, PFL-ensemble
-
-
-def _twins() -> Clients:
-    """Four training clients around four far-apart centres, and newcomers 4..7, each around one of the same centres."""
-    random = torch.Generator().manual_seed(0)
-    centres = 5 * torch.randn(4, 6, generator=random)
-    order = [0, 1, 2, 3, 2, 0, 3, 1]
-    x = torch.cat([centres[i] + torch.randn(15, 6, generator=random) for i in order])
-    return Clients.from_sizes(x, torch.randint(3, (120,), generator=random), torch.full((8,), 15))
-
-
-def _trained(choice: str) -> tuple[Borrowed, Clients, object, Tensor]:
-    clients = _twins()
-    method = Borrowed(problem_of((6,)), choice=choice, cohort=4, local=LocalSGD(steps=5, lr=0.1), descriptor=4)  # type: ignore[arg-type]
-    state = train(method, Federation(clients.select(range(4))), 3)
-    own = method.trainer.personalize(state, Federation(clients.select(range(4))).everyone())
-    return method, clients, state, own
-
-
-def test_nearest_borrows_from_the_client_with_the_same_centre() -> None:
-    method, clients, state, own = _trained("nearest")
-    newcomers = Federation(clients.select(range(4, 8)).without_labels()).everyone()
-    torch.testing.assert_close(method.personalize(state, newcomers), own[[2, 0, 3, 1]])  # type: ignore[arg-type]
-    seen = Federation(clients.select(range(4))).everyone()
-    torch.testing.assert_close(method.personalize(state, seen), own)  # type: ignore[arg-type]
-
-
-def test_sampled_borrows_one_of_the_trained_models() -> None:
-    method, clients, state, own = _trained("sampled")
-    theta = method.personalize(state, Federation(clients.select(range(4, 8))).everyone())  # type: ignore[arg-type]
-    gaps = torch.cdist(theta, own)
-    assert bool((gaps.min(1).values < 1e-4).all())
-
-
-def test_what_is_sampled_depends_on_the_newcomer_and_the_seed_alone() -> None:
-    clients = clients_of((6,), sizes=[3] * 44)
-    method = Borrowed(problem_of((6,)), choice="sampled", descriptor=4)
-    state = method.start(0).replace(ids=torch.arange(4))
-
-    def borrowed(positions: range, seed: int = 0) -> Tensor:
-        return method.personalize(state, Federation(clients.select(positions), seed).everyone())
-
-    together = borrowed(range(4, 44))
-    torch.testing.assert_close(torch.cat([borrowed(range(4, 24)), borrowed(range(24, 44))]), together)
-    assert not torch.equal(together[:20], together[20:]) and not torch.equal(borrowed(range(4, 44), 1), together)
-
-
-def test_ensemble_averages_the_outputs_of_all_models() -> None:
-    method, clients, state, own = _trained("ensemble")
-    theta = method.personalize(state, Federation(clients.select(range(4, 6))).everyone())  # type: ignore[arg-type]
-    x = torch.randn(7, 6)
-    expected = torch.stack([method.trainer.model(member, x) for member in own]).mean(0)
-    torch.testing.assert_close(method.model(theta[1], x), expected, atol=1e-6, rtol=1e-5)
-
-
-def test_borrowing_trains_exactly_as_pfedhn() -> None:
-    clients = clients_of((6,))
-    options = {"cohort": 2, "local": FULL_STEP, "descriptor": 3}
-    plain = train(PFedHN(problem_of((6,)), **options), Federation(clients), 2)  # type: ignore[arg-type]
-    borrowed = train(Borrowed(problem_of((6,)), choice="sampled", **options), Federation(clients), 2)  # type: ignore[arg-type]
-    assert torch.equal(plain.hypernet, borrowed.hypernet) and torch.equal(plain.descriptors, borrowed.descriptors)
 
 
 def test_rows_of_a_client_may_repeat_its_parts_in_any_block() -> None:

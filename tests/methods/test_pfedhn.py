@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Literal
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,6 +17,8 @@ from motley.method import train
 from motley.methods.pfedhn import PFedHN
 from motley.runtime.simulate import Simulator
 from tests.methods.test_pefll import FULL_STEP, clients_of, problem_of
+
+KINDS: tuple[Literal["sgd", "momentum", "adam", "yogi"], ...] = ("sgd", "momentum", "adam", "yogi")
 
 
 def test_a_round_is_one_joint_gradient_step() -> None:
@@ -39,12 +44,54 @@ def test_a_round_is_one_joint_gradient_step() -> None:
     assert float(g_v.abs().max()) > 1e-4
 
 
-def test_only_the_cohorts_descriptors_move() -> None:
-    method = PFedHN(problem_of((6,)), cohort=2, local=FULL_STEP, server=ServerOptimizer("sgd", lr=0.1), descriptor=3)
-    before = method.start(0)
-    after = method.round(before, Federation(clients_of((6,))).begin_round(1))
-    moved = (after.descriptors != before.descriptors).any(1)
-    assert int(moved.sum()) == 2
+@pytest.mark.parametrize("failure", ["silent", "not finite"])
+def test_the_gradient_is_that_of_the_mean_over_the_clients_that_answered(failure: str) -> None:
+    clients, problem = clients_of((6,)), problem_of((6,))
+    method = PFedHN(
+        problem, cohort=4, local=FULL_STEP, server=ServerOptimizer("sgd", lr=0.3), descriptor=5, descriptor_lr=0.2,
+        clip=1e9, lambda_h=0,
+    )  # fmt: skip
+    state = method.start(0)
+
+    def objective(eta: Tensor, v: Tensor) -> Tensor:
+        """Of clients 0, 1 and 3."""
+        total = torch.zeros(())
+        for i in (0, 1, 3):
+            x, y = clients.rows(i)
+            assert y is not None
+            total = total + F.cross_entropy(problem.model(method.hypernet(eta, v[i : i + 1])[0], x), y) / 3
+        return total
+
+    loss = objective(state.hypernet, state.descriptors)
+    g_h, g_v = torch.func.grad(objective, (0, 1))(state.hypernet, state.descriptors)
+    poisoned = clients.x.clone()
+    poisoned[int(clients.start[2])] = torch.inf
+    federation = Federation(
+        clients if failure == "silent" else replace(clients, x=poisoned),
+        runtime=Simulator(block=3, drop=lambda client, _: failure == "silent" and client == 2),
+    ).begin_round(1)
+    after = method.round(state, federation)
+    assert [(failure.client, failure.task) for failure in federation.failures] == [("2", "PFedHN.fit")]
+    torch.testing.assert_close(after.hypernet, state.hypernet - 0.3 * g_h, atol=1e-6, rtol=0)
+    torch.testing.assert_close(after.descriptors, state.descriptors - 0.2 * g_v, atol=1e-6, rtol=0)
+    assert torch.equal(after.descriptors[2], state.descriptors[2]) and float(g_h.abs().max()) > 1e-4
+    assert federation.metrics["loss"] == pytest.approx(float(loss), rel=1e-5)
+
+
+@pytest.mark.parametrize("server", [PFedHN.server, *(ServerOptimizer(kind, lr=0.1) for kind in KINDS)])
+def test_only_the_descriptors_of_clients_that_answer_move(server: ServerOptimizer) -> None:
+    """Also in the second round, when an absent client's row has momentum from the first."""
+    clients = clients_of((6,))
+    method = PFedHN(problem_of((6,)), cohort=4, local=FULL_STEP, server=server, descriptor=3)
+    before = train(method, Federation(clients), 1)
+    without_2 = Federation(clients, runtime=Simulator(drop=lambda client, _: client == 2)).begin_round(2)
+    after = method.round(before, without_2)
+    table = [name for name in before if "descriptors" in name and before[name].ndim == 2]
+    for name in table:
+        assert (after[name] != before[name]).any(1).tolist() == [True, True, False, True], name
+    later = replace(method, cohort=2).round(after, Federation(clients).begin_round(3))
+    for name in table:
+        assert int((later[name] != after[name]).any(1).sum()) == 2, name
 
 
 def test_clients_are_found_by_their_id_wherever_they_stand() -> None:
