@@ -20,7 +20,7 @@ from motley.federation import Cohort, Federation, each
 from motley.learn.local import LocalSGD
 from motley.learn.server import ServerOptimizer
 from motley.method import State
-from motley.methods.pfedhn import no_ids, rows_of, with_ids
+from motley.methods.pfedhn import no_ids, only_rows, rows_of, with_ids
 from motley.methods.problem import Problem
 from motley.model import Model
 from motley.networks.hypernet import Size, begin, descend, first_values, generate, generate_with_pull, hypernetwork
@@ -232,14 +232,14 @@ class ODPFL:
         cohort = federation.sample(self.cohort, labeled=True)
         rows, _ = rows_of(state, cohort)
         v = state.descriptors[rows]
-        g_h, g_v, _ = self._exchange(state, cohort, v, federation)
+        g_h, g_v, answered = self._exchange(state, cohort, v, federation)
         learned = cohort.ask(self.imitate, encoder=state.encoder, target=each(v), into=[Mean("gradient"), Mean("gap")])
         federation.report(encoder_gap=learned["gap"])
         g_table = torch.zeros_like(state.descriptors).index_copy_(0, rows, g_v)
         gradients = {"hypernet": g_h, "descriptors": g_table, "encoder": learned["gradient"]}
         rates = {"descriptors": self.descriptor_lr}
         decay = {"hypernet": self.lambda_h, "encoder": self.lambda_g}
-        return descend(state, gradients, self.server, self.clip, decay, rates)
+        return only_rows(rows[answered], state, descend(state, gradients, self.server, self.clip, decay, rates))
 
     def _calibrated(self, state: State, federation: Federation) -> State:
         """The descriptors' shift and scale, frozen from here on (see PeFLL)."""

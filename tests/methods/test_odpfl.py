@@ -113,6 +113,50 @@ def test_two_phases_train_table_and_encoder_then_the_hypernetwork_alone() -> Non
     assert not torch.equal(second.hypernet, first.hypernet)
 
 
+def test_the_first_phase_is_one_gradient_step_of_the_loss_and_of_the_encoders_gap() -> None:
+    """App. B.2: h and the v_i descend the mean loss, the encoder descends the mean of ‖g(x_i) − v_i‖²."""
+    clients, problem = clients_of((6,)), problem_of((6,))
+    method = ODPFL(
+        problem, cohort=4, local=FULL_STEP, server=ServerOptimizer("sgd", lr=0.3), descriptor=5, two_phase=1,
+        descriptor_lr=0.7, clip=1e9, lambda_h=0.02, lambda_g=0.03,
+    )  # fmt: skip
+    state = method.start(0)
+
+    def loss(eta: Tensor, v: Tensor) -> Tensor:
+        total = 0.02 * eta.square().sum()
+        for i in range(4):
+            x, y = clients.rows(i)
+            assert y is not None
+            total = total + F.cross_entropy(problem.model(method.hypernet(eta, v[i : i + 1])[0], x), y) / 4
+        return total
+
+    def gap(gamma: Tensor) -> Tensor:
+        total = 0.03 * gamma.square().sum()
+        for i in range(4):
+            x = clients.rows(i)[0]
+            came = method.network(gamma, x, torch.ones(len(x), dtype=torch.bool))
+            total = total + (came - state.descriptors[i]).square().sum() / 4
+        return total
+
+    g_h, g_v = torch.func.grad(loss, (0, 1))(state.hypernet, state.descriptors)
+    after = method.round(state, Federation(clients, runtime=Simulator(block=3)).begin_round(1))
+    torch.testing.assert_close(after.hypernet, state.hypernet - 0.3 * g_h, atol=1e-6, rtol=0)
+    torch.testing.assert_close(after.descriptors, state.descriptors - 0.7 * g_v, atol=1e-6, rtol=0)
+    g_g = torch.func.grad(gap)(state.encoder)
+    torch.testing.assert_close(after.encoder, state.encoder - 0.3 * g_g, atol=1e-5, rtol=1e-5)
+
+
+def test_absent_clients_descriptors_rest_in_the_first_phase() -> None:
+    method = ODPFL(problem_of((6,)), cohort=1, local=FULL_STEP, descriptor=3, two_phase=9)
+    federation = Federation(clients_of((6,)))
+    state = train(method, federation, 1, method.start(0))
+    for _ in range(4):
+        after = train(method, federation, 1, state)
+        moved = (after.descriptors != state.descriptors).any(1)
+        assert int(moved.sum()) == 1  # one client a round, whatever Adam remembers of the others
+        state = after
+
+
 def test_the_encoder_learns_the_table_in_the_first_phase() -> None:
     method = ODPFL(
         problem_of((6,)), cohort=4, local=LocalSGD(steps=0), server=ServerOptimizer("adam", lr=3e-3), descriptor=3,
