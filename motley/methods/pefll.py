@@ -37,7 +37,7 @@ NEVER = -1e4  # the score of a masked class: its probability is 0 in float32, an
 class PeFLL:
     """Personalized models from a hypernetwork fed with client descriptors (T1 Alg. 7-8).
 
-    The defaults are the paper's, but for ``steady`` and the bound on ``describe_rows``.
+    The defaults are the paper's, but for ``size``, ``steady`` and the bound on ``describe_rows``.
 
     A round is three exchanges: the clients describe themselves, fit the model that the server makes of the description,
     and backpropagate what the server makes of their updates. Together they are one step on the objective (4.1),
@@ -45,7 +45,8 @@ class PeFLL:
 
     labels: how they enter φ: as "planes" of an image, "linear"ly beside the features, "alone" (one linear map of the
     label, which T1 takes for CIFAR-100), or "ignored", which serves unlabeled clients too.
-    descriptor: its length l; None: a quarter of the number of training clients. size: hidden layers of h, 1, 3 or 5.
+    descriptor: its length l; None: a quarter of the number of training clients. size: hidden layers of h, S 1, M 3 or
+    L 5; the paper has M, which after as many rounds serves newcomers with a new combination of classes worse.
     describe_rows: rows of the batch that φ averages in training, at most half of a client's, so that its descriptor
     differs from round to round and h does not learn it by heart; newcomer_rows: in ``personalize``; None: all rows.
     mask_labels: a client gives classes that it does not have a score of −∞, in training too (T1 B.1.3: afterwards).
@@ -60,7 +61,7 @@ class PeFLL:
     server: ServerOptimizer = ServerOptimizer("adam", lr=2e-4)
     labels: Labels = "auto"
     descriptor: int | None = None
-    size: Size = "M"
+    size: Size = "S"
     describe_rows: int | None = 32
     newcomer_rows: int | None = None
     calibration: int = 20
