@@ -138,3 +138,12 @@ def test_a_default_cohort_fits_the_clients_that_the_method_asks(method: str, coh
     data = {"name": "digits", "partition": "iid", "clients": 120, "unseen": 10, "labeled": 0.1}
     prepared = prepare(checked({"method": method, "rounds": 1, "data": data}, "r.toml"))
     assert prepared.method.cohort == cohort  # type: ignore[attr-defined]  # of 110 clients 11 have labels
+
+
+@pytest.mark.parametrize("file", sorted(shipped.names().values()), ids=lambda file: file.stem)
+def test_every_recipe_can_be_prepared(file: Path, real_data: Path) -> None:
+    """Its data is found, and every method takes the hyperparameters that it is given."""
+    population = None
+    for _, recipe in plan_of(read_toml(file), file.name).runs:
+        population = prepare(recipe, population).population
+    assert population is not None and len(population.unseen) > 0
