@@ -83,29 +83,35 @@ def pathological(
     clients: int,
     rng: Generator,
     num_classes_per_partition: int = 2,
-    class_assignment_mode: Literal["random", "deterministic", "first-deterministic"] = "random",
+    class_assignment_mode: Literal["random", "balanced", "deterministic", "first-deterministic"] = "random",
 ) -> list[Array]:
     """Each client gets a fixed number of classes; a class is divided evenly among those who got it (T1 §4.4).
 
-    The classes are drawn at random for each client, or ``deterministic`` (client i gets i, i+1, … modulo the number of
-    classes), or only the first one so (``first-deterministic``, which leaves no class out). Rows of a class that no
-    client drew stay unused.
+    The classes are drawn at random for each client; or at random among those that the clients before it drew least
+    (``balanced``, as the code of PeFLL and pFedHN deals them: with two of ten classes, any five clients in a row, from
+    a multiple of five on, hold every class once); or ``deterministic`` (client i gets i, i+1, … modulo the number of
+    classes), or only the first one so (``first-deterministic``). Rows of a class that no client drew stay unused; that
+    happens with ``random`` alone, or with few clients.
     """
     groups = _by_class(labels)
     count, wanted = len(groups), num_classes_per_partition
     _check("num_classes_per_partition", wanted, 1 <= wanted <= count, f"between 1 and the {count} classes")
     chosen = np.empty((clients, wanted), dtype=np.int64)
+    dealt = np.zeros(count)
     for client in range(clients):
         first = client % count
         if class_assignment_mode == "random":
             chosen[client] = rng.choice(count, wanted, replace=False)
+        elif class_assignment_mode == "balanced":
+            chosen[client] = np.argsort(dealt + rng.random(count))[:wanted]
+            dealt[chosen[client]] += 1
         elif class_assignment_mode == "deterministic":
             chosen[client] = (first + np.arange(wanted)) % count
         elif class_assignment_mode == "first-deterministic":
             others = np.delete(np.arange(count), first)
             chosen[client] = np.append(first, rng.choice(others, wanted - 1, replace=False))
         else:
-            modes = "'random', 'deterministic' or 'first-deterministic'"
+            modes = "'random', 'balanced', 'deterministic' or 'first-deterministic'"
             raise DataError(f"class_assignment_mode must be {modes}, got {class_assignment_mode!r}")
     owner = np.full(len(labels), -1, dtype=np.int64)
     for number, rows in enumerate(groups):

@@ -75,12 +75,16 @@ def test_size_skew_follows_its_distribution() -> None:
     assert max(skewed) > 100
 
 
-@pytest.mark.parametrize("mode", ["random", "deterministic", "first-deterministic"])
+@pytest.mark.parametrize("mode", ["random", "balanced", "deterministic", "first-deterministic"])
 def test_pathological_gives_each_client_its_number_of_classes(mode: str) -> None:
     parts = pathological(LABELS, 30, rng(), 2, mode)  # type: ignore[arg-type]
     assert all(len(np.unique(LABELS[part])) == 2 for part in parts)
     if mode == "deterministic":
         assert [np.unique(LABELS[part]).tolist() for part in parts[:3]] == [[0, 1], [1, 2], [2, 3]]
+    if mode == "balanced":
+        held = [np.concatenate([np.unique(LABELS[part]) for part in parts[i : i + 5]]) for i in range(0, 30, 5)]
+        assert all(sorted(five) == list(range(10)) for five in held), "five clients in a row hold every class once"
+        assert len({tuple(five) for five in held}) > 1, "in another order each time"
     if mode != "random":
         assert sum(len(part) for part in parts) == 600, "no class is left out"
     by_class = [np.array([np.sum(LABELS[part] == c) for part in parts]) for c in range(10)]
