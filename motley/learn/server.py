@@ -20,7 +20,8 @@ class ServerOptimizer:
     """θ ← θ + lr · step(direction). ``kind='sgd'`` with lr=1 is plain federated averaging.
 
     adaptivity is τ of the paper (the ε of Adam). Adam corrects the bias of its moments, as Kingma and Ba do (Reddi et
-    al. leave that out), so that the first rounds are not lost.
+    al. leave that out), so that the first rounds are not lost. warmup: the rate grows to ``lr`` over so many rounds;
+    without that, Adam's first steps move every parameter by the whole rate.
     """
 
     kind: Literal["sgd", "momentum", "adam", "yogi"] = "sgd"
@@ -28,30 +29,34 @@ class ServerOptimizer:
     beta1: float = 0.9
     beta2: float = 0.999
     adaptivity: float = 1e-8
+    warmup: int = 1
 
     def __post_init__(self) -> None:
         if self.kind not in ("sgd", "momentum", "adam", "yogi"):
             raise ValueError(f"server optimizer {self.kind!r}; expected sgd, momentum, adam or yogi")
         if not self.lr > 0 or not 0 <= self.beta1 < 1 or not 0 <= self.beta2 < 1 or not self.adaptivity > 0:
             raise ValueError(f"expected lr > 0, betas in [0, 1) and adaptivity > 0, got {self}")
+        if self.warmup < 1:
+            raise ValueError(f"warmup={self.warmup}; expected a number of rounds, 1 for the whole rate at once")
 
     def start(self, theta: Tensor) -> dict[str, Tensor]:
         """The moments before the first step."""
-        if self.kind == "sgd":
-            return {}
-        if self.kind == "momentum":
-            return {"m": torch.zeros_like(theta)}
-        return {"m": torch.zeros_like(theta), "v": torch.zeros_like(theta), "t": torch.zeros(())}
+        clock = {"t": torch.zeros(())}
+        if self.kind in ("adam", "yogi"):
+            return {"m": torch.zeros_like(theta), "v": torch.zeros_like(theta), **clock}
+        return ({"m": torch.zeros_like(theta)} if self.kind == "momentum" else {}) | (clock if self.warmup > 1 else {})
 
     def step(self, theta: Tensor, direction: Tensor, moments: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The next theta and moments."""
+        clock = {"t": moments["t"] + 1} if "t" in moments else {}
+        lr = self.lr * min(1.0, float(clock["t"]) / self.warmup) if clock else self.lr
         if self.kind == "sgd":
-            return theta + self.lr * direction, {}
+            return theta + lr * direction, clock
         if self.kind == "momentum":
             m = self.beta1 * moments["m"] + direction
-            return theta + self.lr * m, {"m": m}
+            return theta + lr * m, {"m": m, **clock}
         # a hypernetwork has ten million parameters: few passes over them, and few temporary copies
-        t = moments["t"] + 1
+        t = clock["t"]
         m = torch.lerp(moments["m"], direction, 1 - self.beta1)
         if self.kind == "adam":
             v = (self.beta2 * moments["v"]).addcmul_(direction, direction, value=1 - self.beta2)
@@ -59,5 +64,5 @@ class ServerOptimizer:
             square = direction.square()
             v = moments["v"] - (1 - self.beta2) * square * torch.sign(moments["v"] - square)
         scale = (v / (1 - self.beta2**t)).sqrt_().add_(self.adaptivity)
-        rate = self.lr / (1 - self.beta1 ** float(t))
-        return torch.addcdiv(theta, m, scale, value=rate), {"m": m, "v": v, "t": t}
+        rate = lr / (1 - self.beta1 ** float(t))
+        return torch.addcdiv(theta, m, scale, value=rate), {"m": m, "v": v, **clock}

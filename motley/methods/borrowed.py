@@ -97,7 +97,7 @@ class Borrowed:
     choice: Literal["sampled", "nearest", "ensemble"] = "nearest"
     cohort: int | float = 5
     local: LocalSGD = LocalSGD(steps=50, batch=32, lr=2e-3, momentum=0.9, weight_decay=5e-5)
-    server: ServerOptimizer = ServerOptimizer("adam", lr=2e-4)
+    server: ServerOptimizer = ServerOptimizer("adam", lr=2e-4, warmup=10)
     descriptor: int | None = None
     descriptor_lr: float = 1e-2
     features: int = 32

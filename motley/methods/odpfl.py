@@ -48,7 +48,7 @@ class ODPFL:
     problem: Problem
     cohort: int | float = 0.1
     local: LocalSGD = LocalSGD(steps=50, batch=32, lr=2e-3, momentum=0.9, weight_decay=5e-5)
-    server: ServerOptimizer = ServerOptimizer("adam", lr=2e-4)
+    server: ServerOptimizer = ServerOptimizer("adam", lr=2e-4, warmup=10)
     encoder: Encoder = "deepset"
     rows: int | None = None
     descriptor: int | None = None

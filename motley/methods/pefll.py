@@ -58,7 +58,7 @@ class PeFLL:
     problem: Problem
     cohort: int | float = 5
     local: LocalSGD = LocalSGD(steps=50, batch=32, lr=2e-3, momentum=0.9, weight_decay=5e-5)
-    server: ServerOptimizer = ServerOptimizer("adam", lr=2e-4)
+    server: ServerOptimizer = ServerOptimizer("adam", lr=2e-4, warmup=10)
     labels: Labels = "auto"
     descriptor: int | None = None
     size: Size = "S"

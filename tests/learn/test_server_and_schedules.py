@@ -1,6 +1,7 @@
 """Server optimizers against torch.optim, and schedules against their formulas."""
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -30,6 +31,16 @@ def test_steps_equal_torch_optimizers(ours: ServerOptimizer, theirs: type) -> No
         assert torch.allclose(theta, parameter.detach(), atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam", "yogi"])
+def test_the_rate_grows_over_the_warmup(kind: Literal["sgd", "momentum", "adam", "yogi"]) -> None:
+    plain, slow = ServerOptimizer(kind, lr=0.4, beta1=0.0), ServerOptimizer(kind, lr=0.4, beta1=0.0, warmup=4)
+    theta, moments, others = torch.zeros(2), plain.start(torch.zeros(2)), slow.start(torch.zeros(2))
+    for factor in (0.25, 0.5, 0.75, 1.0, 1.0):
+        whole, moments = plain.step(theta, torch.tensor([1.0, -2.0]), moments)
+        part, others = slow.step(theta, torch.tensor([1.0, -2.0]), others)
+        assert torch.allclose(part, factor * whole)
+
+
 def test_yogi_changes_its_second_moment_additively() -> None:
     optimizer = ServerOptimizer("yogi", lr=0.1)
     theta = torch.zeros(1)
@@ -50,5 +61,7 @@ def test_schedules() -> None:
 def test_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match="expected sgd, momentum, adam or yogi"):
         ServerOptimizer("lamb")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="warmup=0; expected a number of rounds"):
+        ServerOptimizer(warmup=0)
     with pytest.raises(ValueError, match="expected one of constant"):
         Schedule("linear")  # type: ignore[arg-type]
