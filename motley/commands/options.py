@@ -22,8 +22,8 @@ Data = Annotated[
 Partition = Annotated[
     str | None,
     typer.Option(
-        help="How rows are dealt out: iid, dirichlet, pathological, shards, ... (default: the data's own clients, "
-        "else iid)",
+        help="How rows are dealt out: iid, dirichlet, pathological, shards, ... (default: the data's own clients; "
+        "iid for a data set by name that has none)",
         rich_help_panel=_DATA,
     ),
 ]

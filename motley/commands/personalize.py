@@ -48,9 +48,9 @@ def personalize(
     """
     target = out or _default(data)
     graph = target if target.suffix == ".onnx" else target.with_suffix(".onnx") if onnx else None
+    finished = FinishedRun.open(run)
     _check_outputs(target, graph, predictions)
     given = {**_file_options(set_ or []), **({} if label_column is None else {"label_column": label_column})}
-    finished = FinishedRun.open(run)
     newcomer = read_newcomer(finished, data, given, client=client, unlabeled=unlabeled)
     served = serve(finished, newcomer.clients, newcomer.name, epsilon=epsilon, delta=delta, left_out=newcomer.left_out)
     served.notes.extend(newcomer.notes)
@@ -122,9 +122,10 @@ def _plain(served: Served, target: Path, graph: Path | None, predictions: Path |
         "received": served.received,
         "descriptor": None if served.descriptor is None else served.descriptor.tolist(),
         "epsilon": served.epsilon if math.isfinite(served.epsilon) else None,
-        "delta": served.delta,
+        "delta": served.delta if math.isfinite(served.epsilon) else None,
         "model": str(target),
         "onnx": None if graph is None else str(graph),
+        "onnx_input": None if graph is None else served.onnx_input,
         "predictions": None if predictions is None else str(predictions),
         "notes": served.notes,
     }
@@ -152,8 +153,9 @@ def _show(served: Served, target: Path, graph: Path | None, predictions: Path | 
     for note in served.notes:
         console.print(f"note: {note}", markup=False)
     console.print(f"model: {target}", soft_wrap=True, markup=False)
-    if graph is not None and graph != target:
-        console.print(f"the same for any ONNX runtime: {graph}", soft_wrap=True, markup=False)
+    if graph is not None:
+        what = "" if graph == target else f"the same for any ONNX runtime: {graph}, "
+        console.print(f"{what}its input x is {served.onnx_input}", soft_wrap=True, markup=False)
     if predictions is not None:
         console.print(f"predictions: {predictions}", soft_wrap=True, markup=False)
 

@@ -37,14 +37,15 @@ NEVER = -1e4  # the score of a masked class: its probability is 0 in float32, an
 class PeFLL:
     """Personalized models from a hypernetwork fed with client descriptors (T1 Alg. 7-8).
 
-    The defaults are the paper's, but for ``size``, ``steady`` and the bound on ``describe_rows``.
+    The defaults are the paper's, but for ``size``, ``steady``, ``server.warmup`` and the bound on ``describe_rows``.
 
     A round is three exchanges: the clients describe themselves, fit the model that the server makes of the description,
     and backpropagate what the server makes of their updates. Together they are one step on the objective (4.1),
     λ_h‖η_h‖² + λ_v‖η_v‖² + mean_i [L(θ_i; S_i) + λ_θ‖θ_i‖²], with Δθ of local SGD in the place of −∂L/∂θ.
 
     labels: how they enter φ: as "planes" of an image, "linear"ly beside the features, "alone" (one linear map of the
-    label, which T1 takes for CIFAR-100), or "ignored", which serves unlabeled clients too.
+    label, which T1 takes for CIFAR-100), or "ignored", which serves unlabeled clients too; "auto" takes planes for
+    images from 16×16 on, else "linear".
     descriptor: its length l; None: a quarter of the number of training clients. size: hidden layers of h, S 1, M 3 or
     L 5; the paper has M, which after as many rounds serves newcomers with a new combination of classes worse.
     describe_rows: rows of the batch that φ averages in training, at most half of a client's, so that its descriptor

@@ -36,7 +36,8 @@ class PFedHN:
     adaptive optimizer corrects its bias by the rounds of all). A training client that never answered has a random v.
 
     descriptor: length l of v; None: a quarter of the number of training clients. descriptor_lr: the step of the v_i.
-    newcomer_rounds: exchanges in which a newcomer's v, random at first, is optimised with h fixed, by newcomer_lr.
+    newcomer_rounds: exchanges in which a newcomer's v, random at first, is optimised with h fixed, by newcomer_lr; an
+    evaluation of unseen clients takes as long, so evaluate seldom.
     """
 
     problem: Problem

@@ -113,8 +113,14 @@ class Served:
         file.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, file, about)
 
+    @property
+    def onnx_input(self) -> str:
+        """What ``save_onnx``'s graph reads: rows of the type and shape that the run's own data has, not yet scaled."""
+        x = self.run.population.train.x
+        return f"{str(x.dtype).removeprefix('torch.')} [rows, {', '.join(map(str, x.shape[1:]))}]"
+
     def save_onnx(self, file: Path) -> None:
-        """The same model as an ONNX graph that reads rows as they are in the data and gives scores."""
+        """The same model as an ONNX graph from rows (``onnx_input``) to scores."""
         clients = self.run.population.train
         reader = _Reader(self.run.method.model.module(self.theta), clients.shift, clients.scale).eval()
         example = clients.x[:2].clone()
@@ -214,9 +220,11 @@ def serve(
     ``left_out``: how many of its rows lack a value; the number n that the noise is made for must not depend on that.
     """
     method, samples = run.method, int(newcomer.size[0])
-    delta = newcomer_delta(run, samples, delta)
     if epsilon is None and isinstance(method, ODPFL):
         epsilon = method.newcomer_epsilon
+    if epsilon is None and delta is not None:
+        raise UserError(f"--delta {delta:g} is for an ε, but no privacy was asked for: add --epsilon, or leave it out")
+    delta = newcomer_delta(run, samples, delta)
     if epsilon is not None:
         try:
             check_epsilon(epsilon, "--epsilon")
@@ -341,9 +349,12 @@ def _expectation(run: FinishedRun, method: ODPFL, samples: int, epsilon: float) 
     told = f"the unseen clients of this run, with {size} each, score {noisy:.3f} at ε = {epsilon:g}"
     if exact - noisy <= NOTICEABLE:
         return f"{told}, and {exact:.3f} without noise"
-    verdict = f"{size} are too few for this ε"
     if samples > high:
-        verdict += f" (you have {samples})"
+        return (
+            f"{told}, and {exact:.3f} without noise. The noise falls as 1/samples: that on your {samples} is at least "
+            f"{samples / high:.2g} times smaller than theirs, so expect more than the first figure"
+        )
+    verdict = f"{size} {'is' if high == 1 else 'are'} too few for this ε"
     return (
         f"{told}, but {exact:.3f} without noise: {verdict}. The noise falls as 1/samples: give more samples, or a "
         "larger ε"

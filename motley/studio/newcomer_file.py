@@ -61,6 +61,11 @@ def read_newcomer(
     if file.is_dir():
         how.pop("client_column", None)  # a folder's files are its clients
     rows = read_rows(file, known=population.columns, **how)
+    if rows.columns is None and given.get("label_column"):
+        raise UserError(f"{file} holds arrays, which have no columns (--label-column); its labels are the array `y`")
+    if rows.columns is not None and population.kind == "image":
+        shape = ", ".join(map(str, population.input_shape))
+        raise UserError(f"{file} is a table, but the run was trained on images: give an NPZ with x of [rows, {shape}]")
     if given.get("label_column") and rows.y is None:
         raise UserError(f"{file}: there is no column {given['label_column']!r} (--label-column)")
     if rows.x.ndim and len(rows.x) == 0:

@@ -105,6 +105,8 @@ def _with_flag(message: str) -> str:
     for flag, (_, option) in PARTITION_OPTIONS.items():
         if message.startswith(f"{option} must "):
             return f"--{flag} ({option}){message.removeprefix(option)}"
+        if flag != option:
+            what = what.replace(f"has no option {option!r}", f"has no option {option!r} (--{flag})")
         known = known.replace(option, f"{option} (--{flag})", 1)
     return what + has + known
 

@@ -172,6 +172,7 @@ def test_a_corrupt_data_file() -> None:
             ["run", "fedavg", "--partition", "pathological", "--alpha", "0.1"],
             "partition 'pathological' has no option 'alpha'; it has num_classes_per_partition (--classes), class_",
         ),
+        (["run", "fedavg", "--partition", "iid", "--classes", "2"], "'num_classes_per_partition' (--classes); it has"),
         (["data", "digits", "--partition", "dirichlet:abc"], "--alpha (alpha) must be a number, got 'abc'"),
         (["run", "fedavg", "--local-epochs", "2", "--local-steps", "5"], "not both"),
         (["run", "fedavg", "--lr", "-0.1"], "fedavg, local.lr = -0.1: expected 0 or more (--lr)"),

@@ -386,3 +386,9 @@ def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(UserError, match=r"analyses.json cannot be read: Permission denied"):
         read_analyses(tmp_path)
+
+
+def test_classes_that_a_client_lacks_by_chance_are_not_compared(tmp_path: Path) -> None:
+    run("fedavg", out=tmp_path / "run", **{**TINY, "partition": "iid"})
+    found = analyse(finished_run(tmp_path / "run"), quick=True)
+    assert found.left_out["same_classes"].startswith("most clients have most of the classes")

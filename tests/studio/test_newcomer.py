@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -17,11 +18,12 @@ from motley.cli import app
 from motley.commands import personalize
 from motley.data import load
 from motley.methods import METHODS
+from motley.methods.odpfl import ODPFL
 from motley.privacy import Gaussian
 from motley.release import Each
 from motley.studio.errors import UserError
 from motley.studio.measure import serves_unlabeled
-from motley.studio.newcomer import FinishedRun, Served, newcomer_delta, serve
+from motley.studio.newcomer import FinishedRun, Served, _expectation, newcomer_delta, serve
 from motley.studio.newcomer_file import read_newcomer
 from motley.studio.prepare import prepare
 from motley.studio.recipe import checked
@@ -83,6 +85,7 @@ def test_the_model_is_also_an_onnx_graph_that_reads_raw_rows(
     expected = finished.method.model(served.theta, client.block(torch.arange(1)).x[0])
     np.testing.assert_allclose(scores, expected.numpy(), atol=1e-4)
     assert len(scores) == 50
+    assert told["onnx_input"] == "uint8 [rows, 1, 8, 8]" and told["epsilon"] is told["delta"] is None
 
 
 def test_an_ensemble_is_written_with_all_its_members(tmp_path: Path, rows: tuple[np.ndarray, np.ndarray]) -> None:
@@ -298,6 +301,31 @@ def test_delta_is_about_rows(runs: dict[str, Path], rows: tuple[np.ndarray, np.n
             )
 
 
+def test_options_that_would_do_nothing_are_refused(
+    runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    file = newcomer(tmp_path, x=rows[0], y=rows[1])
+    with pytest.raises(UserError, match=r"--delta 0.001 is for an ε, but no privacy was asked for: add --epsilon"):
+        run_command(runs["odpfl"], "--data", file, "--delta", 0.001)
+    with pytest.raises(UserError, match=r"holds arrays, which have no columns \(--label-column\)"):
+        run_command(runs["odpfl"], "--data", file, "--label-column", "kind")
+
+
+def test_a_missing_run_is_told_before_a_file_that_is_in_the_way(
+    rows: tuple[np.ndarray, np.ndarray], tmp_path: Path
+) -> None:
+    file = newcomer(tmp_path, x=rows[0])
+    (tmp_path / "mine.model.safetensors").touch()
+    with pytest.raises(UserError, match="is no run folder"):
+        run_command(tmp_path / "nowhere", "--data", file)
+
+
+def test_a_table_for_a_run_on_images_is_told_what_to_give(runs: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(UserError, match=r"is a table, but .* on images: give an NPZ with x of \[rows, 1, 8, 8\]"):
+        run_command(runs["odpfl"], "--data", tmp_path / "mine.csv")
+
+
 @pytest.mark.parametrize("epsilon", ["0", "-1", "nan"])
 def test_a_plain_mistake_is_told_without_a_hint_at_the_traceback(
     epsilon: str, runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path
@@ -309,7 +337,7 @@ def test_a_plain_mistake_is_told_without_a_hint_at_the_traceback(
 
 
 def test_the_expectation_says_how_many_samples_those_clients_had(
-    runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path
+    runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = FinishedRun.open(runs["odpfl"])
     sizes = run.population.train.size[run.population.unseen].tolist()
@@ -321,6 +349,11 @@ def test_the_expectation_says_how_many_samples_those_clients_had(
     assert "with 1 sample each" in note
     output = str(run_command(runs["odpfl"], "--data", newcomer(tmp_path, x=rows[0][:1])))
     assert output.splitlines()[0].strip() == "mine.npz: 1 sample"
+    monkeypatch.setattr("motley.studio.newcomer.NOTICEABLE", -1.0)  # any loss, because this run has learned little
+    note = _expectation(run, cast(ODPFL, run.method), 2500, 1e-3)
+    assert f"that on your 2500 is at least {2500 / max(sizes):.2g} times smaller than theirs" in note
+    assert "too few" not in note
+    assert "1 sample is too few for this ε" in _expectation(run, cast(ODPFL, run.method), 1, 1e-3)
 
 
 def test_a_newcomer_that_sends_nothing_is_told_so(
