@@ -93,6 +93,8 @@ def build(
     """Make a population out of a source; ``motley.data.load`` explains the arguments."""
     if samples is not None and samples < 1:
         raise DataError(f"samples must be at least 1, got {samples}")
+    if partition is None:
+        partition = "iid" if source.client is None else "natural"
     dealt = _deal(source, partition, clients, default_rng([seed, _PARTITION]))
     angles = rotate if rotate is not None else dealt.angles
     test_share = _test_share(source, test)
@@ -158,13 +160,12 @@ def build(
         shared={key: torch.from_numpy(np.require(value, requirements="W")) for key, value in source.shared.items()},
         dropped=[*source.dropped, *left_out],
         columns=source.columns,
+        partition=partition if isinstance(partition, str) else "",
     )
 
 
-def _deal(source: Source, partition: str | Partition | None, clients: int | None, rng: Generator) -> _Dealt:
+def _deal(source: Source, partition: str | Partition, clients: int | None, rng: Generator) -> _Dealt:
     """Rows to clients by the named partition."""
-    if partition is None:
-        partition = "iid" if source.client is None else "natural"
     if callable(partition):
         return _from_lists(partition(_labels(source, ""), clients or _DEFAULT_CLIENTS, rng), source)
     name, options = _named(partition)

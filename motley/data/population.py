@@ -34,6 +34,7 @@ class Population:
     shared: Mapping[str, Tensor] = field(default_factory=dict)  # what the server has or knows
     dropped: Sequence[str] = ()  # clients left out because they had too few rows
     columns: Mapping[str, Sequence[str] | None] | None = None  # a table's features, text with its values; else None
+    partition: str = ""  # how rows came to clients, "natural": as in the source; empty: by a function
 
     def __len__(self) -> int:
         return len(self.train)

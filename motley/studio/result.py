@@ -44,7 +44,7 @@ class Result:
     privacy: dict[str, Any]
     expected: dict[str, float | None] = field(default_factory=dict)
     failures: int = 0  # replies that clients failed to give
-    partition: str = ""  # as in the recipe; empty: the data's own clients, else iid
+    partition: str = ""  # by which rows came to clients; empty: unknown
     clients: int = 0
     unseen: int = 0  # of the clients
     folder: Path | None = field(default=None, compare=False)
@@ -102,7 +102,7 @@ def _about(groups: Sequence[Sequence[Result]]) -> list[str]:
     what = f"mean ± std over {len(groups[0])} seeds" if many else "mean over clients (10th percentile of clients)"
     lines = [f"{results[0].metric}, {what}"]
     lines += dict.fromkeys(
-        f"{result.data}, partition {result.partition or 'not named (own clients, else iid)'}, "
+        f"{result.data}, partition {result.partition or 'not named'}, "
         f"{result.clients} clients, {result.unseen} of them unseen"
         for result in results
     )

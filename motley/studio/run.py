@@ -168,7 +168,7 @@ class _Run:
             method=recipe.method,
             label=self.label,
             data=population.name,
-            partition=recipe.data.partition or "",
+            partition=recipe.data.partition or population.partition,
             clients=len(population),
             unseen=len(population.unseen),
             seed=recipe.seed,

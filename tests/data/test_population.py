@@ -324,3 +324,9 @@ def test_it_says_what_it_is() -> None:
     )
     assert "numeric targets" in repr(load("least-squares:clients=5,points=10,dim=3"))
     assert load("digits").outputs == 10 and load("least-squares:clients=5,points=10,dim=3").outputs == 1
+
+
+def test_a_population_knows_how_its_rows_were_dealt_out() -> None:
+    assert load("digits", clients=5).partition == "iid"
+    assert load("digits", partition="pathological:2", clients=5).partition == "pathological:2"
+    assert load("least-squares:clients=5,points=10,dim=3").partition == "natural"
