@@ -90,7 +90,7 @@ class FLowDUP:
     cohort: int | float = 100
     labeled_share: float = 0.9
     local: LocalSGD = LocalSGD(epochs=1, batch=50, lr=0.1)
-    server: ServerOptimizer = ServerOptimizer("adam", lr=5e-3, adaptivity=1e-10, warmup=5)
+    server: ServerOptimizer = ServerOptimizer("adam", lr=5e-3, adaptivity=1e-10)
     schedule: Schedule = field(default_factory=Schedule)
     rates: Mapping[str, float] = field(default_factory=lambda: {"h1": 0.25, "hidden": 0.25})
     subspace: Kind = "signs"
