@@ -43,6 +43,7 @@ class ODPFL:
     two_phase: None trains end to end. A number of rounds: first h learns with a descriptor for each client, as pFedHN
     does, while g learns to predict those; after that many rounds g is frozen and h learns with what g says (App. B.2).
     newcomer_epsilon, newcomer_delta: a newcomer protects each of its samples by noise on its descriptor (§7).
+    server.warmup is not in the paper: see PeFLL.
     """
 
     problem: Problem

@@ -53,6 +53,7 @@ class PeFLL:
     mask_labels: a client gives classes that it does not have a score of −∞, in training too (T1 B.1.3: afterwards).
     steady: newcomers are served by the running mean of (η_h, η_v) over about so many rounds, because a round of a few
     clients moves them a lot; 1 is the paper's, the last round alone.
+    server.warmup: Adam's first whole steps threw the generated models off (on CIFAR-10 a loss of hundreds in round 2).
     clip: bound on the norm of the whole gradient. Regularisation is by decay, η ← (1 − 2βλ)η (Alg. 8, lines 17-18).
     """
 

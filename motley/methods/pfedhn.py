@@ -37,7 +37,7 @@ class PFedHN:
 
     descriptor: length l of v; None: a quarter of the number of training clients. descriptor_lr: the step of the v_i.
     newcomer_rounds: exchanges in which a newcomer's v, random at first, is optimised with h fixed, by newcomer_lr; an
-    evaluation of unseen clients takes as long, so evaluate seldom.
+    evaluation of unseen clients takes as long, so evaluate seldom. server.warmup is not in the paper: see PeFLL.
     """
 
     problem: Problem
