@@ -17,6 +17,8 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._C._functorch import TransformType
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 
 
 def _image(input_shape: Sequence[int], name: str, smallest: int) -> tuple[int, int, int]:
@@ -33,8 +35,16 @@ def _image(input_shape: Sequence[int], name: str, smallest: int) -> tuple[int, i
     return channels, height, width
 
 
+def _gradient_within_a_gradient() -> bool:
+    """Whether this computes a gradient, for a block of clients, that will be differentiated itself, as in FedTTA."""
+    transforms = [interpreter.key() for interpreter in retrieve_all_functorch_interpreters()]
+    return transforms.count(TransformType.Grad) > 1 and TransformType.Vmap in transforms
+
+
 def channels_last(x: Tensor) -> Tensor:
     """The same tensor, laid out with channels last."""
+    if _gradient_within_a_gradient():  # for pooling in this layout, second derivatives have no batching rule
+        return x
     if x.shape[1] == 1:  # no copy, but strides that say so: PyTorch takes the layout of its results from them
         return x[:, 0, :, :, None].permute(0, 3, 1, 2)
     return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)

@@ -104,3 +104,18 @@ def test_partial_batches_do_not_depend_on_the_block() -> None:
 def test_a_negative_rate_is_refused() -> None:
     with pytest.raises(ValueError, match="adapt_lr=-1"):
         replace(FedTTA(problem()), adapt_lr=-1)
+
+
+@pytest.mark.parametrize("name, side", [("small-cnn", 8), ("lenet", 16), ("cnn", 28)])
+def test_convolutional_networks_are_trained_for_a_block_of_clients_as_for_each(name: str, side: int) -> None:
+    """Warnings are errors here, so that one of them, "cannot be vectorised", does not pass."""
+    random = torch.Generator().manual_seed(0)
+    x, y = torch.randn(12, 1, side, side, generator=random), torch.randint(3, (12,), generator=random)
+    clients = Clients.from_sizes(x, y, torch.tensor([4, 4, 4]))
+    images = Problem(Model(build(name, (1, side, side), 3)), (1, side, side), 3, 3)
+    method = FedTTA(images, cohort=3, local=LocalSGD(steps=1, batch=None, lr=1.0), adapt_lr=0.3)
+    together, singly = (
+        method.round(method.start(0), Federation(clients, runtime=Simulator(block=block)).begin_round(1))
+        for block in (3, 1)
+    )
+    torch.testing.assert_close(together.theta, singly.theta, atol=1e-6, rtol=0)
