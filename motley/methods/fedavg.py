@@ -5,6 +5,7 @@ FedAvg: McMahan et al., AISTATS 2017 (T1 Algorithms 3 and 4). FedProx: Li et al.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -31,7 +32,9 @@ class FedAvg:
     With ``noise`` (client-level privacy) the cohort is a Poisson sample, every update is clipped to ``clip`` and counts
     the same, and no loss is released. With ``local.private`` (point-level privacy) the clients train by DP-SGD; again
     updates count the same and no loss is released. ``secure`` sums the updates under masks, for which they are clipped.
-    ``mu`` adds FedProx's term μ/2·‖θ − θ_global‖² to every client's objective.
+    ``mu`` adds FedProx's term μ/2·‖θ − θ_global‖² to every client's objective. With ``mu_step`` it is only the first μ,
+    which then grows by the step when the loss has risen, and falls by it after five falls of the loss in a row (Li et
+    al. §5.3 and T1 C.1.2: from 1 by 0.1).
     With ``finetune`` every client, a newcomer too, trains the final model a little further on its own labels.
     """
 
@@ -41,6 +44,7 @@ class FedAvg:
     server: ServerOptimizer = field(default_factory=ServerOptimizer)
     schedule: Schedule = field(default_factory=Schedule)
     mu: float = 0.0
+    mu_step: float = 0.0
     finetune: LocalSGD | None = None
     clip: float | None = None
     noise: AdditiveNoise | None = None
@@ -59,19 +63,32 @@ class FedAvg:
                 "noise (which protects clients) and local.private (which protects points) at once: a ledger speaks "
                 "about one of them; choose one"
             )
-        if not self.mu >= 0:
-            raise ValueError(f"mu={self.mu}; expected 0 or more")
+        for name in ("mu", "mu_step"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)}; expected 0 or more")
+        if self.mu_step and not self._loss_is_released:
+            raise ValueError(
+                f"mu_step={self.mu_step} follows the clients' loss, which noise, secure and local.private keep back; "
+                "set mu_step=0 for a fixed mu"
+            )
+
+    @property
+    def _loss_is_released(self) -> bool:
+        return self.noise is None and not self.secure and self.local.private is None
 
     @task
-    def fit(self, client: Client, theta: Tensor, rate: Tensor, noise: Tensor | None = None) -> Sent:
+    def fit(
+        self, client: Client, theta: Tensor, rate: Tensor, noise: Tensor | None = None, mu: Tensor | None = None
+    ) -> Sent:
         """ClientUpdate (T1 Alg. 4): local SGD from the global θ; sends θ_new − θ."""
         plain = supervised(self.model)
 
         def proximal(local: Params, batch: Batch) -> Tensor:
             assert isinstance(local, Tensor)
-            return plain(local, batch) + self.mu / 2 * (local - theta).square().sum()
+            return plain(local, batch) + (self.mu if mu is None else mu) / 2 * (local - theta).square().sum()
 
-        fitted, loss = self.local.train(proximal if self.mu else plain, theta, client, rate=rate, noise=noise)
+        near = proximal if self.mu or mu is not None else plain
+        fitted, loss = self.local.train(near, theta, client, rate=rate, noise=noise)
         return send(update=fitted - theta, loss=loss, n=client.n.to(torch.float32))
 
     @task
@@ -82,7 +99,11 @@ class FedAvg:
 
     def start(self, seed: int) -> State:
         theta = self.model.init(seed)
-        return State(theta=theta).with_part("server", self.server.start(theta))
+        state = State(theta=theta).with_part("server", self.server.start(theta))
+        if not self.mu_step:
+            return state
+        first = {"mu": torch.tensor(self.mu), "loss": torch.tensor(torch.inf), "falls": torch.zeros(())}
+        return state.with_part("prox", first)
 
     def round(self, state: State, federation: Federation) -> State:
         cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
@@ -91,16 +112,25 @@ class FedAvg:
         if self.local.private is not None:
             own["noise"] = each(self.local.multipliers(cohort.sizes))
             into = [Mean("update", clip=self.clip, secure=self.secure, cost=self.local.cost(cohort.sizes))]
-        elif self.noise is not None or self.secure:
+        elif not self._loss_is_released:
             into = [Mean("update", clip=self.clip, noise=self.noise, secure=self.secure)]
+        prox = state.part("prox")
+        shared = {"mu": prox["mu"]} if prox else {}
         rate = self.schedule(federation.round)
-        replies = cohort.ask(self.fit, theta=state.theta, rate=rate, into=into, **own)
+        replies = cohort.ask(self.fit, theta=state.theta, rate=rate, into=into, **shared, **own)
         if "loss" in replies:
             federation.report(loss=replies["loss"])
+            if prox:
+                state = state.with_part("prox", self._next_mu(prox, replies["loss"]))
         if "update" not in replies:
             return state  # the very first Poisson cohort was empty
         theta, moments = self.server.step(state.theta, replies["update"], state.part("server"))
         return state.replace(theta=theta).with_part("server", moments)
+
+    def _next_mu(self, prox: Mapping[str, Tensor], loss: Tensor) -> dict[str, Tensor]:
+        falls = prox["falls"] + 1 if loss < prox["loss"] else torch.zeros(())
+        step = self.mu_step * (float(loss > prox["loss"]) - float(falls == 5))
+        return {"mu": (prox["mu"] + step).clamp(min=0), "loss": loss, "falls": falls % 5}
 
     def personalize(self, state: State, cohort: Cohort) -> Tensor:
         if self.finetune is None:

@@ -72,6 +72,24 @@ def test_fedprox_descends_the_proximal_objective() -> None:
     assert float(gradient.abs().max()) < 1e-5
 
 
+def test_fedprox_follows_the_loss_with_its_mu() -> None:
+    local = LocalSGD(epochs=5, batch=None, lr=0.1)
+    adaptive = FedAvg(linear(), cohort=4, local=local, mu=1.0, mu_step=0.1)
+    fixed = FedAvg(linear(), cohort=4, local=local, mu=1.0)
+    first, same = (train(method, Federation(clients(SIZES)), 1) for method in (adaptive, fixed))
+    torch.testing.assert_close(first.theta, same.theta)
+    state, mus = adaptive.start(0).part("prox"), []
+    for loss in (9, 8, 7, 6, 5, 4, 4.5, 4.5, 4, 3, 2, 1, 0.5):
+        state = adaptive._next_mu(state, torch.tensor(float(loss)))
+        mus.append(round(float(state["mu"]), 3))
+    assert mus == [1, 1, 1, 1, 0.9, 0.9, 1, 1, 1, 1, 1, 1, 0.9]  # up after a rise; down after the fifth fall in a row
+    heavy = first.with_part("prox", {"mu": torch.tensor(8.0)})
+    far, near = (adaptive.round(state, Federation(clients(SIZES)).begin_round(2)).theta for state in (first, heavy))
+    assert (near - first.theta).norm() < (far - first.theta).norm() / 2
+    with pytest.raises(ValueError, match=r"mu_step=0\.1 follows the clients' loss"):
+        FedAvg(linear(), mu_step=0.1, clip=1.0, noise=Gaussian(1.0))
+
+
 def test_fine_tuning_starts_from_the_global_model_and_leaves_it_alone() -> None:
     finetune = LocalSGD(epochs=2, batch=None, lr=0.5)
     method = FedAvg(linear(), cohort=4, finetune=finetune)
