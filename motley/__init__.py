@@ -1,5 +1,11 @@
 """Motley: personalized, private federated learning among clients that are not alike."""
 
+import os
+
+# Before PyTorch is loaded: a thread that waits for another one sleeps. Spinning is no faster here, and beside another
+# program it takes several times as long.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 from motley.client import Client, Clients
 from motley.federation import Cohort, Federation, Replies, each
 from motley.learn.local import LocalSGD
