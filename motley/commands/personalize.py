@@ -13,9 +13,11 @@ from rich.table import Table
 from motley.commands.options import Json, examples, printed
 from motley.studio.errors import UserError
 from motley.studio.folder import check_writable, disk_errors_told
-from motley.studio.newcomer import FinishedRun, Served, counted, onnx_is_there, serve
+from motley.studio.newcomer import FinishedRun, Served, counted, onnx_is_there, read_ledger, serve
 from motley.studio.newcomer_file import read_newcomer
 from motley.studio.recipe import overridden
+
+_OTHER_LEDGER = "motley personalize, with --ledger FILE for another place"  # where the disk refuses this one
 
 
 def personalize(
@@ -29,7 +31,7 @@ def personalize(
         typer.Option("--set", metavar="KEY=VALUE", help="How to read the file, e.g. data.options.missing=drop."),
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="Protect each row: noise on what is sent. Every call costs ε.")
+        float | None, typer.Option(help="Protect each row: noise on what is sent. Costs add up over calls.")
     ] = None,
     delta: Annotated[
         float | None, typer.Option(help="δ that ε is stated at. (default: n^-1.1 for n rows, at most 0.01)")
@@ -37,6 +39,9 @@ def personalize(
     out: Annotated[Path | None, typer.Option(help="The model's file. (default: DATA.model.safetensors)")] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Also write the model as an ONNX graph.")] = False,
     predictions: Annotated[Path | None, typer.Option(help="Also write the model's answers for the rows.")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Where to keep what ε has cost each row so far. (default: DATA.ledger.json)")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     r"""Give a newcomer the model that fits its data: what is sent, what comes back, and what it costs in privacy.
@@ -45,15 +50,28 @@ def personalize(
 
     The file is read as the run's own was, and its columns are matched by name. The model is written as safetensors;
     with --onnx, or if --out ends in .onnx, as an ONNX graph (pip install 'motley-fl\[onnx]').
+
+    With an ε, each call is entered in the newcomer's ledger, and the ε that is told is that of all calls in there on
+    the same rows. Keep the ledger with the data, and as private.
     """
-    target = out or _default(data)
+    target = out or _beside(data, ".model.safetensors")
     graph = target if target.suffix == ".onnx" else target.with_suffix(".onnx") if onnx else None
     finished = FinishedRun.open(run)
-    _check_outputs(target, graph, predictions)
+    if epsilon is not None or getattr(finished.method, "newcomer_epsilon", None) is not None:
+        ledger = ledger or _beside(data, ".ledger.json")
+    elif ledger is not None:
+        raise UserError(f"--ledger {ledger} is for an ε, but no privacy was asked for: add --epsilon, or leave it out")
+    _check_outputs(target, graph, predictions, ledger)
     given = {**_file_options(set_ or []), **({} if label_column is None else {"label_column": label_column})}
     newcomer = read_newcomer(finished, data, given, client=client, unlabeled=unlabeled)
     served = serve(finished, newcomer.clients, newcomer.name, epsilon=epsilon, delta=delta, left_out=newcomer.left_out)
     served.notes.extend(newcomer.notes)
+    spent = served.epsilon
+    if ledger is not None and served.rows:  # before the model: what was sent counts, even if nothing comes of it
+        with disk_errors_told(ledger.parent, again=_OTHER_LEDGER):
+            spent = served.enter(ledger)
+    else:
+        ledger = None
     with disk_errors_told(target.parent):
         if graph is not None:
             _write_graph(served, graph)
@@ -63,24 +81,28 @@ def personalize(
             words = served.predict(newcomer.clients)
             predictions.write_text("prediction\n" + "".join(f"{word}\n" for word in words), encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps(_plain(served, target, graph, predictions), indent=2))
+        typer.echo(json.dumps(_plain(served, spent, ledger, target, graph, predictions), indent=2))
     else:
-        _show(served, target, graph, predictions)
+        _show(served, spent, ledger, target, graph, predictions)
 
 
-def _default(data: Path) -> Path:
+def _beside(data: Path, ending: str) -> Path:
     """Beside the data, and called like it."""
     if data.name in ("", ".."):
         raise UserError(f"--data {data}: expected the newcomer's file, or a folder by its name, e.g. --data mine.npz")
-    return data.with_name(data.name.split(".")[0] + ".model.safetensors")
+    return data.with_name(data.name.split(".")[0] + ending)
 
 
-def _check_outputs(target: Path, graph: Path | None, predictions: Path | None) -> None:
+def _check_outputs(target: Path, graph: Path | None, predictions: Path | None, ledger: Path | None) -> None:
     """All that could go wrong with the files to be written, before any work."""
     if graph is not None and not onnx_is_there():
         raise UserError("writing an ONNX graph needs onnx and onnxscript: pip install 'motley-fl[onnx]'")
-    if predictions is not None and predictions in (target, graph):
-        raise UserError(f"--out and --predictions are both {predictions}; choose another file for one of them")
+    for file, flag, others in (
+        (predictions, "--predictions", {target: "--out", graph: "--out"}),
+        (ledger, "--ledger", {target: "--out", graph: "--out", predictions: "--predictions"}),
+    ):
+        if file is not None and file in others:
+            raise UserError(f"{others[file]} and {flag} are both {file}; choose another file for one of them")
     for file, flag in ((target, "--out"), (graph, "--out"), (predictions, "--predictions")):
         if file is None:
             continue
@@ -89,6 +111,11 @@ def _check_outputs(target: Path, graph: Path | None, predictions: Path | None) -
         with disk_errors_told(file.parent):
             file.parent.mkdir(parents=True, exist_ok=True)
             check_writable(file)
+    if ledger is not None:
+        read_ledger(ledger)
+        with disk_errors_told(ledger.parent, again=_OTHER_LEDGER):
+            ledger.parent.mkdir(parents=True, exist_ok=True)
+            check_writable(ledger)
 
 
 def _file_options(settings: list[str]) -> dict[str, Any]:
@@ -110,19 +137,23 @@ def _write_graph(served: Served, graph: Path) -> None:
     except Exception as error:  # whatever the exporter does not know of a network of the user's own
         raise UserError(
             f"no ONNX graph could be made: the exporter does not know this network ({type(error).__name__}: {error}). "
-            "Nothing was written; leave out --onnx, or let --out end in .safetensors"
+            "No model was written; leave out --onnx, or let --out end in .safetensors"
         ) from error
 
 
-def _plain(served: Served, target: Path, graph: Path | None, predictions: Path | None) -> dict[str, object]:
+def _plain(
+    served: Served, spent: float, ledger: Path | None, target: Path, graph: Path | None, predictions: Path | None
+) -> dict[str, object]:
     return {
         "run": str(served.run.path),
         "samples": served.samples,
         "sent": served.sent,
         "received": served.received,
         "descriptor": None if served.descriptor is None else served.descriptor.tolist(),
-        "epsilon": served.epsilon if math.isfinite(served.epsilon) else None,
+        "epsilon": spent if math.isfinite(spent) else None,
+        "epsilon_of_this_call": served.epsilon if math.isfinite(served.epsilon) else None,
         "delta": served.delta if math.isfinite(served.epsilon) else None,
+        "ledger": None if ledger is None else str(ledger),
         "model": str(target),
         "onnx": None if graph is None else str(graph),
         "onnx_input": None if graph is None else served.onnx_input,
@@ -131,7 +162,9 @@ def _plain(served: Served, target: Path, graph: Path | None, predictions: Path |
     }
 
 
-def _show(served: Served, target: Path, graph: Path | None, predictions: Path | None) -> None:
+def _show(
+    served: Served, spent: float, ledger: Path | None, target: Path, graph: Path | None, predictions: Path | None
+) -> None:
     console = printed()
     table = Table(
         "", "what", "bytes", title=f"{served.name}: {counted(served.samples, 'sample')}", title_justify="left"
@@ -146,8 +179,10 @@ def _show(served: Served, target: Path, graph: Path | None, predictions: Path | 
         console.print(f"descriptor ({len(served.descriptor)} numbers): {numbers}{more}", markup=False)
     if not served.sent:
         console.print("privacy: nothing was sent, so nothing is revealed")
-    elif math.isfinite(served.epsilon):
-        console.print(f"privacy of each row: ε = {served.epsilon:.3g} at δ = {served.delta:g}")
+    elif ledger is not None:
+        alone = "" if spent == served.epsilon else f" (this call alone: {served.epsilon:.3g})"
+        told = f"privacy of each row: ε = {spent:.3g} at δ = {served.delta:g}{alone}, for all calls on it in {ledger}"
+        console.print(told, soft_wrap=True, markup=False)
     else:
         console.print("privacy: none was asked for (ε = ∞); what was sent depends on the data without noise")
     for note in served.notes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import logging
 import warnings
@@ -35,6 +36,10 @@ from motley.studio.prepare import Prepared, prepare
 from motley.studio.recipe import read_recipe
 
 NOTICEABLE = 0.05  # a loss of accuracy that is told
+ABOUT_LEDGER = (
+    "What was released of a newcomer's rows by `motley personalize --epsilon`. Each row goes by a hash of its values, "
+    "from which they can be guessed: keep this file with the data, and as private."
+)
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,17 @@ class Served:
     epsilon: float
     delta: float
     notes: list[str] = field(default_factory=list)
+    rows: list[str] = field(default_factory=list)  # in the ledger, those that ε protects
+
+    def enter(self, file: Path) -> float:
+        """Add the release to a newcomer's ledger file; the ε of its rows by all releases in there.
+
+        Each row has an account of its own: rows that come again, also beside others, are recognised, and what was
+        released of other rows does not count.
+        """
+        ledger = read_ledger(file) + self.ledger
+        folder.write_json(file, {"about": ABOUT_LEDGER, **ledger.state()})
+        return max(ledger.epsilon(self.delta, newcomer=row) for row in self.rows)
 
     def save(self, file: Path) -> None:
         """The model's named tensors, and ``input.shift`` and ``input.scale``: the model reads (x − shift) · scale."""
@@ -174,6 +190,26 @@ def onnx_is_there() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxscript"))
 
 
+def read_ledger(file: Path) -> Ledger:
+    """What was released of a newcomer's rows before; an empty ledger where there is no file yet."""
+    if not file.exists():
+        return Ledger()
+    try:
+        return Ledger.from_state(folder.read_json(file))
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            f"{file}: expected a ledger that `motley personalize` wrote, but it cannot be read as one "
+            f"({type(error).__name__}: {error}); choose another file with --ledger"
+        ) from error
+
+
+def _row_names(newcomer: Clients) -> list[str]:
+    """A name for each different row that is the same in every call."""
+    rows = newcomer.rows(0)[0]
+    names = (hashlib.sha256(row.to(torch.float64).numpy().tobytes()).hexdigest()[:16] for row in rows)
+    return list(dict.fromkeys(names))
+
+
 def newcomer_delta(run: FinishedRun, samples: int, delta: float | None) -> float:
     """δ for each of a newcomer's n rows: as asked, if below 1/n; else n^-1.1, at most 0.01 and at most the run's."""
     method = run.method
@@ -215,8 +251,9 @@ def serve(
 ) -> Served:
     """A model for one newcomer (T1 Alg. 7, P2 §4 and §7). Nothing of the run changes.
 
-    ``epsilon`` protects each of its rows; a run that was trained with ``newcomer_epsilon`` protects them anyway. The
-    noise is the operating system's: seeded noise would protect a newcomer from nobody who knows the run's seed.
+    ``epsilon`` protects each of its rows; a run that was trained with ``newcomer_epsilon`` protects them anyway. It is
+    the cost of this call alone; ``Served.enter`` adds it to what earlier calls on the same rows have cost. The noise is
+    the operating system's: seeded noise would protect a newcomer from nobody who knows the run's seed.
     ``left_out``: how many of its rows lack a value; the number n that the noise is made for must not depend on that.
     """
     method, samples = run.method, int(newcomer.size[0])
@@ -245,15 +282,15 @@ def serve(
             raise
         raise _overflow(run, newcomer) from error
     ledger, notes, descriptor = federation.ledger, list(run.notes), listener.descriptor
+    rows: list[str] = []
     if epsilon is not None and federation.traffic.up:
         private = _protecting(run, epsilon, delta, left_out)
         noise = private.noise
         assert noise is not None and descriptor is not None
         descriptor = noise.add(descriptor, SENSITIVITY / samples, SystemDraws())
-        ledger = Ledger()  # what leaves the client is the noisy descriptor alone
-        ledger.record(noise.event(), unit="point", sampling=Local(), newcomers=[name])
+        ledger, rows = Ledger(), _row_names(newcomer)  # what leaves the client is the noisy descriptor alone
+        ledger.record(noise.event(), unit="point", sampling=Local(), newcomers=rows)
         theta = private.models(run.state, descriptor)
-        notes.append("ε is for this call alone: each further call on the same rows costs as much again; none is stored")
         notes.append(_noise_told(noise.std(SENSITIVITY / samples)))
         notes.append(_expectation(run, private, samples, epsilon))
     elif epsilon is not None:
@@ -275,9 +312,10 @@ def serve(
         received=received,
         descriptor=None if descriptor is None else descriptor[0],
         ledger=ledger,
-        epsilon=ledger.epsilon(delta, newcomer=name if epsilon is not None else None),
+        epsilon=ledger.worst(delta),
         delta=delta,
         notes=notes,
+        rows=rows,
     )
 
 
@@ -342,7 +380,9 @@ def _expectation(run: FinishedRun, method: ODPFL, samples: int, epsilon: float) 
         return "the run has no unseen clients with labels to test, so nobody knows what accuracy to expect at this ε"
     tested = newcomers.train.size.clamp(max=samples)
     federation = run.prepared.federation()
-    curves = accuracy_by_size_and_epsilon(method, run.state, federation, newcomers, [samples], [epsilon, None])
+    curves = accuracy_by_size_and_epsilon(
+        method, run.state, federation, newcomers, [samples], [epsilon, None], lambda _: method.newcomer_delta
+    )
     noisy, exact = curves[epsilon][0].mean, curves[None][0].mean
     low, high = int(tested.min()), int(tested.max())
     size = counted(high, "sample") if low == high else f"{low} to {high} samples"

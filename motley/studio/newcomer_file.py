@@ -19,6 +19,7 @@ from motley.data.population import Population
 from motley.data.source import Array
 from motley.data.tabular import Features
 from motley.studio.errors import UserError
+from motley.studio.measure import serves_unlabeled
 from motley.studio.newcomer import FinishedRun, counted
 
 OPTIONS = ("client_column", "label_column", "delimiter", "missing", "partial_labels", "size")
@@ -69,9 +70,12 @@ def read_newcomer(
     if given.get("label_column") and rows.y is None:
         raise UserError(f"{file}: there is no column {given['label_column']!r} (--label-column)")
     if rows.x.ndim and len(rows.x) == 0:
-        raise UserError(f"{file} has no rows")
+        raise UserError(f"{file} has no rows, but a newcomer needs at least one; give a file that holds its rows")
+    if population.kind == "image" and rows.x.ndim not in (3, 4):
+        raise _other_shape(file, rows.x, population)
     whole = array_source(rows.x, None, rows.client, name=file.name, kind=population.kind)
-    _check_shape(file, whole.x, population)
+    if tuple(whole.x.shape[1:]) != population.input_shape:
+        raise _other_shape(file, whole.x, population)
     own = _chosen(file, len(whole.x), whole.client, whole.client_names, client)
     keep, x = own, whole.x[own]
     notes: list[str] = []
@@ -88,7 +92,8 @@ def read_newcomer(
         if rows.y.size != len(whole.x):
             raise UserError(f"{file}: {len(whole.x)} rows of x but {rows.y.size} labels; give one for each row")
         y = rows.y.reshape(-1)[keep]
-        y = y if population.classes is None else _codes(file, y, keep, population, run.named_data)
+        if population.classes is not None:
+            y = _codes(file, y, keep, population, run.named_data, needed=not serves_unlabeled(run.method))
         y = None if y.dtype.kind == "f" and np.isnan(y).all() else y  # a column of labels that is left empty
     task: Task = "regression" if population.classes is None else "classification"
     source = array_source(
@@ -146,10 +151,11 @@ def _filled(file: Path, x: Array, columns: Features, population: Population) -> 
     return np.where(np.isnan(x), trained.mean(0).numpy(), x)
 
 
-def _codes(file: Path, y: Array, rows: Array, population: Population, named_data: bool) -> Array:
+def _codes(file: Path, y: Array, rows: Array, population: Population, named_data: bool, needed: bool = True) -> Array:
     """Labels as the run's own numbers of classes, found by name; NaN where one is missing.
 
     The classes of a data set that comes with Motley, such as CIFAR-10's, are known by their published numbers too.
+    An unknown class is refused even where labels are not ``needed``: the file may be another than the one meant.
     """
     names, numbers = population.class_names, [str(i) for i in range(population.classes or 0)]
     known = numbers if names is None else [str(name) for name in names]
@@ -162,7 +168,8 @@ def _codes(file: Path, y: Array, rows: Array, population: Population, named_data
         if word not in place:
             raise UserError(
                 f"{file}: the class {word!r} was not in training (data row {row + 1}); the run knows "
-                f"{_shown(known, 10)}"
+                f"{_shown(known, 10)}. Name the classes as in training, or leave out the rows of others"
+                + ("" if needed else "; or add --unlabeled, because this run needs no labels")
             )
     return np.array([place[word] for word in words])
 
@@ -174,12 +181,16 @@ def _word(label: Any) -> str:
     return label.decode() if isinstance(label, bytes) else str(label)
 
 
-def _check_shape(file: Path, x: Array, population: Population) -> None:
-    if tuple(x.shape[1:]) != population.input_shape:
-        raise UserError(
-            f"{file}: a sample has shape {tuple(x.shape[1:])}, but the run was trained on {population.kind} of shape "
-            f"{population.input_shape}"
-        )
+def _other_shape(file: Path, x: Array, population: Population) -> UserError:
+    came, wanted = tuple(x.shape[1:]), population.input_shape
+    what = "images" if population.kind == "image" else population.kind
+    change = f"resize or crop the {what}" if population.kind == "image" else "bring the samples to that shape"
+    if math.prod(came) == math.prod(wanted):
+        change = "reshape it"
+    return UserError(
+        f"{file}: a sample has shape {came}, but the run was trained on {what} of shape {wanted}; give x of "
+        f"[rows, {', '.join(map(str, wanted))}]: {change}, or train a run on such data"
+    )
 
 
 def _inputs(file: Path, x: Array, rows: Array, population: Population) -> Array:

@@ -130,15 +130,15 @@ def test_epsilon_is_paid_by_the_newcomer_and_told(
 ) -> None:
     file = newcomer(tmp_path, x=rows[0])
     output = str(run_command(runs["odpfl"], "--data", file, "--unlabeled", "--epsilon", "0.5", "--delta", "0.01"))
-    assert "ε = 0.5 at δ = 0.01" in output and "unseen clients of this run" in output
-    assert "each further call on the same rows costs as much again" in " ".join(output.split())
+    assert f"ε = 0.5 at δ = 0.01, for all calls on it in {tmp_path / 'mine.ledger.json'}" in output
+    assert "unseen clients of this run" in output
     run = FinishedRun.open(runs["odpfl"])
     clients = read_newcomer(run, file, unlabeled=True).clients
     first = serve(run, clients, "mine", epsilon=0.5)
     second = serve(run, clients, "mine", epsilon=0.5)
     assert first.descriptor is not None and second.descriptor is not None
     assert not torch.equal(first.descriptor, second.descriptor)  # the noise is the operating system's
-    assert first.ledger.epsilon(0.01, newcomer="mine") == pytest.approx(0.5, rel=1e-3)
+    assert first.epsilon == second.epsilon == pytest.approx(0.5, rel=1e-3)  # no file, so nothing to add it to
 
 
 def test_a_run_that_protects_newcomers_does_so_with_noise_that_nobody_can_repeat(
@@ -172,11 +172,17 @@ def test_data_that_does_not_fit_is_refused_with_the_reason(
 ) -> None:
     run = FinishedRun.open(runs["pefll"])
     x, y = rows
-    with pytest.raises(UserError, match=r"shape \(1, 9, 9\).*shape \(1, 8, 8\)"):
+    wanted = r"trained on images of shape \(1, 8, 8\); give x of \[rows, 1, 8, 8\]"
+    with pytest.raises(UserError, match=rf"shape \(1, 9, 9\), but .* {wanted}: resize or crop the images, or train"):
         read_newcomer(run, newcomer(tmp_path, x=np.zeros((5, 1, 9, 9), np.uint8)))
-    with pytest.raises(UserError, match="class '12' was not in training"):
+    with pytest.raises(UserError, match=rf"shape \(64,\), but .* {wanted}: reshape it, or train a run on such data"):
+        read_newcomer(run, newcomer(tmp_path, x=x.reshape(50, 64)))
+    with pytest.raises(UserError, match="class '12' was not in training") as told:
         read_newcomer(run, newcomer(tmp_path, x=x, y=y + 5))
-    with pytest.raises(UserError, match=r"mine.npz has no rows"):
+    assert str(told.value).endswith("Name the classes as in training, or leave out the rows of others")
+    with pytest.raises(UserError, match=r"rows of others; or add --unlabeled, because this run needs no labels"):
+        read_newcomer(FinishedRun.open(runs["odpfl"]), newcomer(tmp_path, x=x, y=y + 5))
+    with pytest.raises(UserError, match=r"mine.npz has no rows, but a newcomer needs at least one; give a file"):
         read_newcomer(run, newcomer(tmp_path, x=x[:0]))
     with pytest.raises(UserError, match="50 rows of x but 3 labels"):
         read_newcomer(run, newcomer(tmp_path, x=x, y=y[:3]))

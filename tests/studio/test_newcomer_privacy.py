@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,9 +112,90 @@ def test_the_size_of_the_noise_is_told_without_any_unseen_client(
 ) -> None:
     run = some_labels(tmp_path, 0.0)
     came = read_newcomer(run, archive(tmp_path, x=np.ones((6, 3)))).clients
-    _, noise, expected = serve(run, came, "mine", epsilon=epsilon).notes
+    noise, expected = serve(run, came, "mine", epsilon=epsilon).notes
     std = Gaussian.for_budget(epsilon, 0.01).noise_multiplier * 2 / 6
     assert (std > 1) == too_much
     assert f"has standard deviation {std:.3g}, and the descriptor is at most 1 long" in noise
     assert ("hardly anything of the data is left in it" in noise) == too_much
     assert "no unseen clients with labels to test" in expected
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    return some_labels(tmp_path_factory.mktemp("plain"), 0.0)
+
+
+def paid(run: FinishedRun, folder: Path, x: np.ndarray, *words: object) -> dict[str, Any]:
+    """What a private call on these rows tells; its model is removed, so that the next call may write one."""
+    told = json.loads(str(run_command(run.path, "--data", archive(folder, x=x), "--epsilon", 0.5, *words, "--json")))
+    Path(told["model"]).unlink()
+    return dict(told)
+
+
+def test_calls_on_the_same_rows_add_up_and_those_on_other_rows_do_not(plain: FinishedRun, tmp_path: Path) -> None:
+    x = np.random.default_rng(1).normal(size=(12, 3))
+    first = paid(plain, tmp_path, x[:6])
+    assert first["epsilon"] == first["epsilon_of_this_call"] == pytest.approx(0.5, rel=1e-3)
+    assert first["ledger"] == str(tmp_path / "mine.ledger.json")
+    (tmp_path / "elsewhere").mkdir()
+    again = paid(plain, tmp_path, x[3:9][::-1], "--out", tmp_path / "elsewhere" / "model")  # three rows come again
+    z = Gaussian.for_budget(0.5, first["delta"]).noise_multiplier
+    twice = Gaussian.for_budget(again["epsilon"], first["delta"]).noise_multiplier
+    assert twice == pytest.approx(z / math.sqrt(2), rel=1e-3)  # two releases with z are one with z/√2
+    assert again["epsilon_of_this_call"] == first["epsilon"]
+    assert paid(plain, tmp_path, x[9:])["epsilon"] == first["epsilon"]  # never given before
+    thrice = paid(plain, tmp_path, np.concatenate([x[4:5]] * 6))["epsilon"]  # once, however often a call holds it
+    assert Gaussian.for_budget(thrice, first["delta"]).noise_multiplier == pytest.approx(z / math.sqrt(3), rel=1e-3)
+    output = str(run_command(plain.path, "--data", archive(tmp_path, x=x[:6]), "--epsilon", 0.5))
+    assert "(this call alone: 0.5), for all calls on it in" in " ".join(output.split())
+
+
+def test_rows_have_the_same_names_in_every_type(plain: FinishedRun, tmp_path: Path) -> None:
+    x = np.arange(18).reshape(6, 3) % 3
+    alone = paid(plain, tmp_path, x.astype(np.float64))["epsilon"]
+    assert paid(plain, tmp_path, x.astype(np.int32))["epsilon"] > alone
+
+
+def test_a_call_is_entered_before_its_model_is_written(
+    plain: FinishedRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device", "somewhere")
+
+    file, x = tmp_path / "mine.ledger.json", np.ones((6, 3))
+    with monkeypatch.context() as patch:
+        patch.setattr("motley.studio.newcomer.Served.save", full)
+        with pytest.raises(UserError, match="the disk is full"):
+            paid(plain, tmp_path, x)
+    assert file.is_file()
+    before = file.read_text()
+    with monkeypatch.context() as patch:
+        patch.setattr("motley.studio.folder.os.fsync", full)
+        with pytest.raises(UserError, match=r"the disk is full.*--ledger FILE"):
+            paid(plain, tmp_path, x)
+    assert file.read_text() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.ledger.json", "mine.npz"]  # no model
+    assert paid(plain, tmp_path, x)["epsilon"] > 0.6  # with the one that was lost
+
+
+@pytest.mark.parametrize("content", ["rows", "[]", "{}", '{"unit": 1}', '{"events": [{"kind": "magic"}]}'])
+def test_a_file_that_is_no_ledger_is_refused_and_kept(plain: FinishedRun, tmp_path: Path, content: str) -> None:
+    (tmp_path / "mine.ledger.json").write_text(content)
+    with pytest.raises(UserError, match=r"mine.ledger.json(: expected a ledger .*another file with --ledger| is dam)"):
+        paid(plain, tmp_path, np.ones((6, 3)))
+    assert (tmp_path / "mine.ledger.json").read_text() == content
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.ledger.json", "mine.npz"]
+    other = tmp_path / "new" / "other.json"
+    assert paid(plain, tmp_path, np.ones((6, 3)), "--ledger", other)["ledger"] == str(other)
+
+
+def test_a_ledger_is_for_private_calls_alone_and_a_file_of_its_own(plain: FinishedRun, tmp_path: Path) -> None:
+    mine = archive(tmp_path, x=np.ones((6, 3)))
+    words = (plain.path, "--data", mine, "--out", tmp_path / "model")
+    with pytest.raises(UserError, match=r"--ledger a.json is for an ε, but no privacy was asked for: add --epsilon"):
+        run_command(*words, "--ledger", "a.json")
+    with pytest.raises(UserError, match="--out and --ledger are both"):
+        run_command(*words, "--epsilon", 1, "--ledger", tmp_path / "model")
+    told = json.loads(str(run_command(*words, "--json")))
+    assert told["ledger"] is told["epsilon"] is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.npz", "model"]
