@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -31,7 +32,7 @@ class Commands(typer.core.TyperGroup):
         try:
             return super().invoke(ctx)
         except (Interrupted, KeyboardInterrupt) as error:
-            _say(str(error) or "stopped at once; `motley resume RUN` goes on from the last checkpoint", "stopped")
+            _say(str(error) or "stopped at once; `motley resume RUN` goes on from the last checkpoint")
             raise typer.Exit(INTERRUPTED) from None
         except (UserError, DataError) as error:
             _say(str(error), "error")
@@ -40,9 +41,10 @@ class Commands(typer.core.TyperGroup):
         raise typer.Exit(1)
 
 
-def _say(text: str, kind: str) -> None:
+def _say(text: str, kind: str | None = None) -> None:
     console = Console(stderr=True, highlight=False)
-    console.print(f"[bold red]{kind}:[/bold red] ", end="")
+    if kind is not None:
+        console.print(f"[bold red]{kind}:[/bold red] ", end="")
     console.print(text, markup=False, soft_wrap=True)
 
 
@@ -88,4 +90,5 @@ for _register in COMMANDS:
 
 def main() -> None:
     """The entry point of the ``motley`` script."""
+    warnings.showwarning = lambda message, *_: _say(f"note: {message}")  # a sentence, without a line of source code
     app(prog_name="motley")

@@ -84,7 +84,8 @@ def _results(found: Analyses, name: str, scale: Scale) -> list[tuple[str, str]]:
         return [(NAMES[name], f"{len(found.map.names):,} clients by PCA and t-SNE, drawn in the report")]
     if name == "correlation" and found.correlation is not None:
         one = found.correlation
-        return [(NAMES[name], f"{one.mean:.2f} ({one.low:.2f} to {one.high:.2f}) over {one.clients:,} unseen clients")]
+        result = f"{one.mean:.2f} ({one.low:.2f} to {one.high:.2f}) over {one.clients:,} unseen clients"
+        return [(NAMES[name], result + ("" if one.untrained is None else f"; {one.untrained:.2f} before training"))]
     if name == "same_classes" and found.same_classes is not None:
         like = found.same_classes
         result = f"{scale(like.unseen)} of {like.clients:,} unseen clients, {scale(like.seen)} of training clients"
@@ -100,11 +101,11 @@ def _results(found: Analyses, name: str, scale: Scale) -> list[tuple[str, str]]:
         points: Sequence[CurvePoint] = getattr(found, name)
         return [(NAMES[name], _listed(points, before, after, scale))] if points else []
     if name == "size":
-        several = len(found.size) > 1
-        return [
-            (NAMES[name] + (f", {curve.label}" if several else ""), _listed(curve.points, "", "", scale))
-            for curve in found.size
-        ]
+        rows = []
+        for curve in found.size:
+            words = [NAMES[name], curve.label, curve.delta_label] if len(found.size) > 1 else [NAMES[name]]
+            rows.append((", ".join(word for word in words if word), _listed(curve.points, "", "", scale)))
+        return rows
     if name == "bytes" and found.bytes:
         last = found.bytes[-1]
         scores = [

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -235,6 +235,7 @@ class Point:
     at: float
     mean: float
     error: float | None
+    delta: float | None = None  # of the newcomers' privacy, where they have any
 
     @classmethod
     def of(cls, at: float, scores: Scores) -> Point:
@@ -278,15 +279,20 @@ def accuracy_by_size_and_epsilon(
     newcomers: Newcomers,
     sizes: Sequence[int],
     epsilons: Sequence[float | None],
+    delta_of: Callable[[int], float],
 ) -> dict[float | None, list[Point]]:
-    """P2 Fig. 5 and 6: for each ε (None: no noise) the accuracy over a newcomer's number of samples."""
+    """P2 Fig. 5 and 6: for each ε (None: no noise) the accuracy over a newcomer's number of samples.
+
+    ``delta_of``: δ for a number of samples n. The paper's is 0.01 throughout, which from n = 100 on protects nobody.
+    """
     curves: dict[float | None, list[Point]] = {}
     for epsilon in epsilons:
-        private = replace(method, newcomer_epsilon=epsilon)
-        curves[epsilon] = [
-            Point.of(size, newcomers.only_first(size).score(private, state, federation, labeled=False))
-            for size in sizes
-        ]
+        curves[epsilon] = []
+        for size in sizes:
+            delta = delta_of(size)
+            private = replace(method, newcomer_epsilon=epsilon, newcomer_delta=delta)
+            scores = newcomers.only_first(size).score(private, state, federation, labeled=False)
+            curves[epsilon].append(replace(Point.of(size, scores), delta=None if epsilon is None else delta))
     return curves
 
 

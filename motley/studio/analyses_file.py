@@ -46,6 +46,7 @@ _LARGEST = 1e30  # of a number that a chart has to place
 Finite = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, le=_LARGEST, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=_LARGEST, allow_inf_nan=False)]
+Probability = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
 Coefficient = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Words = Annotated[str, Field(max_length=MOST_LETTERS)]
@@ -67,6 +68,12 @@ class CurvePointAboveZero(CurvePoint):
     at: Positive
 
 
+class PrivatePoint(CurvePointAboveZero):
+    """One place of a curve of private newcomers; without δ if there is no noise, or in a file of an older version."""
+
+    delta: Probability | None = None
+
+
 Curve = Annotated[list[CurvePoint], Field(max_length=MOST_POINTS)]
 CurveAboveZero = Annotated[list[CurvePointAboveZero], Field(max_length=MOST_POINTS)]
 
@@ -75,11 +82,22 @@ class AtEpsilon(BaseModel):
     """Scores over a newcomer's number of samples, its descriptor protected by ε (None: no noise)."""
 
     epsilon: Positive | None
-    points: CurveAboveZero
+    points: Annotated[list[PrivatePoint], Field(max_length=MOST_POINTS)]
 
     @property
     def label(self) -> str:
         return "no noise" if self.epsilon is None else f"ε = {self.epsilon:g}"
+
+    @property
+    def delta_label(self) -> str:
+        """δ, which falls with the number of samples; empty where there is no noise."""
+        if self.epsilon is None:
+            return ""
+        deltas = [point.delta for point in self.points if point.delta is not None]
+        if len(deltas) < len(self.points) or not deltas:
+            return "δ unknown"
+        low, high = f"{min(deltas):.2g}", f"{max(deltas):.2g}"
+        return f"δ = {high}" if low == high else f"δ = {high} to {low}"
 
 
 class DescriptorMap(BaseModel):
@@ -100,12 +118,13 @@ class DescriptorMap(BaseModel):
 
 
 class Correlation(BaseModel):
-    """Of descriptor distances and label distances, over so many unseen clients."""
+    """Of descriptor distances and label distances, over so many unseen clients; ``untrained``: before training."""
 
     mean: Coefficient
     low: Coefficient
     high: Coefficient
     clients: Count
+    untrained: Coefficient | None = None
 
 
 class LikeWithLike(BaseModel):

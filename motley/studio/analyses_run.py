@@ -32,7 +32,7 @@ from motley.studio.analyses_file import (
 )
 from motley.studio.errors import UserError
 from motley.studio.measure import serves_unlabeled
-from motley.studio.newcomer import FinishedRun
+from motley.studio.newcomer import FinishedRun, newcomer_delta
 
 
 class DoesNotApply(Exception):
@@ -208,8 +208,18 @@ def _map(bench: Bench) -> dict[str, Any]:
     }
 
 
-def _correlation(bench: Bench) -> dict[str, float]:
-    """T1 Fig. 4.1."""
+def _untrained(bench: Bench, which: Tensor) -> Tensor | None:
+    """Descriptors by the networks as training began; None for methods that learn descriptors without a network."""
+    method, _, federation = bench.asked
+    if not isinstance(method, PeFLL | ODPFL):
+        return None
+    clients = bench.population.train.select(which)
+    vectors = analyses.descriptors_of(method, method.start(federation.seed), federation, clients).detach()
+    return vectors if len(vectors) == len(which) and bool(vectors.isfinite().all()) else None
+
+
+def _correlation(bench: Bench) -> dict[str, float | None]:
+    """T1 Fig. 4.1, and beside it that of untrained networks: random ones keep some of the order, too."""
     bench.need_classes()
     which, vectors = bench.described
     bench.need_newcomers()
@@ -221,11 +231,14 @@ def _correlation(bench: Bench) -> dict[str, float]:
     found = found[~found.isnan()]
     if len(found) == 0:
         raise DoesNotApply("all clients have the same class shares")
+    before = _untrained(bench, which)
+    untrained = math.nan if before is None else float(analyses.rank_correlation(before[known], shares, of).nanmean())
     return {
         "mean": float(found.mean()),
         "low": float(found.min()),
         "high": float(found.max()),
         "clients": len(found),
+        "untrained": None if math.isnan(untrained) else untrained,
     }
 
 
@@ -249,7 +262,7 @@ def _label_mask(bench: Bench) -> dict[str, float]:
     bench.need_newcomers()
     method = bench.run.method
     if not isinstance(method, PeFLL):
-        raise DoesNotApply("label masking belongs to PeFLL")
+        raise DoesNotApply("only PeFLL can keep a client from predicting classes that it does not have")
     which, unseen = bench.everybody
     if not bool(bench.population.train.labeled[which].all()):
         raise DoesNotApply("clients without labels do not know their classes")
@@ -293,7 +306,10 @@ def _blur(bench: Bench) -> list[dict[str, float | None]]:
 
 
 def _size(bench: Bench) -> list[dict[str, Any]]:
-    """P2 Fig. 5; without ε for methods that send nothing of known sensitivity."""
+    """P2 Fig. 5; without ε for methods that send nothing of known sensitivity.
+
+    δ is what ``motley personalize`` takes for so many samples, not P2's 0.01 for any number.
+    """
     bench.need_newcomers()
     method, state, federation = bench.asked
     newcomers = Newcomers.unseen(bench.population)
@@ -304,7 +320,9 @@ def _size(bench: Bench) -> list[dict[str, Any]]:
         return [{"epsilon": None, "points": _curve(points)}]
     own = method.newcomer_epsilon
     epsilons = sorted({*bench.extent.epsilons, *(() if own is None else (own,))})
-    curves = analyses.accuracy_by_size_and_epsilon(method, state, federation, newcomers, sizes, [None, *epsilons])
+    curves = analyses.accuracy_by_size_and_epsilon(
+        method, state, federation, newcomers, sizes, [None, *epsilons], lambda n: newcomer_delta(bench.run, n, None)
+    )
     return [{"epsilon": epsilon, "points": _curve(points)} for epsilon, points in curves.items()]
 
 

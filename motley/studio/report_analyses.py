@@ -109,7 +109,9 @@ def _by_epsilon(run: int, whose: str, curves: Sequence[AtEpsilon]) -> _Panel:
     for number, curve in enumerate(curves if len(curves) > 1 else ()):
         points = [(point.at, point.mean) for point in curve.points]  # without bands: four of one colour hide each other
         lines.append(plots.Series(run, curve.label, points, shape=plots.shape_of(number)))
-    return _Panel("size", f"and privacy{whose}", lines, _across("samples, at most", lines, log=True), run)
+    # all curves have the same δ at the same number of samples
+    delta = next((f", {curve.delta_label}" for curve in curves if curve.delta_label), "")
+    return _Panel("size", f"and privacy{delta}{whose}", lines, _across("samples, at most", lines, log=True), run)
 
 
 def _per_byte(group: str, known: _Known) -> _Panel:
@@ -124,12 +126,18 @@ def _per_byte(group: str, known: _Known) -> _Panel:
 def _correlations(known: _Known) -> Html | None:
     """T1 Fig. 4.1 is one number for each method."""
     rows = {
-        i: (label, f"{one.mean:.2f}", f"{one.low:.2f} to {one.high:.2f}", f"{one.clients:,}")
+        i: (
+            label,
+            f"{one.mean:.2f}",
+            f"{one.low:.2f} to {one.high:.2f}",
+            f"{one.clients:,}",
+            "not measured" if one.untrained is None else f"{one.untrained:.2f}",
+        )
         for i, label, found in known
         if (one := found.correlation) is not None
     }
     about = f"of distances between descriptors and between class shares; 1: the same order ({FIGURES['correlation']})"
-    return _table("correlation", about, ("mean", "range", "unseen clients"), rows)
+    return _table("correlation", about, ("mean", "range", "unseen clients", "mean before training"), rows)
 
 
 def _same_classes(known: _Known, scale: Scale) -> Html | None:
@@ -243,7 +251,7 @@ def _notes(runs: Sequence[Run]) -> Html:
             notes.append(f"{run.label}: analysed with --quick, on few clients and at few places.")
         for reason in dict.fromkeys(run.analyses.left_out.values()):
             names = [NAMES[name] for name, its in run.analyses.left_out.items() if its == reason]
-            notes.append(f"{run.label}: no {listed(names, 9)}: {reason}.")
+            notes.append(f"{run.label}, not measured: {listed(names, 9)} ({reason}).")
     without = [run.label for run in runs if run.analyses is None]
     if without:
         notes.append(f"Not analysed: {listed(without, 9)}. For a run: motley analyse RUN")

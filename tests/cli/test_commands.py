@@ -120,6 +120,7 @@ def test_ctrl_c_ends_with_130_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("motley.commands.run.watcher_for", lambda console, quiet: watcher)
     shown = motley("run", "fedavg", *FLAGS, "--out", "r", code=130)
     assert "stopped after round 3 of 8. Go on with: motley resume r" in shown
+    assert shown.count("stopped") == 1
     monkeypatch.undo()
 
 

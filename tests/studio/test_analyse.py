@@ -60,7 +60,9 @@ def test_the_command_tells_writes_and_shows_what_it_found(runs: dict[str, Path])
     for point in (*found.alpha, *found.rotation, *found.blur, *found.size[0].points):
         assert f"{100 * point.mean:.1f}%" in shown
     assert found.correlation is not None
-    assert f"{found.correlation.mean:.2f} ({found.correlation.low:.2f} to {found.correlation.high:.2f})" in shown
+    one = found.correlation
+    words = f"{one.mean:.2f} ({one.low:.2f} to {one.high:.2f}) over 3 unseen clients; {one.untrained:.2f} before"
+    assert words in " ".join(shown.split())
     page = (runs["pefll"] / "report.html").read_text()
     assert '<section id="analyses">' in page and "t-SNE of descriptors, pefll" in page
     assert not list(runs["pefll"].glob(".*.part"))
@@ -115,14 +117,37 @@ def test_the_correlation_is_the_mean_over_the_unseen_clients(runs: dict[str, Pat
     assert found.mean == pytest.approx(float(each.mean()), abs=1e-6)
 
 
+def test_before_training_the_correlation_is_that_of_a_run_of_no_rounds(runs: dict[str, Path], tmp_path: Path) -> None:
+    for method in ("pefll", "odpfl"):
+        still = {**RUNS[method], "hyperparameters": {**RUNS[method]["hyperparameters"], "server": {"lr": 1e-30}}}
+        run(method, out=tmp_path / method, **still)
+        start, trained = (analyse(finished_run(f / method), quick=True) for f in (tmp_path, runs[method].parent))
+        assert start.correlation is not None and trained.correlation is not None
+        assert start.correlation.mean == pytest.approx(start.correlation.untrained, abs=1e-3)
+        assert trained.correlation.untrained == pytest.approx(start.correlation.untrained, abs=1e-6)
+
+
+def test_learned_descriptors_have_no_correlation_before_training(tmp_path: Path) -> None:
+    run("pfedhn", out=tmp_path / "run", **{**SHORT, "hyperparameters": {"descriptor": 4, "newcomer_rounds": 1}})
+    shown = motley("analyse", tmp_path / "run", "--quick")
+    found = read_analyses(tmp_path / "run")
+    assert found is not None and found.correlation is not None and found.correlation.untrained is None
+    assert "before training" not in shown
+
+
 def test_a_private_descriptor_has_a_curve_for_each_epsilon(runs: dict[str, Path]) -> None:
     shown = motley("analyse", runs["odpfl"], "--quick")
     found = read_analyses(runs["odpfl"])
     assert found is not None
     assert [curve.epsilon for curve in found.size] == [None, 1.0, 2.0]  # 2: the run's own
-    assert "number of samples, ε = 2" in shown and "number of samples, no noise" in shown
+    for curve in found.size[1:]:
+        deltas = [point.delta for point in curve.points]
+        assert deltas == [pytest.approx(min(0.01, point.at**-1.1)) for point in curve.points] and deltas[-1] < 0.01
+    label = f"δ = 0.01 to {deltas[-1]:.2g}"
+    words = " ".join(shown.replace("│", " ").split())
+    assert "number of samples, ε = 2" in words and "number of samples, no noise" in words and label in words
     page = (runs["odpfl"] / "report.html").read_text()
-    assert ">ε = 2<" in page and ">no noise<" in page
+    assert ">ε = 2<" in page and ">no noise<" in page and f"number of samples and privacy, {label}" in page
 
 
 def test_what_does_not_apply_is_named_with_the_reason(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -135,7 +160,10 @@ def test_what_does_not_apply_is_named_with_the_reason(runs: dict[str, Path], tmp
     found = read_analyses(tmp_path / "mute")
     assert found is not None and set(found.left_out) == {"map", "correlation", "same_classes", "label_mask", "bytes"}
     page = (tmp_path / "mute" / "report.html").read_text()
-    assert "fedavg: no map of descriptors and rank correlation: fedavg has no descriptors of clients" in page
+    assert "fedavg, not measured: map of descriptors and rank correlation (fedavg has no descriptors of clients" in page
+    assert (
+        "absent classes ruled out (only PeFLL can keep a client from predicting classes that it does not have)" in page
+    )
 
 
 def test_data_without_classes_images_or_newcomers(tmp_path: Path) -> None:

@@ -51,9 +51,9 @@ def test_rank_correlation_is_one_for_the_shares_themselves_and_minus_one_for_the
     shares = torch.distributions.Dirichlet(torch.full((5,), 0.3)).sample((30,))
     assert float(analyses.rank_correlation(3 * shares, shares).min()) > 0.999
     v = torch.arange(12.0)[:, None]
-    far = torch.exp(-torch.arange(12.0))[:, None]  # seen from client 0, order is kept; from the last it is reversed
-    found = analyses.rank_correlation(v, far, torch.tensor([0, 11]))
-    assert float(found[0]) == pytest.approx(1) and float(found[1]) == pytest.approx(1)
+    opposite = torch.cat([torch.zeros(1), torch.arange(11.0, 0, -1)])[:, None]  # from client 0 the nearest is farthest
+    found = analyses.rank_correlation(v, opposite, torch.tensor([0, 11]))
+    assert found.tolist() == pytest.approx([-1, float(found[1])]) and float(found[1]) > 0  # from the last one it is not
     noise = analyses.rank_correlation(
         torch.randn(200, 4, generator=torch.Generator().manual_seed(0)), torch.rand(200, 3)
     )
@@ -151,8 +151,12 @@ def test_noise_moves_small_newcomers_more_than_large_ones(population: Population
         return float((noisy - method.descriptors(state, federation.aside(clients).everyone())).norm())
 
     assert gap(4) > 2 * gap(40)
-    curves = analyses.accuracy_by_size_and_epsilon(method, state, federation, newcomers, [4, 40], [0.5, None])
+    curves = analyses.accuracy_by_size_and_epsilon(
+        method, state, federation, newcomers, [4, 40], [0.5, None], lambda n: 0.1 / n
+    )
     assert set(curves) == {0.5, None} and [point.at for point in curves[None]] == [4, 40]
+    assert [point.delta for point in curves[0.5]] == [0.025, 0.0025]
+    assert [point.delta for point in curves[None]] == [None, None]
 
 
 def test_accuracy_per_gigabyte_reads_a_run(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def analysed(folder: Path, **changes: object) -> Path:
             "pca": spots,
             "t_sne": spots,
         },
-        "correlation": {"mean": 0.625, "low": -0.25, "high": 0.875, "clients": 7},
+        "correlation": {"mean": 0.625, "low": -0.25, "high": 0.875, "clients": 7, "untrained": 0.125},
         "alpha": [{"at": at, **point} for at in (0.1, 1, 10)],
         "size": [{"epsilon": None, "points": [{"at": 5, **point}, {"at": 100, "mean": 0.75, "error": 0.1}]}],
         "bytes": [{"gigabytes": 0.001, "seen": 0.25, "unseen": None}, {"gigabytes": 0.003, "seen": 0.5, "unseen": 0.4}],
@@ -49,7 +49,7 @@ def test_analyses_have_a_section_where_they_are(tmp_path: Path) -> None:
     assert "Analyses" not in report(tmp_path, folder).parts["h2"]
     page = report(tmp_path, analysed(folder))
     assert "Analyses" in page.parts["h2"]
-    assert {"0.62", "-0.25 to 0.88"} <= set(page.parts["td"])
+    assert {"0.62", "-0.25 to 0.88", "0.12"} <= set(page.parts["td"])
     titles = [
         attributes["aria-label"] for name, attributes in page.tags if name == "svg" and "aria-label" in attributes
     ]
@@ -60,7 +60,7 @@ def test_analyses_have_a_section_where_they_are(tmp_path: Path) -> None:
     chart = text[text.index('aria-label="accuracy: other class shares') :]
     assert ">100%<" in chart[: chart.index("</svg>")]  # the scale has room for a band of another chart, 75% ± 10%
     assert "three" in page.parts["text"] and "1 MB" in page.parts["text"]
-    assert "pefll: no blurred images: it holds features, no images." in page.words
+    assert "pefll, not measured: blurred images (it holds features, no images)." in page.words
 
 
 def test_curves_of_analysed_runs_share_a_chart_and_maps_stand_side_by_side(tmp_path: Path, runs: list[Path]) -> None:
@@ -78,13 +78,21 @@ def test_curves_of_analysed_runs_share_a_chart_and_maps_stand_side_by_side(tmp_p
 
 def test_epsilon_has_a_line_each_and_the_line_without_noise_is_not_drawn_twice(tmp_path: Path) -> None:
     points = [{"at": at, "mean": 0.5, "error": 0.0} for at in (5, 50)]
-    curves = [{"epsilon": epsilon, "points": points} for epsilon in (None, 0.5)]
+    private = [{**point, "delta": delta} for point, delta in zip(points, (0.01, 0.00025), strict=True)]
+    curves = [{"epsilon": None, "points": points}, {"epsilon": 0.5, "points": private}]
     page = report(tmp_path, analysed(make_run(tmp_path / "run", "pefll"), size=curves))
     assert {"no noise", "ε = 0.5"} <= set(page.parts["text"])
     labels = [attributes.get("aria-label") for name, attributes in page.tags if name == "svg"]
     assert [label for label in labels if label and "number of samples" in label] == [
-        "accuracy: number of samples and privacy"
+        "accuracy: number of samples and privacy, δ = 0.01 to 0.00025"
     ]
+
+
+def test_a_file_of_an_older_version_has_neither_delta_nor_a_correlation_before_training(tmp_path: Path) -> None:
+    curves = [{"epsilon": e, "points": [{"at": 5, "mean": 0.5, "error": 0.0}]} for e in (None, 0.5)]
+    old = {"mean": 0.625, "low": -0.25, "high": 0.875, "clients": 7}
+    page = report(tmp_path, analysed(make_run(tmp_path / "run", "pefll"), size=curves, correlation=old))
+    assert "and privacy, δ unknown (P2 Fig. 5)" in page.words and "not measured" in page.parts["td"]
 
 
 @pytest.mark.parametrize(
