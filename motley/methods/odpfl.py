@@ -43,7 +43,10 @@ class ODPFL:
     two_phase: None trains end to end. A number of rounds: first h learns with a descriptor for each client, as pFedHN
     does, while g learns to predict those; after that many rounds g is frozen and h learns with what g says (App. B.2).
     newcomer_epsilon, newcomer_delta: a newcomer protects each of its samples by noise on its descriptor (§7).
-    server.warmup is not in the paper: see PeFLL.
+    Not in the paper: server.warmup, ``calibration`` and ``clip`` (see PeFLL), and 50 batches drawn afresh where Alg. 1
+    has epochs. In the first of two phases g takes one step a round at the server, by the gradients that clients send,
+    where App. B.2 trains it at them; descriptor_lr: the rate of the clients' own descriptors there.
+    lambda_h, lambda_g: decay of h and g (P2's weight decays).
     """
 
     problem: Problem

@@ -37,7 +37,9 @@ NEVER = -1e4  # the score of a masked class: its probability is 0 in float32, an
 class PeFLL:
     """Personalized models from a hypernetwork fed with client descriptors (T1 Alg. 7-8).
 
-    The defaults are the paper's, but for ``size``, ``steady``, ``server.warmup`` and the bound on ``describe_rows``.
+    The defaults are the paper's, but for ``size``, ``steady``, ``server.warmup``, the bound on ``describe_rows`` and
+    the first values of h (``Hypernetwork``). Adam, its rate, ``clip``, momentum and weight decay are those of the
+    authors' code, in place of the plain steps of Alg. 8. A client gets η_v twice a round, which T1 B.1.3 counts once.
 
     A round is three exchanges: the clients describe themselves, fit the model that the server makes of the description,
     and backpropagate what the server makes of their updates. Together they are one step on the objective (4.1),
@@ -50,6 +52,8 @@ class PeFLL:
     L 5; the paper has M, which after as many rounds serves newcomers with a new combination of classes worse.
     describe_rows: rows of the batch that φ averages in training, at most half of a client's, so that its descriptor
     differs from round to round and h does not learn it by heart; newcomer_rows: in ``personalize``; None: all rows.
+    calibration: descriptors are shifted and scaled so that those of so many clients are standard before the first
+    round; the authors' code takes two numbers from the first client for that.
     mask_labels: a client gives classes that it does not have a score of −∞, in training too (T1 B.1.3: afterwards).
     steady: newcomers are served by the running mean of (η_h, η_v) over about so many rounds, because a round of a few
     clients moves them a lot; 1 is the paper's, the last round alone.

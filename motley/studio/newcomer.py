@@ -117,6 +117,7 @@ class Served:
         """
         ledger = read_ledger(file) + self.ledger
         folder.write_json(file, {"about": ABOUT_LEDGER, **ledger.state()})
+        file.chmod(0o600)
         return max(ledger.epsilon(self.delta, newcomer=row) for row in self.rows)
 
     def save(self, file: Path) -> None:
