@@ -91,7 +91,11 @@ def _results(found: Analyses, name: str, scale: Scale) -> list[tuple[str, str]]:
         result = f"{scale(like.unseen)} of {like.clients:,} unseen clients, {scale(like.seen)} of training clients"
         if like.novel is not None:
             result += f"; {scale(like.novel)} of {like.novel_clients:,} with classes like nobody's in training"
-        return [(NAMES[name], result)]
+        rows = [(NAMES[name], result)]
+        if like.twins is not None and like.twins_of is not None:
+            result = f"{scale(like.twins)}; {scale(like.twins_of)} of those {like.pairs:,} clients"
+            rows.append(("twins of training clients", f"made of unseen clients' rows: {result}"))
+        return rows
     if name == "label_mask" and found.label_mask is not None:
         mask = found.label_mask
         result = f"{scale(mask.seen_masked)} seen, {scale(mask.unseen_masked)} unseen"

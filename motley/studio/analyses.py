@@ -181,11 +181,50 @@ def dealt_anew(
         x[order], y[order], torch.tensor([len(rows) for rows in taken]), shift=source.shift, scale=source.scale
     )
     tested = (whole.size * test).round().to(torch.int64).clamp(min=1)
-    ids = whole.ids + int(source.ids.max()) + 1  # nobody's: a newcomer is never taken for a training client
+    ids = whole.ids + _first_free(source)
     return Newcomers(
         replace(whole, ids=ids, size=whole.size - tested),
         replace(whole, ids=ids, start=whole.start + whole.size - tested, size=tested),
     )
+
+
+def twins(population: Population, of: Tensor, seed: int = 0) -> tuple[Newcomers, Tensor]:
+    """Newcomers with as many rows of each class as the clients ``of`` have, made of the unseen clients' rows alone.
+
+    A twin personalizes with and is tested on rows with which unseen clients do the same. A row may be in several twins,
+    who never meet; of a class that has too few rows a twin gets all. Without a twin are clients with a class that no
+    unseen client has. Also gives the positions in ``of`` of those that have one.
+    """
+    x, y = population.train.x, population.train.y
+    if y is None or population.classes is None:
+        raise ValueError(f"{population.name!r} has no classes, so clients have no twins")
+    random = np.random.default_rng(seed)
+    parts = (population.train, population.test)
+    pools = [_rows(part.select(population.unseen)) for part in parts]
+    of_class = [[pool[y[pool] == c].numpy() for c in range(population.classes)] for pool in pools]
+    counts = torch.stack([population.histogram(part)[of] for part in parts])  # [part, client, class]
+    there = torch.tensor([[len(rows) for rows in pool] for pool in of_class])
+    kept = ((counts == 0) | (there[:, None] > 0)).all((0, 2)) & (counts.sum(2) > 0).all(0)
+    if not bool(kept.any()):
+        raise TooFewRows("every client has a class that no unseen client has")
+
+    def made(pool: list[np.ndarray], wanted: Tensor) -> Clients:
+        taken = [
+            np.concatenate([random.permutation(rows)[:n] for rows, n in zip(pool, each, strict=True)])
+            for each in wanted.tolist()
+        ]
+        order, source = torch.from_numpy(np.concatenate(taken)), population.train
+        sizes = torch.tensor([len(rows) for rows in taken])
+        clients = Clients.from_sizes(x[order], y[order], sizes, shift=source.shift, scale=source.scale)
+        return replace(clients, ids=clients.ids + _first_free(source))
+
+    train, test = (made(pool, wanted[kept]) for pool, wanted in zip(of_class, counts, strict=True))
+    return Newcomers(train, test), kept.nonzero().flatten()
+
+
+def _first_free(clients: Clients) -> int:
+    """A number that is nobody's: a newcomer is never taken for a training client."""
+    return int(clients.ids.max()) + 1
 
 
 def _rows(clients: Clients) -> Tensor:

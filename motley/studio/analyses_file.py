@@ -128,13 +128,20 @@ class Correlation(BaseModel):
 
 
 class LikeWithLike(BaseModel):
-    """Mean scores of unseen clients and of training clients with the same classes (``analyses.SameClasses``)."""
+    """Mean scores of unseen clients and of training clients with the same classes (``analyses.SameClasses``).
+
+    And those of twins (``analyses.twins``) of training clients, and of the clients that they are twins of; None in a
+    file of an older version.
+    """
 
     unseen: Finite
     seen: Finite
     clients: Count
     novel: Finite | None
     novel_clients: Count
+    twins: Finite | None = None
+    twins_of: Finite | None = None
+    pairs: Count = 0
 
 
 class LabelMask(BaseModel):

@@ -250,10 +250,25 @@ def _same_classes(bench: Bench) -> dict[str, Any]:
     counts = population.histogram(population.train)[which]
     if float((counts > 0).sum(1).median()) > counts.shape[1] / 2:
         raise DoesNotApply("most clients have most of the classes, so those that one lacks are chance")
-    found = analyses.same_classes(bench.scores_of(bench.run.method), counts, unseen.nonzero().flatten())
+    scores = bench.scores_of(bench.run.method)
+    found = analyses.same_classes(scores, counts, unseen.nonzero().flatten())
     if found is None:
         raise DoesNotApply("no unseen client has just the classes of a training client")
-    return asdict(found)
+    return asdict(found) | _twins(bench, which[~unseen], scores[~unseen])
+
+
+def _twins(bench: Bench, seen: Tensor, scores: Tensor) -> dict[str, float]:
+    """Scores of training clients' twins, beside their own; nothing where unseen clients have no rows for any."""
+    some = _evenly(torch.arange(len(seen)), bench.extent.newcomers)
+    try:
+        twins, having = analyses.twins(bench.population, seen[some])
+    except analyses.TooFewRows:
+        return {}
+    both = torch.stack([twins.score(*bench.asked).score, scores[some[having]]])
+    both = both[:, ~both.isnan().any(0)]
+    if both.shape[1] == 0:
+        return {}
+    return {"twins": float(both[0].mean()), "twins_of": float(both[1].mean()), "pairs": both.shape[1]}
 
 
 def _label_mask(bench: Bench) -> dict[str, float]:

@@ -146,9 +146,17 @@ def _same_classes(known: _Known, scale: Scale) -> Html | None:
     for i, label, found in known:
         if (one := found.same_classes) is not None:
             novel = "none" if one.novel is None else f"{scale(one.novel)} ({one.novel_clients:,} clients)"
-            rows[i] = (label, f"{scale(one.unseen)} ({one.clients:,} clients)", scale(one.seen), novel)
+            twins = "not measured"
+            if one.twins is not None and one.twins_of is not None:
+                twins = f"{scale(one.twins)}, {scale(one.twins_of)} of those {one.pairs:,} clients"
+            rows[i] = (label, f"{scale(one.unseen)} ({one.clients:,} clients)", scale(one.seen), novel, twins)
     about = f"are unseen clients served as well as training clients like them? ({FIGURES['same_classes']})"
-    heads = ("unseen", "training clients with the same classes", "unseen, with classes like nobody's in training")
+    heads = (
+        "unseen",
+        "training clients with the same classes",
+        "unseen, with classes like nobody's in training",
+        "twins of training clients, made of unseen clients' rows",
+    )
     return _table("same_classes", about, heads, rows)
 
 

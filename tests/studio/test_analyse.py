@@ -86,8 +86,12 @@ def test_clients_with_the_same_classes_are_compared_in_the_table_and_in_the_repo
     assert found is not None and found.clients > 10
     assert found.clients + found.novel_clients == len(finished.population.unseen)
     assert f"{100 * found.unseen:.1f}% of {found.clients} unseen clients, {100 * found.seen:.1f}% of training" in shown
+    assert found.twins is not None and found.twins_of is not None and 1 < found.pairs <= len(finished.population.seen)
+    pairs = f"{100 * found.twins:.1f}%; {100 * found.twins_of:.1f}% of those {found.pairs} clients"
+    assert f"made of unseen clients' rows: {pairs}" in shown
     page = (tmp_path / "run" / "report.html").read_text()
     assert "Clients with the same classes" in page and f"<td>{100 * found.seen:.1f}%</td>" in page
+    assert f"<td>{pairs.replace('%;', '%,')}</td>" in page
 
 
 def test_the_label_mask_is_measured_beside_no_mask(runs: dict[str, Path]) -> None:

@@ -47,6 +47,27 @@ def test_unseen_clients_are_compared_with_training_clients_of_the_same_classes()
     assert analyses.same_classes(scores[[0, 4]], counts[[0, 4]], torch.tensor([1])) is None
 
 
+def test_a_twin_has_a_training_clients_classes_and_unseen_clients_rows(population: Population) -> None:
+    some = population.seen[:7]
+    made, having = analyses.twins(population, some)
+    assert len(having) and len(made) == len(having)
+    unseen = set(population.unseen.tolist())
+    assert not unseen & set(some.tolist()) and int(made.train.ids.min()) > int(population.train.ids.max())
+    for part, own in ((population.train, made.train), (population.test, made.test)):
+        late = [part.rows(i) for i in unseen]
+        pool = {x.numpy().tobytes() for rows, _ in late for x in rows}
+        labels = torch.cat([y for _, y in late if y is not None])
+        there = torch.bincount(labels, minlength=10)
+        counts = population.histogram(part)[some[having]]
+        for twin, wanted in enumerate(counts):
+            x, y = own.rows(twin)
+            assert y is not None and all(row.numpy().tobytes() in pool for row in x)
+            assert torch.bincount(y, minlength=10).tolist() == torch.minimum(wanted, there).tolist()
+    with pytest.raises(analyses.TooFewRows, match="every client has a class that no unseen client has"):
+        untested = replace(population.test, size=torch.zeros_like(population.test.size))
+        analyses.twins(replace(population, test=untested), some)
+
+
 def test_rank_correlation_is_one_for_the_shares_themselves_and_minus_one_for_their_opposite() -> None:
     shares = torch.distributions.Dirichlet(torch.full((5,), 0.3)).sample((30,))
     assert float(analyses.rank_correlation(3 * shares, shares).min()) > 0.999
