@@ -173,14 +173,11 @@ class CNN(nn.Module):
 
     The layers are those of McMahan et al. (2017), 5x5 convolutions to 32 and 64 channels and one hidden layer. By
     default the hidden layer's weights number about 98,000, whatever the image's size (width 96 on 28x28, 61 on 32x32).
-    ``head=256`` replaces the classes by 256 outputs: h1 of FLowDUP.
     """
 
     smallest = 16
 
-    def __init__(
-        self, input_shape: Sequence[int], classes: int, hidden: int | None = None, head: int | None = None
-    ) -> None:
+    def __init__(self, input_shape: Sequence[int], classes: int, hidden: int | None = None) -> None:
         super().__init__()
         channels, height, width = _image(input_shape, "cnn", self.smallest)
         features = 64 * _side(height) * _side(width)
@@ -188,7 +185,7 @@ class CNN(nn.Module):
         self.conv1 = nn.Conv2d(channels, 32, 5)
         self.conv2 = nn.Conv2d(32, 64, 5)
         self.fc1 = nn.Linear(features, hidden)
-        self.fc2 = nn.Linear(hidden, head or classes)
+        self.fc2 = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = pooled(convolved(x, self.conv1)).relu()
@@ -266,14 +263,12 @@ class ResNet18(nn.Module):
     """ResNet18 (He et al. 2016) with group norm in the place of batch norm; the larger client model of FLowDUP.
 
     Images of up to 64 pixels a side get the usual small stem, one 3x3 convolution; larger ones the original 7x7
-    convolution and pooling. ``head=256`` replaces the classes by 256 outputs: h1 of FLowDUP (thesis C.1.2).
+    convolution and pooling.
     """
 
     smallest = 8
 
-    def __init__(
-        self, input_shape: Sequence[int], classes: int, width: int = 64, groups: int = 32, head: int | None = None
-    ) -> None:
+    def __init__(self, input_shape: Sequence[int], classes: int, width: int = 64, groups: int = 32) -> None:
         super().__init__()
         channels, height, image_width = _image(input_shape, "resnet18", self.smallest)
         if groups < 1 or width % groups:
@@ -289,7 +284,7 @@ class ResNet18(nn.Module):
             blocks.append(ResidualBlock(outputs, outputs, 1, groups))
             inputs = outputs
         self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(inputs, head or classes)
+        self.head = nn.Linear(inputs, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(self.stem(x)).relu()

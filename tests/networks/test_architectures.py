@@ -101,7 +101,6 @@ def test_lenet_has_the_layers_of_table_b1(shape, classes, features, by_hand):
         ("lenet-embedding", (3, 32, 32), 10, {"descriptor": 25, "labels": False}, lenet_size(3, 800, 25)),
         ("cnn", (1, 28, 28), 10, {}, 832 + 51_264 + (1024 * 96 + 96) + (96 * 10 + 10)),
         ("cnn", (3, 32, 32), 10, {}, 2_432 + 51_264 + (1600 * 61 + 61) + (61 * 10 + 10)),
-        ("cnn", (3, 32, 32), 10, {"head": 256}, 2_432 + 51_264 + (1600 * 61 + 61) + (61 * 256 + 256)),
         # the published sizes: 0.27 M less batch norm's share, and the 11.17 M of the small-stem ResNet18
         ("resnet20", (3, 32, 32), 10, {}, 270_906),
         ("resnet18", (3, 32, 32), 10, {}, 11_173_962),
@@ -115,12 +114,6 @@ def test_sizes_by_hand(name, shape, classes, options, by_hand):
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
 def test_the_cnn_is_fifteen_times_the_subspace_of_flowdup(shape):
     assert round(parameters(build("cnn", shape, 10)) / 10_000) == 15
-
-
-def test_a_head_takes_the_place_of_the_classes():
-    x = torch.randn(2, 3, 32, 32)
-    assert build("cnn", (3, 32, 32), 10, head=256)(x).shape == (2, 256)
-    assert build("resnet18", (3, 32, 32), 10, width=4, groups=2, head=256)(x).shape == (2, 256)
 
 
 def test_the_embedding_network_sees_the_label_as_one_hot_planes():
