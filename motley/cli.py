@@ -17,6 +17,7 @@ from motley.commands.options import examples
 from motley.data import DataError
 from motley.federation import QuorumError
 from motley.privacy import BudgetExceeded, SecureSumAborted
+from motley.runtime.simulate import LoopInstead
 from motley.studio.errors import Interrupted, UserError
 
 TRACEBACK = "MOTLEY_TRACEBACK"  # set it to see where an error comes from
@@ -90,5 +91,13 @@ for _register in COMMANDS:
 
 def main() -> None:
     """The entry point of the ``motley`` script."""
-    warnings.showwarning = lambda message, *_: _say(f"note: {message}")  # a sentence, without a line of source code
+    shown = warnings.showwarning
+
+    def told(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, LoopInstead):
+            _say(f"note: {message}")  # a sentence, without a line of source code
+        else:
+            shown(message, category, *where, **more)
+
+    warnings.showwarning = told
     app(prog_name="motley")

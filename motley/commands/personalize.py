@@ -52,7 +52,7 @@ def personalize(
     with --onnx, or if --out ends in .onnx, as an ONNX graph (pip install 'motley-fl\[onnx]').
 
     With an ε, each call is entered in the newcomer's ledger, and the ε that is told is that of all calls in there on
-    the same rows. Keep the ledger with the data, and as private.
+    the same rows, to runs that read the same columns. Keep the ledger with the data, and as private.
     """
     target = out or _beside(data, ".model.safetensors")
     graph = target if target.suffix == ".onnx" else target.with_suffix(".onnx") if onnx else None
@@ -61,15 +61,17 @@ def personalize(
         ledger = ledger or _beside(data, ".ledger.json")
     elif ledger is not None:
         raise UserError(f"--ledger {ledger} is for an ε, but no privacy was asked for: add --epsilon, or leave it out")
+    elif _beside(data, ".ledger.json").exists():  # then what is sent without noise counts there, too
+        ledger = _beside(data, ".ledger.json")
     _check_outputs(target, graph, predictions, ledger)
     given = {**_file_options(set_ or []), **({} if label_column is None else {"label_column": label_column})}
     newcomer = read_newcomer(finished, data, given, client=client, unlabeled=unlabeled)
     served = serve(finished, newcomer.clients, newcomer.name, epsilon=epsilon, delta=delta, left_out=newcomer.left_out)
     served.notes.extend(newcomer.notes)
-    spent = served.epsilon
+    spent, delta = served.epsilon, served.delta
     if ledger is not None and served.rows:  # before the model: what was sent counts, even if nothing comes of it
         with disk_errors_told(ledger.parent, again=_OTHER_LEDGER):
-            spent = served.enter(ledger)
+            spent, delta = served.enter(ledger)
     else:
         ledger = None
     with disk_errors_told(target.parent):
@@ -81,9 +83,9 @@ def personalize(
             words = served.predict(newcomer.clients)
             predictions.write_text("prediction\n" + "".join(f"{word}\n" for word in words), encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps(_plain(served, spent, ledger, target, graph, predictions), indent=2))
+        typer.echo(json.dumps(_plain(served, spent, delta, ledger, target, graph, predictions), indent=2))
     else:
-        _show(served, spent, ledger, target, graph, predictions)
+        _show(served, spent, delta, ledger, target, graph, predictions)
 
 
 def _beside(data: Path, ending: str) -> Path:
@@ -142,7 +144,13 @@ def _write_graph(served: Served, graph: Path) -> None:
 
 
 def _plain(
-    served: Served, spent: float, ledger: Path | None, target: Path, graph: Path | None, predictions: Path | None
+    served: Served,
+    spent: float,
+    delta: float,
+    ledger: Path | None,
+    target: Path,
+    graph: Path | None,
+    predictions: Path | None,
 ) -> dict[str, object]:
     return {
         "run": str(served.run.path),
@@ -152,7 +160,7 @@ def _plain(
         "descriptor": None if served.descriptor is None else served.descriptor.tolist(),
         "epsilon": spent if math.isfinite(spent) else None,
         "epsilon_of_this_call": served.epsilon if math.isfinite(served.epsilon) else None,
-        "delta": served.delta if math.isfinite(served.epsilon) else None,
+        "delta": delta if math.isfinite(spent) else None,
         "ledger": None if ledger is None else str(ledger),
         "model": str(target),
         "onnx": None if graph is None else str(graph),
@@ -163,7 +171,13 @@ def _plain(
 
 
 def _show(
-    served: Served, spent: float, ledger: Path | None, target: Path, graph: Path | None, predictions: Path | None
+    served: Served,
+    spent: float,
+    delta: float,
+    ledger: Path | None,
+    target: Path,
+    graph: Path | None,
+    predictions: Path | None,
 ) -> None:
     console = printed()
     table = Table(
@@ -179,12 +193,20 @@ def _show(
         console.print(f"descriptor ({len(served.descriptor)} numbers): {numbers}{more}", markup=False)
     if not served.sent:
         console.print("privacy: nothing was sent, so nothing is revealed")
-    elif ledger is not None:
+    elif ledger is not None and math.isfinite(spent):
         alone = "" if spent == served.epsilon else f" (this call alone: {served.epsilon:.3g})"
-        told = f"privacy of each row: ε = {spent:.3g} at δ = {served.delta:g}{alone}, for all calls on it in {ledger}"
+        told = f"privacy of each row: ε = {spent:.3g} at δ = {delta:g}{alone}, for all calls on it in {ledger}"
+        console.print(told, soft_wrap=True, markup=False)
+    elif math.isfinite(served.epsilon):
+        told = (
+            f"privacy of each row: ε = {served.epsilon:.3g} at δ = {served.delta:g} for this call alone; all together "
+        )
+        told += f"have none (ε = ∞), because a call without noise is in {ledger}"
         console.print(told, soft_wrap=True, markup=False)
     else:
-        console.print("privacy: none was asked for (ε = ∞); what was sent depends on the data without noise")
+        entered = "" if ledger is None else f"; entered in {ledger}"
+        told = "privacy: none was asked for (ε = ∞); what was sent depends on the data without noise"
+        console.print(told + entered, soft_wrap=True, markup=False)
     for note in served.notes:
         console.print(f"note: {note}", markup=False)
     console.print(f"model: {target}", soft_wrap=True, markup=False)

@@ -34,7 +34,7 @@ class FedAvg:
     updates count the same and no loss is released. ``secure`` sums the updates under masks, for which they are clipped.
     ``mu`` adds FedProx's term μ/2·‖θ − θ_global‖² to every client's objective. With ``mu_step`` it is only the first μ,
     which then grows by the step when the loss has risen, and falls by it after five falls of the loss in a row (Li et
-    al. §5.3 and T1 C.1.2: from 1 by 0.1).
+    al. §5.3 and T1 C.1.2: from 1 by 0.1). The loss is the clients' in training, with the term.
     With ``finetune`` every client, a newcomer too, trains the final model a little further on its own labels.
     """
 
@@ -102,7 +102,7 @@ class FedAvg:
         state = State(theta=theta).with_part("server", self.server.start(theta))
         if not self.mu_step:
             return state
-        first = {"mu": torch.tensor(self.mu), "loss": torch.tensor(torch.inf), "falls": torch.zeros(())}
+        first = {"mu": torch.tensor(float(self.mu)), "loss": torch.tensor(torch.nan), "falls": torch.zeros(())}
         return state.with_part("prox", first)
 
     def round(self, state: State, federation: Federation) -> State:

@@ -52,8 +52,8 @@ class PeFLL:
     L 5; the paper has M, which after as many rounds serves newcomers with a new combination of classes worse.
     describe_rows: rows of the batch that φ averages in training, at most half of a client's, so that its descriptor
     differs from round to round and h does not learn it by heart; newcomer_rows: in ``personalize``; None: all rows.
-    calibration: descriptors are shifted and scaled so that those of so many clients are standard before the first
-    round; the authors' code takes two numbers from the first client for that.
+    calibration: descriptors are centred in each coordinate, and scaled by one number, as those of so many clients ask
+    before the first round; the authors' code takes two numbers from the first client for that.
     mask_labels: a client gives classes that it does not have a score of −∞, in training too (T1 B.1.3: afterwards).
     steady: newcomers are served by the running mean of (η_h, η_v) over about so many rounds, because a round of a few
     clients moves them a lot; 1 is the paper's, the last round alone.

@@ -193,7 +193,7 @@ def twins(population: Population, of: Tensor, seed: int = 0) -> tuple[Newcomers,
 
     A twin personalizes with and is tested on rows with which unseen clients do the same. A row may be in several twins,
     who never meet; of a class that has too few rows a twin gets all. Without a twin are clients with a class that no
-    unseen client has. Also gives the positions in ``of`` of those that have one.
+    unseen client has, or without rows to train with or to test. Also gives the positions in ``of`` of those with one.
     """
     x, y = population.train.x, population.train.y
     if y is None or population.classes is None:
@@ -206,7 +206,7 @@ def twins(population: Population, of: Tensor, seed: int = 0) -> tuple[Newcomers,
     there = torch.tensor([[len(rows) for rows in pool] for pool in of_class])
     kept = ((counts == 0) | (there[:, None] > 0)).all((0, 2)) & (counts.sum(2) > 0).all(0)
     if not bool(kept.any()):
-        raise TooFewRows("every client has a class that no unseen client has")
+        raise TooFewRows("no client has only classes of which unseen clients have rows to train with and to test")
 
     def made(pool: list[np.ndarray], wanted: Tensor) -> Clients:
         taken = [

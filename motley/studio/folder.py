@@ -71,11 +71,11 @@ def _beside(file: Path) -> Path:
     return file.with_name(f".{file.name}.part")
 
 
-def write_whole(file: Path, content: bytes) -> None:
-    """Write a file so that a crash at any moment leaves the old one or the new one."""
+def write_whole(file: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file so that a crash at any moment leaves the old one or the new one; ``mode``: who may read it."""
     fresh = _beside(file)
     try:
-        with fresh.open("wb") as stream:
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
@@ -96,8 +96,8 @@ def _to_disk(folder: Path) -> None:
             os.close(handle)
 
 
-def write_json(file: Path, content: Any) -> None:
-    write_whole(file, json.dumps(content, indent=2, allow_nan=False).encode() + b"\n")
+def write_json(file: Path, content: Any, mode: int = 0o666) -> None:
+    write_whole(file, json.dumps(content, indent=2, allow_nan=False).encode() + b"\n", mode)
 
 
 def read_json(file: Path) -> Any:

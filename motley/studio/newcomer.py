@@ -22,7 +22,7 @@ from motley.federation import Federation, QuorumError
 from motley.method import Method, State
 from motley.methods import METHODS
 from motley.methods.odpfl import ODPFL, SENSITIVITY
-from motley.privacy import Ledger
+from motley.privacy import BARE, Ledger
 from motley.privacy.checks import check_epsilon
 from motley.privacy.sampling import Local
 from motley.privacy.system import SystemDraws
@@ -107,18 +107,19 @@ class Served:
     epsilon: float
     delta: float
     notes: list[str] = field(default_factory=list)
-    rows: list[str] = field(default_factory=list)  # in the ledger, those that ε protects
+    rows: list[str] = field(default_factory=list)  # names of the rows of which something was sent, as in the ledger
 
-    def enter(self, file: Path) -> float:
-        """Add the release to a newcomer's ledger file; the ε of its rows by all releases in there.
+    def enter(self, file: Path) -> tuple[float, float]:
+        """Add the release to a newcomer's ledger file; (ε, δ) of its rows by all releases in there.
 
-        Each row has an account of its own: rows that come again, also beside others, are recognised, and what was
-        released of other rows does not count.
+        Each row has an account of its own: rows that come again, also beside others, are recognised if the runs read
+        the same columns, and what was released of other rows does not count. δ is the smallest of all calls, because a
+        total at a larger one could be less than what was told before.
         """
-        ledger = read_ledger(file) + self.ledger
-        folder.write_json(file, {"about": ABOUT_LEDGER, **ledger.state()})
-        file.chmod(0o600)
-        return max(ledger.epsilon(self.delta, newcomer=row) for row in self.rows)
+        before, delta = read_ledger(file)
+        ledger, delta = before + self.ledger, min(delta, self.delta)
+        folder.write_json(file, {"about": ABOUT_LEDGER, "delta": delta, **ledger.state()}, mode=0o600)
+        return max(ledger.epsilon(delta, newcomer=row) for row in self.rows), delta
 
     def save(self, file: Path) -> None:
         """The model's named tensors, and ``input.shift`` and ``input.scale``: the model reads (x − shift) · scale."""
@@ -191,23 +192,27 @@ def onnx_is_there() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxscript"))
 
 
-def read_ledger(file: Path) -> Ledger:
-    """What was released of a newcomer's rows before; an empty ledger where there is no file yet."""
+def read_ledger(file: Path) -> tuple[Ledger, float]:
+    """What was released of a newcomer's rows before, and the smallest δ of it; empty and 1 if there is no file yet."""
     if not file.exists():
-        return Ledger()
+        return Ledger(), 1.0
+    content = folder.read_json(file)
     try:
-        return Ledger.from_state(folder.read_json(file))
+        if content["about"] != ABOUT_LEDGER:  # a run's own ledger, for example
+            raise ValueError("it is about something else")
+        return Ledger.from_state(content), float(content["delta"])
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise UserError(
             f"{file}: expected a ledger that `motley personalize` wrote, but it cannot be read as one "
-            f"({type(error).__name__}: {error}); choose another file with --ledger"
+            f"({type(error).__name__}: {error}). With --ledger FILE another one is begun, which knows nothing of what "
+            "was spent before"
         ) from error
 
 
 def _row_names(newcomer: Clients) -> list[str]:
-    """A name for each different row that is the same in every call."""
-    rows = newcomer.rows(0)[0]
-    names = (hashlib.sha256(row.to(torch.float64).numpy().tobytes()).hexdigest()[:16] for row in rows)
+    """A name for each different row that is the same in every call to a run that reads the same columns."""
+    rows = newcomer.rows(0)[0].to(torch.float64) + 0.0  # -0.0 is 0.0
+    names = (hashlib.sha256(row.numpy().tobytes()).hexdigest()[:16] for row in rows)
     return list(dict.fromkeys(names))
 
 
@@ -294,6 +299,9 @@ def serve(
         theta = private.models(run.state, descriptor)
         notes.append(_noise_told(noise.std(SENSITIVITY / samples)))
         notes.append(_expectation(run, private, samples, epsilon))
+    elif federation.traffic.up:
+        ledger, rows = Ledger(), _row_names(newcomer)
+        ledger.record(BARE, unit="point", sampling=Local(), newcomers=rows)
     elif epsilon is not None:
         notes.append(
             f"--epsilon {epsilon:g}: with {run.prepared.recipe.method} nothing is sent, so ε = 0 without noise"

@@ -186,7 +186,7 @@ def _other_shape(file: Path, x: Array, population: Population) -> UserError:
     what = "images" if population.kind == "image" else population.kind
     change = f"resize or crop the {what}" if population.kind == "image" else "bring the samples to that shape"
     if math.prod(came) == math.prod(wanted):
-        change = "reshape it"
+        change = "reshape it" if len(came) == 1 else "bring its axes into that order"
     return UserError(
         f"{file}: a sample has shape {came}, but the run was trained on {what} of shape {wanted}; give x of "
         f"[rows, {', '.join(map(str, wanted))}]: {change}, or train a run on such data"

@@ -121,7 +121,7 @@ def test_the_correlation_is_the_mean_over_the_unseen_clients(runs: dict[str, Pat
     assert found.mean == pytest.approx(float(each.mean()), abs=1e-6)
 
 
-def test_before_training_the_correlation_is_that_of_a_run_of_no_rounds(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_before_training_the_correlation_is_that_of_a_run_at_rest(runs: dict[str, Path], tmp_path: Path) -> None:
     for method in ("pefll", "odpfl"):
         still = {**RUNS[method], "hyperparameters": {**RUNS[method]["hyperparameters"], "server": {"lr": 1e-30}}}
         run(method, out=tmp_path / method, **still)

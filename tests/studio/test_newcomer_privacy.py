@@ -178,10 +178,31 @@ def test_a_call_is_entered_before_its_model_is_written(
     assert paid(plain, tmp_path, x)["epsilon"] > 0.6  # with the one that was lost
 
 
+def test_a_call_without_noise_counts_in_a_ledger_that_is_there(plain: FinishedRun, tmp_path: Path) -> None:
+    mine = archive(tmp_path, x=np.ones((6, 3)))
+
+    def call(*words: object) -> dict[str, object]:
+        out = tmp_path / f"model{len(list(tmp_path.iterdir()))}"
+        return dict(json.loads(str(run_command(plain.path, "--data", mine, "--out", out, "--json", *words))))
+
+    first = call("--epsilon", 1)
+    assert first["epsilon"] == pytest.approx(1, abs=0.01)
+    again = call("--epsilon", 1, "--delta", 0.1)  # at the smaller δ of the two, so the total grows
+    assert again["delta"] == first["delta"] and again["epsilon"] > 1.2  # type: ignore[operator]
+    assert call()["epsilon"] is None
+    last = call("--epsilon", 1)
+    assert last["epsilon"] is None and last["epsilon_of_this_call"] == pytest.approx(1, abs=0.01)
+    shown = str(run_command(plain.path, "--data", mine, "--out", tmp_path / "last", "--epsilon", 1))
+    assert "because a call without noise is in" in " ".join(shown.split())
+    assert (tmp_path / "mine.ledger.json").stat().st_mode & 0o077 == 0
+
+
 @pytest.mark.parametrize("content", ["rows", "[]", "{}", '{"unit": 1}', '{"events": [{"kind": "magic"}]}'])
 def test_a_file_that_is_no_ledger_is_refused_and_kept(plain: FinishedRun, tmp_path: Path, content: str) -> None:
     (tmp_path / "mine.ledger.json").write_text(content)
-    with pytest.raises(UserError, match=r"mine.ledger.json(: expected a ledger .*another file with --ledger| is dam)"):
+    with pytest.raises(
+        UserError, match=r"mine.ledger.json(: expected a ledger .*nothing of what was spent| is dam)"
+    ):
         paid(plain, tmp_path, np.ones((6, 3)))
     assert (tmp_path / "mine.ledger.json").read_text() == content
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.ledger.json", "mine.npz"]
