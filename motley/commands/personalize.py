@@ -13,8 +13,9 @@ from rich.table import Table
 from motley.commands.options import Json, examples, printed
 from motley.studio.errors import UserError
 from motley.studio.folder import check_writable, disk_errors_told
-from motley.studio.newcomer import FinishedRun, Served, counted, onnx_is_there, read_ledger, serve
+from motley.studio.newcomer import FinishedRun, Served, counted, onnx_is_there, serve
 from motley.studio.newcomer_file import read_newcomer
+from motley.studio.newcomer_ledger import enter, read_ledger
 from motley.studio.recipe import overridden
 
 _OTHER_LEDGER = "motley personalize, with --ledger FILE for another place"  # where the disk refuses this one
@@ -71,7 +72,7 @@ def personalize(
     spent, delta = served.epsilon, served.delta
     if ledger is not None and served.rows:  # before the model: what was sent counts, even if nothing comes of it
         with disk_errors_told(ledger.parent, again=_OTHER_LEDGER):
-            spent, delta = served.enter(ledger)
+            spent, delta = enter(ledger, served.ledger, served.rows, served.delta)
     else:
         ledger = None
     with disk_errors_told(target.parent):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import logging
 import warnings
@@ -32,14 +31,11 @@ from motley.studio import checkpoint, folder
 from motley.studio.analyses import Newcomers, accuracy_by_size_and_epsilon
 from motley.studio.errors import UserError
 from motley.studio.measure import serves_unlabeled
+from motley.studio.newcomer_ledger import row_names
 from motley.studio.prepare import Prepared, prepare
 from motley.studio.recipe import read_recipe
 
 NOTICEABLE = 0.05  # a loss of accuracy that is told
-ABOUT_LEDGER = (
-    "What was released of a newcomer's rows by `motley personalize --epsilon`. Each row goes by a hash of its values, "
-    "from which they can be guessed: keep this file with the data, and as private."
-)
 
 
 @dataclass(frozen=True)
@@ -108,18 +104,6 @@ class Served:
     delta: float
     notes: list[str] = field(default_factory=list)
     rows: list[str] = field(default_factory=list)  # names of the rows of which something was sent, as in the ledger
-
-    def enter(self, file: Path) -> tuple[float, float]:
-        """Add the release to a newcomer's ledger file; (ε, δ) of its rows by all releases in there.
-
-        Each row has an account of its own: rows that come again, also beside others, are recognised if the runs read
-        the same columns, and what was released of other rows does not count. δ is the smallest of all calls, because a
-        total at a larger one could be less than what was told before.
-        """
-        before, delta = read_ledger(file)
-        ledger, delta = before + self.ledger, min(delta, self.delta)
-        folder.write_json(file, {"about": ABOUT_LEDGER, "delta": delta, **ledger.state()}, mode=0o600)
-        return max(ledger.epsilon(delta, newcomer=row) for row in self.rows), delta
 
     def save(self, file: Path) -> None:
         """The model's named tensors, and ``input.shift`` and ``input.scale``: the model reads (x − shift) · scale."""
@@ -192,30 +176,6 @@ def onnx_is_there() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxscript"))
 
 
-def read_ledger(file: Path) -> tuple[Ledger, float]:
-    """What was released of a newcomer's rows before, and the smallest δ of it; empty and 1 if there is no file yet."""
-    if not file.exists():
-        return Ledger(), 1.0
-    content = folder.read_json(file)
-    try:
-        if content["about"] != ABOUT_LEDGER:  # a run's own ledger, for example
-            raise ValueError("it is about something else")
-        return Ledger.from_state(content), float(content["delta"])
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{file}: expected a ledger that `motley personalize` wrote, but it cannot be read as one "
-            f"({type(error).__name__}: {error}). With --ledger FILE another one is begun, which knows nothing of what "
-            "was spent before"
-        ) from error
-
-
-def _row_names(newcomer: Clients) -> list[str]:
-    """A name for each different row that is the same in every call to a run that reads the same columns."""
-    rows = newcomer.rows(0)[0].to(torch.float64) + 0.0  # -0.0 is 0.0
-    names = (hashlib.sha256(row.numpy().tobytes()).hexdigest()[:16] for row in rows)
-    return list(dict.fromkeys(names))
-
-
 def newcomer_delta(run: FinishedRun, samples: int, delta: float | None) -> float:
     """δ for each of a newcomer's n rows: as asked, if below 1/n; else n^-1.1, at most 0.01 and at most the run's."""
     method = run.method
@@ -258,8 +218,8 @@ def serve(
     """A model for one newcomer (T1 Alg. 7, P2 §4 and §7). Nothing of the run changes.
 
     ``epsilon`` protects each of its rows; a run that was trained with ``newcomer_epsilon`` protects them anyway. It is
-    the cost of this call alone; ``Served.enter`` adds it to what earlier calls on the same rows have cost. The noise is
-    the operating system's: seeded noise would protect a newcomer from nobody who knows the run's seed.
+    the cost of this call alone; ``newcomer_ledger.enter`` adds it to what earlier calls on the same rows have cost. The
+    noise is the operating system's: seeded noise would protect a newcomer from nobody who knows the run's seed.
     ``left_out``: how many of its rows lack a value; the number n that the noise is made for must not depend on that.
     """
     method, samples = run.method, int(newcomer.size[0])
@@ -294,13 +254,13 @@ def serve(
         noise = private.noise
         assert noise is not None and descriptor is not None
         descriptor = noise.add(descriptor, SENSITIVITY / samples, SystemDraws())
-        ledger, rows = Ledger(), _row_names(newcomer)  # what leaves the client is the noisy descriptor alone
+        ledger, rows = Ledger(), row_names(newcomer)  # what leaves the client is the noisy descriptor alone
         ledger.record(noise.event(), unit="point", sampling=Local(), newcomers=rows)
         theta = private.models(run.state, descriptor)
         notes.append(_noise_told(noise.std(SENSITIVITY / samples)))
         notes.append(_expectation(run, private, samples, epsilon))
     elif federation.traffic.up:
-        ledger, rows = Ledger(), _row_names(newcomer)
+        ledger, rows = Ledger(), row_names(newcomer)
         ledger.record(BARE, unit="point", sampling=Local(), newcomers=rows)
     elif epsilon is not None:
         notes.append(

@@ -200,9 +200,7 @@ def test_a_call_without_noise_counts_in_a_ledger_that_is_there(plain: FinishedRu
 @pytest.mark.parametrize("content", ["rows", "[]", "{}", '{"unit": 1}', '{"events": [{"kind": "magic"}]}'])
 def test_a_file_that_is_no_ledger_is_refused_and_kept(plain: FinishedRun, tmp_path: Path, content: str) -> None:
     (tmp_path / "mine.ledger.json").write_text(content)
-    with pytest.raises(
-        UserError, match=r"mine.ledger.json(: expected a ledger .*nothing of what was spent| is dam)"
-    ):
+    with pytest.raises(UserError, match=r"mine.ledger.json(: expected a ledger .*nothing of what was spent| is dam)"):
         paid(plain, tmp_path, np.ones((6, 3)))
     assert (tmp_path / "mine.ledger.json").read_text() == content
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.ledger.json", "mine.npz"]
