@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.table import Table
@@ -58,12 +58,10 @@ def personalize(
     target = out or _beside(data, ".model.safetensors")
     graph = target if target.suffix == ".onnx" else target.with_suffix(".onnx") if onnx else None
     finished = FinishedRun.open(run)
-    if epsilon is not None or getattr(finished.method, "newcomer_epsilon", None) is not None:
-        ledger = ledger or _beside(data, ".ledger.json")
-    elif ledger is not None:
-        raise UserError(f"--ledger {ledger} is for an ε, but no privacy was asked for: add --epsilon, or leave it out")
-    elif _beside(data, ".ledger.json").exists():  # then what is sent without noise counts there, too
-        ledger = _beside(data, ".ledger.json")
+    private = epsilon is not None or getattr(finished.method, "newcomer_epsilon", None) is not None
+    usual = _beside(data, ".ledger.json")
+    if ledger is None and (private or usual.exists()):  # in a ledger that is there, what has no noise counts, too
+        ledger = usual
     _check_outputs(target, graph, predictions, ledger)
     given = {**_file_options(set_ or []), **({} if label_column is None else {"label_column": label_column})}
     newcomer = read_newcomer(finished, data, given, client=client, unlabeled=unlabeled)
@@ -84,9 +82,21 @@ def personalize(
             words = served.predict(newcomer.clients)
             predictions.write_text("prediction\n" + "".join(f"{word}\n" for word in words), encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps(_plain(served, spent, delta, ledger, target, graph, predictions), indent=2))
+        typer.echo(json.dumps(_plain(_Result(served, spent, delta, ledger, target, graph, predictions)), indent=2))
     else:
-        _show(served, spent, delta, ledger, target, graph, predictions)
+        _show(_Result(served, spent, delta, ledger, target, graph, predictions))
+
+
+class _Result(NamedTuple):
+    """What to tell: the service, (ε, δ) of all calls in the ledger, and the files written."""
+
+    served: Served
+    spent: float
+    delta: float
+    ledger: Path | None
+    model: Path
+    graph: Path | None
+    predictions: Path | None
 
 
 def _beside(data: Path, ending: str) -> Path:
@@ -144,15 +154,8 @@ def _write_graph(served: Served, graph: Path) -> None:
         ) from error
 
 
-def _plain(
-    served: Served,
-    spent: float,
-    delta: float,
-    ledger: Path | None,
-    target: Path,
-    graph: Path | None,
-    predictions: Path | None,
-) -> dict[str, object]:
+def _plain(result: _Result) -> dict[str, object]:
+    served, spent, delta, ledger, model, graph, predictions = result
     return {
         "run": str(served.run.path),
         "samples": served.samples,
@@ -163,7 +166,7 @@ def _plain(
         "epsilon_of_this_call": served.epsilon if math.isfinite(served.epsilon) else None,
         "delta": delta if math.isfinite(spent) else None,
         "ledger": None if ledger is None else str(ledger),
-        "model": str(target),
+        "model": str(model),
         "onnx": None if graph is None else str(graph),
         "onnx_input": None if graph is None else served.onnx_input,
         "predictions": None if predictions is None else str(predictions),
@@ -171,15 +174,8 @@ def _plain(
     }
 
 
-def _show(
-    served: Served,
-    spent: float,
-    delta: float,
-    ledger: Path | None,
-    target: Path,
-    graph: Path | None,
-    predictions: Path | None,
-) -> None:
+def _show(result: _Result) -> None:
+    served, spent, delta, ledger, model, graph, predictions = result
     console = printed()
     table = Table(
         "", "what", "bytes", title=f"{served.name}: {counted(served.samples, 'sample')}", title_justify="left"
@@ -210,9 +206,9 @@ def _show(
         console.print(told + entered, soft_wrap=True, markup=False)
     for note in served.notes:
         console.print(f"note: {note}", markup=False)
-    console.print(f"model: {target}", soft_wrap=True, markup=False)
+    console.print(f"model: {model}", soft_wrap=True, markup=False)
     if graph is not None:
-        what = "" if graph == target else f"the same for any ONNX runtime: {graph}, "
+        what = "" if graph == model else f"the same for any ONNX runtime: {graph}, "
         console.print(f"{what}its input x is {served.onnx_input}", soft_wrap=True, markup=False)
     if predictions is not None:
         console.print(f"predictions: {predictions}", soft_wrap=True, markup=False)

@@ -181,14 +181,14 @@ def test_a_call_is_entered_before_its_model_is_written(
 def test_a_call_without_noise_counts_in_a_ledger_that_is_there(plain: FinishedRun, tmp_path: Path) -> None:
     mine = archive(tmp_path, x=np.ones((6, 3)))
 
-    def call(*words: object) -> dict[str, object]:
+    def call(*words: object) -> dict[str, Any]:
         out = tmp_path / f"model{len(list(tmp_path.iterdir()))}"
         return dict(json.loads(str(run_command(plain.path, "--data", mine, "--out", out, "--json", *words))))
 
     first = call("--epsilon", 1)
     assert first["epsilon"] == pytest.approx(1, abs=0.01)
     again = call("--epsilon", 1, "--delta", 0.1)  # at the smaller δ of the two, so the total grows
-    assert again["delta"] == first["delta"] and again["epsilon"] > 1.2  # type: ignore[operator]
+    assert again["delta"] == first["delta"] and again["epsilon"] > 1.2
     assert call()["epsilon"] is None
     last = call("--epsilon", 1)
     assert last["epsilon"] is None and last["epsilon_of_this_call"] == pytest.approx(1, abs=0.01)
@@ -208,13 +208,17 @@ def test_a_file_that_is_no_ledger_is_refused_and_kept(plain: FinishedRun, tmp_pa
     assert paid(plain, tmp_path, np.ones((6, 3)), "--ledger", other)["ledger"] == str(other)
 
 
-def test_a_ledger_is_for_private_calls_alone_and_a_file_of_its_own(plain: FinishedRun, tmp_path: Path) -> None:
+def test_a_ledger_is_begun_by_private_calls_or_by_name_and_is_a_file_of_its_own(
+    plain: FinishedRun, tmp_path: Path
+) -> None:
     mine = archive(tmp_path, x=np.ones((6, 3)))
     words = (plain.path, "--data", mine, "--out", tmp_path / "model")
-    with pytest.raises(UserError, match=r"--ledger a.json is for an ε, but no privacy was asked for: add --epsilon"):
-        run_command(*words, "--ledger", "a.json")
     with pytest.raises(UserError, match="--out and --ledger are both"):
         run_command(*words, "--epsilon", 1, "--ledger", tmp_path / "model")
     told = json.loads(str(run_command(*words, "--json")))
     assert told["ledger"] is told["epsilon"] is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.npz", "model"]
+    (tmp_path / "model").unlink()
+    told = json.loads(str(run_command(*words, "--json", "--ledger", tmp_path / "named.json")))
+    assert told["epsilon"] is None and told["ledger"] == str(tmp_path / "named.json")
+    assert (tmp_path / "named.json").exists()
