@@ -7,10 +7,10 @@ STAMP := $(VENV)/.installed
 # Tests run in this many processes, each with one thread: on small models that beats one process with many threads.
 JOBS ?= 2
 
-# A folder of data sets beside the clone is used unless MOTLEY_DATA names another.
-ifndef MOTLEY_DATA
+# A folder of data sets beside the clone is used unless UNALIKE_DATA names another.
+ifndef UNALIKE_DATA
   ifneq ($(wildcard ../shared/data),)
-    export MOTLEY_DATA := $(abspath ../shared/data)
+    export UNALIKE_DATA := $(abspath ../shared/data)
   endif
 endif
 
@@ -20,10 +20,10 @@ endif
 help: ## Say what each target does
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
 
-setup: $(STAMP) ## Create .venv and install Motley with exact versions
+setup: $(STAMP) ## Create .venv and install Unalike with exact versions
 
 demo: $(STAMP) ## Train and compare methods on unlike clients; ends in a table and a report
-	$(BIN)/motley demo
+	$(BIN)/unalike demo
 
 test: $(STAMP) ## Run all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
@@ -50,7 +50,7 @@ clean: ## Remove .venv, caches and built files
 # torch goes first and alone, so that nothing installed later chooses another build of it.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "Motley needs Python 3.11 or newer, but '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)."; \
+	  echo "Unalike needs Python 3.11 or newer, but '$(PYTHON)' is: $$($(PYTHON) --version 2>&1)."; \
 	  echo "Name another one: make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12"; exit 1; }
 	@test -x $(BIN)/pip || { echo "Creating $(VENV) (once; a few minutes)"; $(PYTHON) -m venv --clear $(VENV); }
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch

@@ -1,1 +1,1 @@
-"""How fast Motley is, beside other tools on the same work: ``python -m benchmarks``."""
+"""How fast Unalike is, beside other tools on the same work: ``python -m benchmarks``."""

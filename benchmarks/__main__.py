@@ -25,7 +25,7 @@ Measured = tuple[list[Row], dict[str, Any]]
 Part = Callable[[int, bool], Measured]  # repetitions, quick
 RESULTS = Path(__file__).resolve().parent / "results"
 BEGIN = time.perf_counter()
-TOOLS = {"loop": BARE, "pfl": PFL, "flower": FLOWER}  # beside Motley
+TOOLS = {"loop": BARE, "pfl": PFL, "flower": FLOWER}  # beside Unalike
 
 
 def say(text: str) -> None:
@@ -35,15 +35,15 @@ def say(text: str) -> None:
 @contextlib.contextmanager
 def nothing_remembered() -> Iterator[None]:
     """Blocks and threads are measured anew, and are not remembered for other runs."""
-    before = os.environ.get("MOTLEY_CACHE")
-    with tempfile.TemporaryDirectory(prefix="motley-bench-") as folder:
-        os.environ["MOTLEY_CACHE"] = folder
+    before = os.environ.get("UNALIKE_CACHE")
+    with tempfile.TemporaryDirectory(prefix="unalike-bench-") as folder:
+        os.environ["UNALIKE_CACHE"] = folder
         try:
             yield
         finally:
-            os.environ.pop("MOTLEY_CACHE")
+            os.environ.pop("UNALIKE_CACHE")
             if before is not None:
-                os.environ["MOTLEY_CACHE"] = before
+                os.environ["UNALIKE_CACHE"] = before
 
 
 def beside_others(work: Shared, targets: dict[str, tuple[str, float]]) -> Part:
@@ -79,7 +79,7 @@ PARTS: dict[str, Part] = {
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Times Motley and other tools on the same work, in turns: PyTorch alone, pfl-research, Flower.",
+        description="Times Unalike and other tools on the same work, in turns: PyTorch alone, pfl-research, Flower.",
     )
     parser.add_argument("--quick", action="store_true", help="small cohorts and few repetitions: a look, no verdict")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), metavar="PART", help=f"of: {', '.join(PARTS)}")

@@ -18,11 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from motley import Clients, Federation, Model, Simulator
-from motley.learn.local import LocalSGD
-from motley.methods.fedavg import FedAvg
-from motley.privacy.dpsgd import PointPrivacy, batch_capacity
-from motley.release import Mean
+from unalike import Clients, Federation, Model, Simulator
+from unalike.core.release import Mean
+from unalike.learn.local import LocalSGD
+from unalike.methods.fedavg import FedAvg
+from unalike.privacy.dpsgd import PointPrivacy, batch_capacity
 
 CLIENTS, SIZE, BATCH, STEPS = 128, 100, 10, 20
 CLIP, NOISE, LR = 1.0, 1.0, 0.05

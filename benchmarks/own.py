@@ -1,4 +1,4 @@
-"""Motley beside itself: what a round costs over its kernel, unlike clients, PeFLL, evaluation, MDM and FedDP-KMeans."""
+"""Unalike beside itself: a round beside its kernel, unlike clients, PeFLL, evaluation, MDM and FedDP-KMeans."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from torch.nn.utils import vector_to_parameters
 from benchmarks.report import Ratio, Row
 from benchmarks.rounds import Rounds, Work, alternate, data, quotients
 from benchmarks.workloads import LENET, MLP, Shared
-from motley import Clients, Each, Federation, LocalSGD, Mean, Model, Simulator, each, train
-from motley.analytics.kmeans import FedDPKMeans
-from motley.analytics.mdm import MDM
-from motley.analytics.mdm_counts import histogram_clients, known_mixture
-from motley.learn.evaluation import evaluate
-from motley.learn.objective import loss_of
-from motley.methods.pefll import PeFLL
-from motley.methods.problem import Problem
-from motley.networks.architectures import build
-from motley.runtime.recording import AFTER
+from unalike import Clients, Each, Federation, LocalSGD, Mean, Model, Simulator, each, train
+from unalike.analytics.kmeans.algorithm import FedDPKMeans
+from unalike.analytics.mdm.algorithm import MDM
+from unalike.analytics.mdm.counts import histogram_clients, known_mixture
+from unalike.learn.evaluation import evaluate
+from unalike.learn.objective import loss_of
+from unalike.methods.pefll import PeFLL
+from unalike.methods.problem import Problem
+from unalike.networks.architectures import build
+from unalike.runtime.shard.recording import AFTER
 
 Measured = tuple[list[Row], dict[str, Any]]
 
@@ -165,8 +165,8 @@ def evaluation(repetitions: int, quick: bool) -> Measured:
         taken = alternate(repetitions, _evaluate(model, theta, clients), _evaluate_in_a_loop(model, theta, clients))
         name = f"evaluation of {count} personal models"
         rows.append(Row(shared.name, name, Ratio.of([count / s for s in taken[0]]), "models/s"))
-        rows.append(Row(shared.name, "bare PyTorch loop / Motley, evaluation", quotients(taken[1], taken[0])))
-        raw[shared.name] = {"motley": taken[0], "loop": taken[1], "models": count}
+        rows.append(Row(shared.name, "bare PyTorch loop / Unalike, evaluation", quotients(taken[1], taken[0])))
+        raw[shared.name] = {"unalike": taken[0], "loop": taken[1], "models": count}
     return rows, raw
 
 

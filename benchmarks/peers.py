@@ -43,7 +43,7 @@ class Tool:
         return [*isolation(), *command] if self.loopback_only else command
 
 
-MOTLEY = Tool("Motley", "run_motley.py")
+UNALIKE = Tool("Unalike", "run_unalike.py")
 BARE = Tool("bare PyTorch loop", "run_bare.py")
 PFL = Tool("pfl-research", "run_pfl.py", ("pfl==0.6.0",))
 FLOWER = Tool("Flower simulation", "run_flower.py", ("flwr[simulation]==1.41.0",), loopback_only=True)
@@ -97,7 +97,7 @@ class Running:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join([str(PROGRAMS), *([str(ROOT)] if tool.packages is None else [])]),
-            "MOTLEY_CACHE": self._home.name,  # block and threads are measured anew in every run
+            "UNALIKE_CACHE": self._home.name,  # block and threads are measured anew in every run
             "FLWR_HOME": self._home.name,
             "FLWR_TELEMETRY_ENABLED": "0",
             "RAY_USAGE_STATS_ENABLED": "0",

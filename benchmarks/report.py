@@ -79,7 +79,7 @@ def machine() -> dict[str, Any]:
         "system": platform.system(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "motley": version("motley-fl"),
+        "unalike": version("unalike"),
         "load_before": None if load is None else [round(value, 2) for value in load],
     }
 

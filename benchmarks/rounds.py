@@ -10,9 +10,9 @@ from torch import Tensor
 
 from benchmarks.report import Ratio
 from benchmarks.workloads import Shared
-from motley import Clients, Federation, LocalSGD, Model, Simulator, State, train
-from motley.methods.fedavg import FedAvg
-from motley.networks.architectures import build
+from unalike import Clients, Federation, LocalSGD, Model, Simulator, State, train
+from unalike.methods.fedavg import FedAvg
+from unalike.networks.architectures import build
 
 Work = Callable[[], object]
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import torch
 
-from motley import Clients, Federation, Simulator, Sum, send, task
-from motley.client import Client
-from motley.runtime.request import Batch, Request
-from motley.task import Sent
+from unalike import Clients, Federation, Simulator, Sum, send, task
+from unalike.core.client import Client
+from unalike.core.request import Batch, Request
+from unalike.core.task import Sent
 
 CLIENTS, LENGTH, LOST = 100, 100_000, 10
 

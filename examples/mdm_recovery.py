@@ -11,10 +11,10 @@ import time
 
 import numpy as np
 
-from motley import Federation, Simulator
-from motley.analytics.mdm import MDM
-from motley.analytics.mdm_counts import histogram_clients, known_mixture
-from motley.analytics.mdm_mixture import Mixture, relative_error
+from unalike import Federation, Simulator
+from unalike.analytics.mdm.algorithm import MDM
+from unalike.analytics.mdm.counts import histogram_clients, known_mixture
+from unalike.analytics.mdm.mixture import Mixture, relative_error
 
 SEEDS = (0, 1, 2)
 

@@ -1,6 +1,6 @@
 """Do simulated clients predict how FedAvg will do on the true ones? A scaled version of T1 §3.4.2 on CIFAR-10.
 
-    MOTLEY_DATA=... python examples/mdm_sweep.py
+    UNALIKE_DATA=... python examples/mdm_sweep.py
 
 The true clients follow Table A.1's high-1 (150 clients × 100 samples). MDM is fitted on their label histograms by sums
 alone; the server then simulates clients from its own pictures (MDM, fully IID, and the oracle: conditionally IID), and
@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from motley import Clients, Federation, LocalSGD, Model, Simulator, State, data, train
-from motley.analytics.mdm import MDM
-from motley.analytics.mdm_counts import histogram_clients, known_mixture
-from motley.analytics.mdm_partition import conditional_partition, iid_partition, mdm_partition
-from motley.methods.fedavg import FedAvg
+from unalike import Clients, Federation, LocalSGD, Model, Simulator, State, data, train
+from unalike.analytics.mdm.algorithm import MDM
+from unalike.analytics.mdm.counts import histogram_clients, known_mixture
+from unalike.analytics.mdm.partition import conditional_partition, iid_partition, mdm_partition
+from unalike.methods.fedavg import FedAvg
 
 CLIENTS, ROUNDS, LAST = 150, 60, 10
 EPOCHS, RATES = (1, 4), (0.02, 0.1, 0.3)

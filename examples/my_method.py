@@ -1,7 +1,7 @@
 """A method of one's own, outside of the package: FedRep in 60 lines (Collins et al., ICML 2021).
 
 The clients share a representation and each keeps a head of its own. Try it:
-motley run examples/my_method.py:FedRep --data digits --partition pathological --rounds 20
+unalike run examples/my_method.py:FedRep --data digits --partition pathological --rounds 20
 """
 
 from dataclasses import dataclass, field
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from motley import Client, Cohort, Federation, LocalSGD, Mean, Model, State, send, task
-from motley.learn.objective import Objective, supervised
-from motley.task import Sent
+from unalike import Client, Cohort, Federation, LocalSGD, Mean, Model, State, send, task
+from unalike.core.task import Sent
+from unalike.learn.objective import Objective, supervised
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from motley import Federation, LocalSGD, Model, data, train
-from motley.methods.fedavg import FedAvg
-from motley.networks.architectures import build
+from unalike import Federation, LocalSGD, Model, data, train
+from unalike.methods.fedavg import FedAvg
+from unalike.networks.architectures import build
 
 random = np.random.default_rng(0)
 x = random.normal(size=(600, 5)).astype("float32")

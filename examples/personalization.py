@@ -1,9 +1,9 @@
 """Clients with two classes each: a model of one's own beats one model for all."""
 
-from motley import Federation, LocalSGD, Model, data, train
-from motley.learn.evaluation import evaluate
-from motley.methods.fedavg import FedAvg, Local
-from motley.networks.architectures import build
+from unalike import Federation, LocalSGD, Model, data, train
+from unalike.learn.evaluation import evaluate
+from unalike.methods.fedavg import FedAvg, Local
+from unalike.networks.architectures import build
 
 digits = data.load("digits", partition="pathological", clients=60, unseen=0.2, seed=0)
 model = Model(build("mlp", digits.input_shape, 10))

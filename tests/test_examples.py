@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from motley import Federation, Model, data, train
-from motley.learn.evaluation import evaluate
-from motley.networks.architectures import build
+from unalike import Federation, Model, data, train
+from unalike.learn.evaluation import evaluate
+from unalike.networks.architectures import build
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

@@ -1,4 +1,4 @@
-"""``motley estimate``: JSON, figures, own files, and what it says about bad input."""
+"""``unalike estimate``: JSON, figures, own files, and what it says about bad input."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from motley.cli import app
+from unalike.commands.main import app
 
 
 def invoke(*arguments: str) -> Result:

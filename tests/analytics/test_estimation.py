@@ -11,18 +11,18 @@ from scipy.integrate import quad
 from scipy.stats import beta as beta_distribution
 from torch import Tensor
 
-from motley.analytics.estimation import Channel, EstimationError, gain, mse
-from motley.analytics.estimation_data import counts_clients, flip_noise, folds, score_means
-from motley.analytics.estimation_means import BernoulliRates, GaussianMeans, check_flips, gaussian_mse
-from motley.client import Client, Clients
-from motley.data import load
-from motley.draws import Draws, key
-from motley.federation import Federation
-from motley.privacy.ledger import Budget, BudgetExceeded
-from motley.privacy.mechanisms import Quantizer, RandomizedResponse
-from motley.release import Each
-from motley.runtime.simulate import Simulator
-from motley.task import Sent, send, task
+from unalike.analytics.estimation.means import BernoulliRates, GaussianMeans, check_flips, gaussian_mse
+from unalike.analytics.estimation.problem import counts_clients, flip_noise, folds, score_means
+from unalike.analytics.estimation.shared import Channel, EstimationError, gain, mse
+from unalike.core.client import Client, Clients
+from unalike.core.draws import Draws, key
+from unalike.core.federation import Federation
+from unalike.core.release import Each
+from unalike.core.task import Sent, send, task
+from unalike.data import load
+from unalike.privacy.ledger import Budget, BudgetExceeded
+from unalike.privacy.mechanisms import Quantizer, RandomizedResponse
+from unalike.runtime.shard.simulator import Simulator
 
 
 def federation(clients: Clients, seed: int = 0, **more: object) -> Federation:

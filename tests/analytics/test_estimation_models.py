@@ -11,9 +11,7 @@ from scipy.integrate import quad
 from scipy.stats import multivariate_normal
 from torch import Tensor
 
-from motley.analytics.estimation import Channel, EstimationError, mse
-from motley.analytics.estimation_data import Problem, score_models
-from motley.analytics.estimation_mixture import (
+from unalike.analytics.estimation.mixture import (
     Clusters,
     DiscreteMixture,
     MixturePrior,
@@ -21,12 +19,14 @@ from motley.analytics.estimation_mixture import (
     negative_log_prior_gradient,
     spherical_em,
 )
-from motley.analytics.estimation_regression import GaussianPrior, expected_mse, one_for_all
-from motley.client import Clients
-from motley.data import load
-from motley.data.population import Population
-from motley.federation import Federation
-from motley.runtime.simulate import Simulator
+from unalike.analytics.estimation.problem import Problem, score_models
+from unalike.analytics.estimation.regression import GaussianPrior, expected_mse, one_for_all
+from unalike.analytics.estimation.shared import Channel, EstimationError, mse
+from unalike.core.client import Clients
+from unalike.core.federation import Federation
+from unalike.data import load
+from unalike.data.population import Population
+from unalike.runtime.shard.simulator import Simulator
 
 
 def federation(clients: Clients, seed: int = 0, block: int = 4096) -> Federation:

@@ -10,7 +10,7 @@ import torch
 from sklearn.cluster import KMeans
 from torch import Tensor
 
-from motley.analytics.kmeans import (
+from unalike.analytics.kmeans.algorithm import (
     FedDPKMeans,
     cluster_means,
     cluster_sums,
@@ -18,12 +18,12 @@ from motley.analytics.kmeans import (
     nearest_counts,
     outer_product,
 )
-from motley.analytics.kmeans_budget import CLIENT_SPLIT, POINT_SPLIT, Noise, Privacy, Split, calibrate
-from motley.analytics.kmeans_server import elbow
-from motley.client import Clients
-from motley.federation import Federation
-from motley.privacy.ledger import Ledger
-from motley.runtime.simulate import Simulator
+from unalike.analytics.kmeans.budget import CLIENT_SPLIT, POINT_SPLIT, Noise, Privacy, Split, calibrate
+from unalike.analytics.kmeans.server import elbow
+from unalike.core.client import Clients
+from unalike.core.federation import Federation
+from unalike.privacy.ledger import Ledger
+from unalike.runtime.shard.simulator import Simulator
 
 
 def mixture(
@@ -85,7 +85,7 @@ def test_blocks_do_not_matter_with_noise() -> None:
 
 def difference(task, clients: Clients, without: int, **inputs: Tensor | float) -> dict[str, Tensor]:
     """How far each released sum moves when one row leaves the only client."""
-    from motley.release import Sum
+    from unalike.core.release import Sum
 
     rest = torch.arange(len(clients.x)) != without
     fewer = Clients.from_sizes(clients.x[rest], None, torch.tensor([int(rest.sum())]))

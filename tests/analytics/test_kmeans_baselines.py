@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from motley.analytics.kmeans import FedDPKMeans, cost
-from motley.analytics.kmeans_baselines import (
+from tests.analytics.test_kmeans import federation, mixture
+from unalike.analytics.kmeans.algorithm import FedDPKMeans, cost
+from unalike.analytics.kmeans.baselines import (
     INITIAL,
     k_fed,
     optimal,
@@ -17,10 +18,9 @@ from motley.analytics.kmeans_baselines import (
     server_kmeans_plus_plus,
     sphere_packing,
 )
-from motley.analytics.kmeans_budget import Privacy
-from motley.analytics.kmeans_data import Points
-from motley.analytics.kmeans_pareto import Measured, front, run
-from tests.analytics.test_kmeans import federation, mixture
+from unalike.analytics.kmeans.budget import Privacy
+from unalike.analytics.kmeans.points import Points
+from unalike.analytics.kmeans.study import Measured, front, run
 
 
 @pytest.mark.parametrize("name", list(INITIAL))

@@ -11,14 +11,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from motley.analytics.kmeans import FedDPKMeans
-from motley.analytics.kmeans_budget import Privacy, Split
-from motley.analytics.kmeans_data import read_points
-from motley.cli import app
-from motley.client import Clients
-from motley.data import DataError
-from motley.federation import Federation
 from tests.analytics.test_kmeans import federation, in_order, mixture
+from unalike.analytics.kmeans.algorithm import FedDPKMeans
+from unalike.analytics.kmeans.budget import Privacy, Split
+from unalike.analytics.kmeans.points import read_points
+from unalike.commands.main import app
+from unalike.core.client import Clients
+from unalike.core.federation import Federation
+from unalike.data import DataError
 
 
 def refused(method: FedDPKMeans, clients: Clients, server: torch.Tensor, message: str) -> None:

@@ -13,20 +13,13 @@ from scipy.special import digamma, gammaln
 from scipy.stats import dirichlet_multinomial
 from torch import Tensor
 
-from motley.analytics.mdm import MDM, MOST_PRECISION
-from motley.analytics.mdm_counts import histogram_clients, known_mixture
-from motley.analytics.mdm_mixture import (
-    MDMError,
-    Mixture,
-    look_up,
-    relative_error,
-    rise_table,
-    size_edges,
-)
-from motley.analytics.mdm_privacy import noise_for_budget
-from motley.federation import Federation
-from motley.privacy.mechanisms import Gaussian
-from motley.runtime.simulate import Simulator
+from unalike.analytics.mdm.algorithm import MDM, MOST_PRECISION
+from unalike.analytics.mdm.counts import histogram_clients, known_mixture
+from unalike.analytics.mdm.mixture import MDMError, Mixture, look_up, relative_error, rise_table, size_edges
+from unalike.analytics.mdm.privacy import noise_for_budget
+from unalike.core.federation import Federation
+from unalike.privacy.mechanisms import Gaussian
+from unalike.runtime.shard.simulator import Simulator
 
 
 def population(name: str, clients: int, seed: int = 0) -> tuple[Tensor, Mixture]:

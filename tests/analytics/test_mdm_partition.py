@@ -12,18 +12,18 @@ import typer
 from scipy.stats import dirichlet as scipy_dirichlet
 from typer.testing import CliRunner
 
-from motley.analytics.mdm_counts import histogram_clients, known_mixture, population_histograms, read_counts
-from motley.analytics.mdm_mixture import MDMError, Mixture, dirichlet
-from motley.analytics.mdm_partition import (
+from unalike.analytics.mdm.counts import histogram_clients, known_mixture, population_histograms, read_counts
+from unalike.analytics.mdm.mixture import MDMError, Mixture, dirichlet
+from unalike.analytics.mdm.partition import (
     client_distance,
     compare,
     conditional_partition,
     iid_partition,
     mdm_partition,
 )
-from motley.commands import mdm as command
-from motley.data import from_arrays, load
-from motley.studio.errors import UserError
+from unalike.commands import mdm as command
+from unalike.data import from_arrays, load
+from unalike.studio.errors import UserError
 
 
 def server_labels(rows: int = 60_000, classes: int = 10) -> np.ndarray:
@@ -121,7 +121,7 @@ def test_the_file_gives_the_same_mixture_back(tmp_path: Path) -> None:
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
     sound = {
-        "format": "motley-mdm",
+        "format": "unalike-mdm",
         "version": 1,
         "tau": [1.0],
         "alpha": [[1.0, 2.0]],

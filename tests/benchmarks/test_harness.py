@@ -11,7 +11,7 @@ import torch
 from benchmarks import __main__ as program
 from benchmarks import own, peers, scale
 from benchmarks.compare import compare
-from benchmarks.peers import BARE, MOTLEY, Running, Tool, Unavailable
+from benchmarks.peers import BARE, UNALIKE, Running, Tool, Unavailable
 from benchmarks.report import Ratio, Row, machine, table
 from benchmarks.rounds import Rounds, alternate, data, quotients
 from benchmarks.workloads import MLP
@@ -45,8 +45,8 @@ def test_the_machine_is_described_without_its_name() -> None:
 def test_tools_take_turns_on_the_same_work() -> None:
     rows, raw = compare(TINY, (BARE,), 2, {BARE.name: ("≥", 0.0)}, lambda text: None)
     assert raw["client_steps"] == 4 * 3  # 7 samples in batches of 3: three steps a client
-    assert {name: len(seconds) for name, seconds in raw["seconds_per_round"].items()} == {MOTLEY.name: 2, BARE.name: 2}
-    assert [row.what for row in rows] == ["Motley", "bare PyTorch loop / Motley"]
+    assert {name: len(seconds) for name, seconds in raw["seconds_per_round"].items()} == {UNALIKE.name: 2, BARE.name: 2}
+    assert [row.what for row in rows] == ["Unalike", "bare PyTorch loop / Unalike"]
     assert rows[1].met and raw["left_out"] == {}
 
 

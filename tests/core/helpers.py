@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from motley import Client, Clients, Model, send, task
-from motley.task import Sent
+from unalike import Client, Clients, Model, send, task
+from unalike.core.task import Sent
 
 
 def clients(sizes: list[int], features: int = 3, classes: int = 2, seed: int = 0) -> Clients:

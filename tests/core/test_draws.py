@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 from torch.func import vmap
 
-from motley.draws import Draws, key
+from unalike.core.draws import Draws, key
 
 
 def test_a_key_depends_on_every_part_and_on_their_order() -> None:

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from motley import Client, Each, Federation, Mean, Simulator, Sum, each, send, task
-from motley.federation import QuorumError
-from motley.privacy import Budget, BudgetExceeded, Gaussian
-from motley.task import Sent
 from tests.core.helpers import clients, scaled, total
+from unalike import Client, Each, Federation, Mean, Simulator, Sum, each, send, task
+from unalike.core.federation import QuorumError
+from unalike.core.task import Sent
+from unalike.privacy import Budget, BudgetExceeded, Gaussian
 
 
 def test_each_sum_and_mean_release_what_they_say() -> None:
@@ -125,7 +125,7 @@ def picky(client: Client) -> Sent:
     return send(value=torch.where(first < -5, torch.nan, first))
 
 
-@pytest.mark.filterwarnings("ignore::motley.runtime.simulate.LoopInstead")
+@pytest.mark.filterwarnings("ignore::unalike.runtime.shard.simulator.LoopInstead")
 def test_errors_and_nans_become_failures_that_name_task_round_and_client() -> None:
     store = clients([2] * 6)
     store.x[0, 0], store.x[4, 0] = 9.0, -9.0  # clients 0 and 2
@@ -139,7 +139,7 @@ def test_errors_and_nans_become_failures_that_name_task_round_and_client() -> No
     assert federation.failures == replies.failures
 
 
-@pytest.mark.filterwarnings("ignore::motley.runtime.simulate.LoopInstead")
+@pytest.mark.filterwarnings("ignore::unalike.runtime.shard.simulator.LoopInstead")
 def test_below_the_quorum_the_run_stops_with_the_reasons() -> None:
     store = clients([2] * 4)
     store.x[[0, 2, 4], 0] = 9.0
@@ -153,7 +153,7 @@ def uneven(client: Client) -> Sent:
     return send(value=torch.zeros(2 if float(client.x[0, 0]) > 5 else 3))
 
 
-@pytest.mark.filterwarnings("ignore::motley.runtime.simulate.LoopInstead")
+@pytest.mark.filterwarnings("ignore::unalike.runtime.shard.simulator.LoopInstead")
 @pytest.mark.parametrize("block", [1, 2, 4])
 def test_a_reply_of_another_shape_is_a_failure(block: int) -> None:
     store = clients([2] * 4)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from motley import Model
+from unalike import Model
 
 
 def net() -> nn.Module:

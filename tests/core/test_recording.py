@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from motley import Client, Clients, Each, Federation, LocalSGD, Model, Simulator, Sum, send, task, train
-from motley.methods.fedavg import FedAvg
-from motley.networks.architectures import build
-from motley.release import Release
-from motley.runtime import recording
-from motley.task import Sent, Task
+from unalike import Client, Clients, Each, Federation, LocalSGD, Model, Simulator, Sum, send, task, train
+from unalike.core.release import Release
+from unalike.core.task import Sent, Task
+from unalike.methods.fedavg import FedAvg
+from unalike.networks.architectures import build
+from unalike.runtime.shard import recording
 
 
 def clients(sizes: list[int]) -> Clients:

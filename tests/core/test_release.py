@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from motley import Client, Each, Federation, Mean, Sum, each, send, task
-from motley.privacy import Gaussian, Laplace
-from motley.task import Sent
 from tests.core.helpers import clients
+from unalike import Client, Each, Federation, Mean, Sum, each, send, task
+from unalike.core.task import Sent
+from unalike.privacy import Gaussian, Laplace
 
 
 @task

@@ -14,17 +14,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from motley import Client, Clients, Each, Federation, LocalSGD, Model, Simulator, Sum, each, send, task, train
-from motley.draws import key
-from motley.federation import QuorumError
-from motley.methods.fedavg import FedAvg
-from motley.privacy import Gaussian
-from motley.runtime import simulate
-from motley.runtime.kept import KeptStore
-from motley.runtime.request import Batch, Request
-from motley.runtime.simulate import LoopInstead, Outputs
-from motley.task import Sent
 from tests.core.helpers import clients, linear, scaled, total
+from unalike import Client, Clients, Each, Federation, LocalSGD, Model, Simulator, Sum, each, send, task, train
+from unalike.core.draws import key
+from unalike.core.federation import QuorumError
+from unalike.core.request import Batch, Request
+from unalike.core.task import Sent
+from unalike.methods.fedavg import FedAvg
+from unalike.privacy import Gaussian
+from unalike.runtime.shard import simulator as simulate
+from unalike.runtime.shard.kept import KeptStore
+from unalike.runtime.shard.simulator import LoopInstead, Outputs
 
 SIZES = [5, 17, 1, 8, 8, 30, 12, 3, 9, 21]
 TWICE = 2 * SIZES  # so that a cohort is larger than a block of 7
@@ -47,9 +47,9 @@ def test_block_sizes_1_7_and_all_agree() -> None:
 def test_blocks_side_by_side_give_the_same_bits_as_one_after_another(
     block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("motley.runtime.tuning.SMALL", 0)
-    monkeypatch.setattr("motley.runtime.recording.AFTER", 2)
-    monkeypatch.setattr("motley.runtime.recording.SPENT", 0.0)
+    monkeypatch.setattr("unalike.runtime.shard.tuning.SMALL", 0)
+    monkeypatch.setattr("unalike.runtime.shard.recording.AFTER", 2)
+    monkeypatch.setattr("unalike.runtime.shard.recording.SPENT", 0.0)
     one, several = Simulator(block=block, threads=1), Simulator(block=block, threads=3)
     assert torch.equal(trained(one)[0], trained(several)[0])
     assert one._recordings.count() == several._recordings.count() > 0
@@ -79,7 +79,7 @@ def test_how_many_work_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Simulator, "_prepared", watched)
     trained(Simulator(block=1, threads=3))
     assert most == 1  # small samples: steps are too short
-    monkeypatch.setattr("motley.runtime.tuning.SMALL", 0)
+    monkeypatch.setattr("unalike.runtime.shard.tuning.SMALL", 0)
     patience = 30.0
     trained(Simulator(block=1, threads=3))
     assert most == 3
@@ -103,7 +103,7 @@ class Counting:
 
 
 def test_side_by_side_a_client_keeps_its_own_and_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("motley.runtime.tuning.SMALL", 0)
+    monkeypatch.setattr("unalike.runtime.shard.tuning.SMALL", 0)
     sizes = list(range(1, 25))
     network = Model(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
     federation = Federation(clients(sizes), runtime=Simulator(block=1, threads=4))
@@ -120,7 +120,7 @@ def test_side_by_side_a_client_keeps_its_own_and_fails_alone(monkeypatch: pytest
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small samples are computed side by side too."""
-    monkeypatch.setattr("motley.runtime.tuning.SMALL", 0)
+    monkeypatch.setattr("unalike.runtime.shard.tuning.SMALL", 0)
 
 
 @pytest.mark.usefixtures("workers")
@@ -201,7 +201,7 @@ class Particular:
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_clients_read_together_are_still_computed_one_by_one(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("motley.runtime.tuning.SMALL", 0)
+    monkeypatch.setattr("unalike.runtime.shard.tuning.SMALL", 0)
     read = []
     prepared = Simulator._prepared
 
@@ -348,7 +348,7 @@ def test_a_task_that_cannot_be_vectorised_runs_one_by_one_and_says_so_once() -> 
 
 
 def test_a_cohort_larger_than_a_block_of_memory_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("motley.runtime.simulate.MAX_BLOCK_BYTES", 100)
+    monkeypatch.setattr("unalike.runtime.shard.simulator.MAX_BLOCK_BYTES", 100)
     store = clients(SIZES)
     summed = Federation(store, runtime=Simulator(block=1000)).everyone().ask(total, into=Sum("total"))["total"]
     assert torch.allclose(summed, store.x.sum(0), atol=1e-4)
@@ -365,7 +365,7 @@ def test_memory_does_not_grow_with_rounds() -> None:
 
 
 def test_the_measured_block_is_remembered(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path))
+    monkeypatch.setenv("UNALIKE_CACHE", str(tmp_path))
     first = Simulator()
     Federation(clients([4] * 40), runtime=first).everyone().ask(total)
     second = Simulator()

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from motley.wire import WireError, decode, encode
+from unalike.core.wire import WireError, decode, encode
 
 NAMES = st.text(min_size=1, max_size=12).filter(lambda name: name != "__metadata__")
 ARRAYS = st.one_of(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from motley.data import sources
+from unalike.data import list_sources
 
 
 @pytest.fixture
@@ -17,8 +17,8 @@ def real() -> Callable[[str], str]:
     """``real("mnist")`` gives the name back, or skips the test on a machine whose data folder has no such data set."""
 
     def check(name: str) -> str:
-        if not {entry.name: entry.local for entry in sources()}[name.partition(":")[0]]:
-            pytest.skip(f"{name} is not in the data folder; set MOTLEY_DATA to one that has it")
+        if not {entry.name: entry.local for entry in list_sources()}[name.partition(":")[0]]:
+            pytest.skip(f"{name} is not in the data folder; set UNALIKE_DATA to one that has it")
         return name
 
     return check
@@ -31,6 +31,6 @@ def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise urllib.error.URLError("the network is unreachable")
 
-    monkeypatch.setenv("MOTLEY_DATA", str(tmp_path))
+    monkeypatch.setenv("UNALIKE_DATA", str(tmp_path))
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
     return tmp_path

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from motley.data import DataError, from_arrays, load
 from tests.data.test_files import CLIENT, X, Y, picture, write
+from unalike.data import DataError, from_arrays, load
 
 
 def npz(path: Path, **arrays: Any) -> Path:
@@ -250,5 +250,5 @@ def _made(path: Path) -> Path:
 def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     picture(tmp_path / "all" / "anna" / "cat" / "1.png", 1)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(DataError, match=r"reading image files needs Pillow: pip install 'motley-fl\[data\]'"):
+    with pytest.raises(DataError, match=r"reading image files needs Pillow: pip install 'unalike\[data\]'"):
         load(tmp_path / "all")

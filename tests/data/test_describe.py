@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from motley.data import describe, from_arrays, load, write_figure
-from motley.data.describe import figure
+from unalike.data import describe, from_arrays, load, write_figure
+from unalike.data.describe import figure
 
 
 def test_numbers_by_hand() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from motley.data import Population, from_arrays, load
+from unalike.data import Population, from_arrays, load
 
 X = np.arange(24, dtype=np.float64).reshape(12, 2)
 CLIENT = np.repeat([0, 1, 2], 4)

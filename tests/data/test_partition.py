@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.data import DataError, load, partitions
-from motley.data.build import short_form
-from motley.data.partition import PARTITIONS, dirichlet, inner_dirichlet, pathological, shards, size_skew
+from unalike.data import DataError, list_partitions, load
+from unalike.data.build import short_form
+from unalike.data.partition.schemes import PARTITIONS, dirichlet, inner_dirichlet, pathological, shards, size_skew
 
 LABELS = np.random.default_rng(5).integers(10, size=600)
 
@@ -160,5 +160,5 @@ def test_the_short_form_names_options_that_are_no_defaults() -> None:
 
 
 def test_partitions_are_listed() -> None:
-    assert set(partitions()) == {"natural", "rotation", *PARTITIONS}
-    assert all(partitions().values())
+    assert set(list_partitions()) == {"natural", "rotation", *PARTITIONS}
+    assert all(list_partitions().values())

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.data import DataError, Population, from_arrays, load
-from motley.data.shift import rotate
+from unalike.data import DataError, Population, from_arrays, load
+from unalike.data.partition.shift import rotate
 
 
 def rows_of(population: Population, part: str) -> list[set[int]]:
@@ -142,7 +142,7 @@ def test_histogram_counts_every_row_once() -> None:
 
 def test_the_sources_own_test_rows_are_the_test() -> None:
     x, y, client = numbered(200, 10)
-    from motley.data import Source
+    from unalike.data import Source
 
     is_test = np.arange(200) % 5 == 0
     source = Source("own", "features", x, y.astype(np.int64), 3, client=client, is_test=is_test)

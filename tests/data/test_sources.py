@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from motley.data import DataError, load, sources
-from motley.data.folder import File, data_folder, download, locate
-from motley.data.images import CIFAR_ARCHIVE, read_cifar_archive, read_idx
-from motley.data.sources import CATALOG, open_source
-from motley.data.text import shakespeare
+from unalike.data import DataError, list_sources, load
+from unalike.data.sources.catalog import CATALOG, open_source
+from unalike.data.sources.folder import File, data_folder, download, locate
+from unalike.data.sources.images import CIFAR_ARCHIVE, read_cifar_archive, read_idx
+from unalike.data.sources.text import shakespeare
 
 Real = Callable[[str], str]
 
@@ -29,7 +29,7 @@ def test_digits_are_embedded(empty_folder: Path) -> None:
 
 
 def test_the_list_says_what_is_local(empty_folder: Path) -> None:
-    listed = {entry.name: entry for entry in sources()}
+    listed = {entry.name: entry for entry in list_sources()}
     assert listed["digits"].local and listed["mdm"].local and listed["mdm"].synthetic
     assert not any(listed[name].local for name in ("mnist", "fashion-mnist", "cifar-10", "femnist", "acs", "elections"))
     assert listed["acs"].options == ("task", "by", "worker")
@@ -41,20 +41,20 @@ def test_missing_data_says_where_it_was_looked_for(name: str, empty_folder: Path
     with pytest.raises(DataError) as caught:
         load(name)
     message = str(caught.value)
-    assert "MOTLEY_DATA" in message and str(empty_folder) in message and CATALOG[name].files[0].path in message
+    assert "UNALIKE_DATA" in message and str(empty_folder) in message and CATALOG[name].files[0].path in message
     if CATALOG[name].files[0].url:
         assert str(CATALOG[name].files[0].url) in message and "the network is unreachable" in message
     assert not list(empty_folder.rglob("*.gz*")), "a failed download leaves no file behind"
 
 
 def test_the_default_folder_is_below_the_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MOTLEY_DATA", raising=False)
-    monkeypatch.setenv("MOTLEY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("UNALIKE_DATA", raising=False)
+    monkeypatch.setenv("UNALIKE_CACHE", str(tmp_path / "cache"))
     assert data_folder() == tmp_path / "cache" / "data"
-    monkeypatch.delenv("MOTLEY_CACHE")
+    monkeypatch.delenv("UNALIKE_CACHE")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert data_folder() == tmp_path / "home" / ".cache" / "motley" / "data"
-    with pytest.raises(DataError, match=r"MOTLEY_DATA is not set, so the folder .*home/.cache/motley/data; femnist/"):
+    assert data_folder() == tmp_path / "home" / ".cache" / "unalike" / "data"
+    with pytest.raises(DataError, match=r"UNALIKE_DATA is not set, so the folder .*home/.cache/unalike/data; femnist/"):
         load("femnist")
 
 
@@ -70,7 +70,7 @@ def test_unknown_names_and_options() -> None:
 
 
 def test_download_keeps_only_what_has_the_right_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MOTLEY_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("UNALIKE_DATA", str(tmp_path / "data"))
     served = tmp_path / "served.bin"
     served.write_bytes(b"the official bytes")
     right = hashlib.sha256(b"the official bytes").hexdigest()

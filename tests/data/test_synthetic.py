@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from motley.data import DataError, load
-from motley.data.synthetic import MDM_SETTINGS
+from unalike.data import DataError, load
+from unalike.data.sources.synthetic import MDM_SETTINGS
 
 
 def test_gaussian_mixture() -> None:

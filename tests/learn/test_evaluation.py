@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from motley import Clients, Federation, LocalSGD, Simulator
-from motley.learn.evaluation import Scores, evaluate
-from motley.method import Method
-from motley.methods.fedavg import FedAvg, Local
 from tests.core.helpers import clients, linear
+from unalike import Clients, Federation, LocalSGD, Simulator
+from unalike.core.method import Method
+from unalike.learn.evaluation import Scores, evaluate
+from unalike.methods.fedavg import FedAvg, Local
 
 SIZES = [6, 9, 4, 8, 7]
 LOCAL = LocalSGD(steps=3, batch=4, lr=0.1)

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from motley import Client, Federation, LocalSGD, Model, Simulator, send, task
-from motley.draws import Draws, key
-from motley.learn.objective import Batch, Params, loss_of
-from motley.task import Sent
 from tests.core.helpers import clients, linear
+from unalike import Client, Federation, LocalSGD, Model, Simulator, send, task
+from unalike.core.draws import Draws, key
+from unalike.core.task import Sent
+from unalike.learn.objective import Batch, Params, loss_of
 
 
 class Fit:

@@ -6,8 +6,8 @@ from typing import Literal
 import pytest
 import torch
 
-from motley.learn.schedules import Schedule
-from motley.learn.server import ServerOptimizer
+from unalike.learn.schedules import Schedule
+from unalike.learn.server import ServerOptimizer
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,15 @@ import torch
 from sklearn.covariance import oas
 from torch import Tensor
 
-from motley.client import Clients
-from motley.federation import Federation
-from motley.learn.evaluation import evaluate
-from motley.learn.local import LocalSGD
-from motley.method import State, train
-from motley.methods.borrowed import Borrowed
-from motley.methods.pfedhn import PFedHN
-from motley.runtime.simulate import Simulator
 from tests.methods.test_pefll import FULL_STEP, clients_of, problem_of
+from unalike.core.client import Clients
+from unalike.core.federation import Federation
+from unalike.core.method import State, train
+from unalike.learn.evaluation import evaluate
+from unalike.learn.local import LocalSGD
+from unalike.methods.borrowed import Borrowed
+from unalike.methods.pfedhn import PFedHN
+from unalike.runtime.shard.simulator import Simulator
 
 CHOICES = ("sampled", "nearest", "ensemble")
 

@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from motley import Federation, LocalSGD, State, train
-from motley.learn.evaluation import evaluate
-from motley.learn.server import ServerOptimizer
-from motley.methods.fedavg import FedAvg, Local
-from motley.privacy import Gaussian
 from tests.core.helpers import clients, linear
+from unalike import Federation, LocalSGD, State, train
+from unalike.learn.evaluation import evaluate
+from unalike.learn.server import ServerOptimizer
+from unalike.methods.fedavg import FedAvg, Local
+from unalike.privacy import Gaussian
 
 SIZES = [3, 10, 1, 6]
 

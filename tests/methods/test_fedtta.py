@@ -9,17 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from motley.client import Clients
-from motley.federation import Federation
-from motley.learn.local import LocalSGD
-from motley.learn.objective import Batch
-from motley.method import train
-from motley.methods.fedavg import FedAvg
-from motley.methods.fedtta import FedTTA
-from motley.methods.problem import Problem
-from motley.model import Model
-from motley.networks.architectures import build
-from motley.runtime.simulate import Simulator
+from unalike.core.client import Clients
+from unalike.core.federation import Federation
+from unalike.core.method import train
+from unalike.core.model import Model
+from unalike.learn.local import LocalSGD
+from unalike.learn.objective import Batch
+from unalike.methods.fedavg import FedAvg
+from unalike.methods.fedtta import FedTTA
+from unalike.methods.problem import Problem
+from unalike.networks.architectures import build
+from unalike.runtime.shard.simulator import Simulator
 
 SIZES = [7, 12, 5, 9]
 

@@ -10,18 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from motley.client import Clients
-from motley.federation import Federation
-from motley.learn.evaluation import evaluate
-from motley.learn.local import LocalSGD
-from motley.learn.server import ServerOptimizer
-from motley.method import Method, State, train
-from motley.methods.fedavg import FedAvg
-from motley.methods.flowdup import PARTS, FLowDUP, LDFedAvg, with_outputs
-from motley.model import Model
-from motley.networks.architectures import build
-from motley.networks.subspace import Kind
-from motley.runtime.simulate import Simulator
+from unalike.core.client import Clients
+from unalike.core.federation import Federation
+from unalike.core.method import Method, State, train
+from unalike.core.model import Model
+from unalike.learn.evaluation import evaluate
+from unalike.learn.local import LocalSGD
+from unalike.learn.server import ServerOptimizer
+from unalike.methods.fedavg import FedAvg
+from unalike.methods.flowdup import PARTS, FLowDUP, LDFedAvg, with_outputs
+from unalike.networks.architectures import build
+from unalike.networks.subspace import Kind
+from unalike.runtime.shard.simulator import Simulator
 
 SIZES = [8, 12, 5, 9]
 FULL_STEP = LocalSGD(steps=1, batch=None, lr=1.0)

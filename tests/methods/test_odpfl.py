@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from motley.federation import Federation
-from motley.learn.local import LocalSGD
-from motley.learn.server import ServerOptimizer
-from motley.method import train
-from motley.methods.odpfl import ODPFL
-from motley.networks.sets import Encoder, set_encoder
-from motley.runtime.simulate import Simulator
 from tests.methods.test_pefll import FULL_STEP, SIZES, clients_of, problem_of
+from unalike.core.federation import Federation
+from unalike.core.method import train
+from unalike.learn.local import LocalSGD
+from unalike.learn.server import ServerOptimizer
+from unalike.methods.odpfl import ODPFL
+from unalike.networks.sets import Encoder, set_encoder
+from unalike.runtime.shard.simulator import Simulator
 
 ENCODERS = get_args(Encoder)
 

@@ -9,19 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from motley.client import Clients
-from motley.draws import Draws
-from motley.federation import Federation, each
-from motley.learn.evaluation import evaluate
-from motley.learn.local import LocalSGD
-from motley.learn.server import ServerOptimizer
-from motley.method import State, train
-from motley.methods.fedavg import FedAvg
-from motley.methods.pefll import PeFLL
-from motley.methods.problem import Problem
-from motley.model import Model
-from motley.networks.architectures import build
-from motley.runtime.simulate import Simulator
+from unalike.core.client import Clients
+from unalike.core.draws import Draws
+from unalike.core.federation import Federation, each
+from unalike.core.method import State, train
+from unalike.core.model import Model
+from unalike.learn.evaluation import evaluate
+from unalike.learn.local import LocalSGD
+from unalike.learn.server import ServerOptimizer
+from unalike.methods.fedavg import FedAvg
+from unalike.methods.pefll import PeFLL
+from unalike.methods.problem import Problem
+from unalike.networks.architectures import build
+from unalike.runtime.shard.simulator import Simulator
 
 SIZES = [7, 12, 5, 9]
 
@@ -196,7 +196,7 @@ def test_clip_bounds_the_whole_gradient() -> None:
 
 
 def test_traffic_is_what_the_thesis_counts() -> None:
-    """2c(|θ| + |η_v| + |v|) numbers a round (T1 B.1.3); Motley sends η_v once more, because tasks keep no network."""
+    """2c(|θ| + |η_v| + |v|) numbers a round (T1 B.1.3); Unalike sends η_v once more, because tasks keep no network."""
     problem = problem_of((6,))
     method = PeFLL(problem, cohort=3, local=FULL_STEP, descriptor=5)
     federation = Federation(clients_of((6,))).begin_round(1)

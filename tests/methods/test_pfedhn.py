@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from motley.federation import Federation
-from motley.learn.local import LocalSGD
-from motley.learn.server import ServerOptimizer
-from motley.method import train
-from motley.methods.pfedhn import PFedHN
-from motley.runtime.simulate import Simulator
 from tests.methods.test_pefll import FULL_STEP, clients_of, problem_of
+from unalike.core.federation import Federation
+from unalike.core.method import train
+from unalike.learn.local import LocalSGD
+from unalike.learn.server import ServerOptimizer
+from unalike.methods.pfedhn import PFedHN
+from unalike.runtime.shard.simulator import Simulator
 
 KINDS: tuple[Literal["sgd", "momentum", "adam", "yogi"], ...] = ("sgd", "momentum", "adam", "yogi")
 

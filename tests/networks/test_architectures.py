@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from motley.model import Model
-from motley.networks import architectures
-from motley.networks.architectures import LeNetEmbedding, build, default_for, names
-from motley.networks.classifiers import LSTMLayer, ResNet20
+from unalike.core.model import Model
+from unalike.networks import architectures
+from unalike.networks.architectures import LeNetEmbedding, build, default_for, names
+from unalike.networks.classifiers import LSTMLayer, ResNet20
 
 
 def parameters(module: nn.Module) -> int:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from motley.networks.subspace import Kind, Kronecker, Signs, Subspace, subspace
+from unalike.networks.subspace import Kind, Kronecker, Signs, Subspace, subspace
 
 
 def matrix(p: Subspace) -> Tensor:

@@ -9,11 +9,11 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from motley.privacy.audit import proven_epsilon, upper_bound
-from motley.studio import UserError
-from motley.studio.audit import audit
-from motley.studio.prepare import Prepared, prepare
-from motley.studio.settings import plan_for
+from unalike.privacy.audit import proven_epsilon, upper_bound
+from unalike.studio import UserError
+from unalike.studio.audit.training import audit
+from unalike.studio.recipe.settings import plan_for
+from unalike.studio.runs.prepare import Prepared, prepare
 
 SMALL: dict[str, Any] = {"data": "digits", "partition": "iid", "clients": 60, "model": "logistic", "rounds": 4}
 

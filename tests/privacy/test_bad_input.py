@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from motley import Federation, Mean, Simulator, Sum
-from motley.privacy import Budget, BudgetExceeded, Gaussian, Laplace, Ledger
-from motley.runtime.request import Batch, Request
-from motley.studio import UserError
-from motley.studio.prepare import prepare
-from motley.studio.settings import plan_for
 from tests.core.helpers import clients, total
+from unalike import Federation, Mean, Simulator, Sum
+from unalike.core.request import Batch, Request
+from unalike.privacy import Budget, BudgetExceeded, Gaussian, Laplace, Ledger
+from unalike.studio import UserError
+from unalike.studio.recipe.settings import plan_for
+from unalike.studio.runs.prepare import prepare
 
 SMALL = {"data": "digits", "partition": "iid", "clients": 30, "cohort": 6, "model": "logistic", "rounds": 2}
 

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from motley.draws import Draws, key
-from motley.privacy import Everyone, FixedSize, Gaussian, Laplace, Ledger, Poisson, Sampling, calibrate, dpsgd
-from motley.privacy.dpsgd import Steps
+from unalike.core.draws import Draws, key
+from unalike.privacy import Everyone, FixedSize, Gaussian, Laplace, Ledger, Poisson, Sampling, calibrate, dpsgd
+from unalike.privacy.dpsgd import Steps
 
 DELTA = 1e-5
 

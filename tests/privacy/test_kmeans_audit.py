@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 from typer.testing import CliRunner
 
-from motley.analytics import kmeans
-from motley.analytics.kmeans_budget import Privacy
-from motley.cli import app
-from motley.client import Client
-from motley.release import Unit
-from motley.studio import UserError
-from motley.studio.kmeans_audit import audit_kmeans
+from unalike.analytics.kmeans import algorithm as kmeans
+from unalike.analytics.kmeans.budget import Privacy
+from unalike.commands.main import app
+from unalike.core.client import Client
+from unalike.core.release import Unit
+from unalike.studio import UserError
+from unalike.studio.audit.kmeans import audit_kmeans
 
 
 @pytest.mark.parametrize(("unit", "steps"), [("point", 1), ("client", 0)])

@@ -12,7 +12,7 @@ from dp_accounting import DpEvent, NeighboringRelation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from motley.privacy import (
+from unalike.privacy import (
     BARE,
     Budget,
     BudgetExceeded,
@@ -29,7 +29,7 @@ from motley.privacy import (
     Sampling,
     Unaccountable,
 )
-from motley.privacy import accountant as accounting
+from unalike.privacy import accountant as accounting
 
 DELTA = 1e-5
 

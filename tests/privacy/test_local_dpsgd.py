@@ -11,19 +11,19 @@ import torch
 from scipy.stats import binom
 from torch.func import grad
 
-from motley import Clients, Federation, Model, Simulator
-from motley.draws import Draws, key
-from motley.federation import each
-from motley.learn.local import LocalSGD
-from motley.learn.objective import loss_of
-from motley.method import train
-from motley.methods.fedavg import FedAvg
-from motley.networks.architectures import build
-from motley.privacy import Gaussian, dpsgd
-from motley.privacy.dpsgd import PointPrivacy, Steps
-from motley.privacy.ghost import GhostNorms
-from motley.release import Each, Mean
 from tests.core.helpers import clients, linear
+from unalike import Clients, Federation, Model, Simulator
+from unalike.core.draws import Draws, key
+from unalike.core.federation import each
+from unalike.core.method import train
+from unalike.core.release import Each, Mean
+from unalike.learn.ghost import GhostNorms
+from unalike.learn.local import LocalSGD
+from unalike.learn.objective import loss_of
+from unalike.methods.fedavg import FedAvg
+from unalike.networks.architectures import build
+from unalike.privacy import Gaussian, dpsgd
+from unalike.privacy.dpsgd import PointPrivacy, Steps
 
 TINY = 1e-9  # noise so small that it changes nothing
 

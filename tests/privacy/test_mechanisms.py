@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from motley.draws import Draws, key
-from motley.privacy import Exponential, Gaussian, Laplace, Quantizer, RandomizedResponse, SystemDraws, clip
-from motley.privacy.mechanisms import AdditiveNoise, DrawsLike, uniform
+from unalike.core.draws import Draws, key
+from unalike.privacy import Exponential, Gaussian, Laplace, Quantizer, RandomizedResponse, SystemDraws, clip
+from unalike.privacy.mechanisms import AdditiveNoise, DrawsLike, uniform
 
 COUNT = 200_000
 

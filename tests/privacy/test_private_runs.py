@@ -11,13 +11,14 @@ import dp_accounting as dp
 import pytest
 from typer.testing import CliRunner
 
-from motley import Federation, Simulator, Sum
-from motley.cli import app
-from motley.privacy import BudgetExceeded, Gaussian, Ledger
-from motley.runtime.request import Batch, Request
-from motley.studio import checkpoint, resume, run
 from tests.core.helpers import clients, total
 from tests.studio.helpers import At, Crash, crash, metrics
+from unalike import Federation, Simulator, Sum
+from unalike.commands.main import app
+from unalike.core.request import Batch, Request
+from unalike.privacy import BudgetExceeded, Gaussian, Ledger
+from unalike.studio import resume, run
+from unalike.studio.runs import checkpoint
 
 SMALL: dict[str, Any] = {
     "data": "digits",

@@ -8,14 +8,14 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-from motley import Federation, Mean, Simulator, Sum
-from motley.client import Client
-from motley.methods.fedavg import FedAvg
-from motley.privacy import Everyone, Gaussian, Laplace, SecureSumAborted
-from motley.privacy.secure_session import Ring
-from motley.runtime.request import Batch, Request
-from motley.task import Sent, send, task
 from tests.core.helpers import clients, linear, total
+from unalike import Federation, Mean, Simulator, Sum
+from unalike.core.client import Client
+from unalike.core.request import Batch, Request
+from unalike.core.task import Sent, send, task
+from unalike.methods.fedavg import FedAvg
+from unalike.privacy import Everyone, Gaussian, Laplace, SecureSumAborted
+from unalike.privacy.masks.session import Ring
 
 
 class Watched(Simulator):
@@ -127,7 +127,7 @@ def test_noise_is_scaled_to_the_clip_and_the_rounding_and_the_ledger_agrees_with
 
 
 def test_many_clients_have_neighbours_instead_of_all_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("motley.privacy.secure_release._MANY", 8)  # so that 20 clients are many
+    monkeypatch.setattr("unalike.core.secure._MANY", 8)  # so that 20 clients are many
     federation = Federation(clients([1] * 20, features=2), runtime=Watched({"advertise": {5}, "share": {3, 17}}))
     replies = federation.everyone().ask(own_number, into=Sum("value", clip=9.0, secure=True))
     stay = [i for i in range(20) if i not in (3, 5, 17)]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from motley.privacy import (
+from unalike.core.wire import decode, encode
+from unalike.privacy import (
     Everyone,
     Gaussian,
     Ledger,
@@ -25,9 +26,8 @@ from motley.privacy import (
     SecureSumAborted,
     Session,
     SystemDraws,
-    shamir,
 )
-from motley.wire import decode, encode
+from unalike.privacy.masks import shamir
 
 SECRET = bytes(range(100, 132))
 

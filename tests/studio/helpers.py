@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from motley.studio.progress import Quiet
+from unalike.studio.runs.progress import Quiet
 
 # 12 clients, a linear model, no measuring of blocks: a round takes milliseconds
 SMALL: dict[str, Any] = {

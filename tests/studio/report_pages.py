@@ -6,8 +6,8 @@ import json
 from html.parser import HTMLParser
 from pathlib import Path
 
-from motley.studio.report import write_report
-from motley.studio.report_words import Scale
+from unalike.studio.report.page import write_report
+from unalike.studio.report.words import Scale
 
 VOID = {"br", "link", "meta"}
 SCALE = Scale("accuracy")

@@ -99,7 +99,7 @@ def make_run(
     count |= {"unit": None, "clip": None, "noise": None, "note": None, "bytes": 32 * 4 * cohort * rounds}
     transcript = [] if method == "local" else [sight] if method != "pefll" or private else [count, sight]
     recipe = f'method = "{method}"\nrounds = {rounds}\nseed = {seed}\n\n[data]\nname = "digits"\nclients = {clients}\n'
-    versions = {"python": "3.11.7", "system": "Linux", "motley-fl": "0.1.0", "torch": "2.13.0", "numpy": "2.4.1"}
+    versions = {"python": "3.11.7", "system": "Linux", "unalike": "0.1.0", "torch": "2.13.0", "numpy": "2.4.1"}
     clients_file = {
         "names": names,
         "group": group,

@@ -1,4 +1,4 @@
-"""``motley analyse``: a run in, a table, ``analyses.json`` and a report out, and a reason for all that is not."""
+"""``unalike analyse``: a run in, a table, ``analyses.json`` and a report out, and a reason for all that is not."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from motley.cli import app
-from motley.data import load
-from motley.studio import analyses, analyses_run, run
-from motley.studio.analyses_file import MOST_BYTES, NAMES, Analyses, read_analyses, write_analyses
-from motley.studio.analyses_run import QUICK, Bench, Extent, analyse, finished_run
-from motley.studio.errors import UserError
-from motley.studio.newcomer import serve
 from tests.studio.helpers import SMALL, At, Crash, crash, metrics
+from unalike.commands.main import app
+from unalike.data import load
+from unalike.studio import run
+from unalike.studio.analyses import analyse as analyses_run
+from unalike.studio.analyses import figures as analyses
+from unalike.studio.analyses.analyse import QUICK, Bench, Extent, analyse, finished_run
+from unalike.studio.analyses.file import MOST_BYTES, NAMES, Analyses, read_analyses, write_analyses
+from unalike.studio.errors import UserError
+from unalike.studio.newcomer.serve import serve
 
 TINY: dict[str, Any] = {**SMALL, "rounds": 2, "eval_every": 1}
 SHORT = {**TINY, "local_steps": 1}
@@ -42,7 +44,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {method: folder / method for method in RUNS}
 
 
-def motley(*words: object, code: int = 0) -> str:
+def unalike(*words: object, code: int = 0) -> str:
     result = CliRunner().invoke(app, list(map(str, words)))
     assert "Traceback" not in result.output
     assert result.exit_code == code, result.output
@@ -50,7 +52,7 @@ def motley(*words: object, code: int = 0) -> str:
 
 
 def test_the_command_tells_writes_and_shows_what_it_found(runs: dict[str, Path]) -> None:
-    shown = motley("analyse", runs["pefll"], "--quick")
+    shown = unalike("analyse", runs["pefll"], "--quick")
     for number, name in enumerate(NAMES.values(), start=1):
         assert f"{number}/{len(NAMES)} {name}" in shown  # progress
     found = read_analyses(runs["pefll"])
@@ -80,7 +82,7 @@ def test_unchanged_newcomers_score_what_the_run_measured(runs: dict[str, Path]) 
 def test_clients_with_the_same_classes_are_compared_in_the_table_and_in_the_report(tmp_path: Path) -> None:
     dealt = {"partition": "pathological:num_classes_per_partition=2,class_assignment_mode=deterministic"}
     run("fedavg", out=tmp_path / "run", **{**TINY, **dealt, "clients": 40, "unseen": 0.5})
-    shown = " ".join(motley("analyse", tmp_path / "run", "--quick").split())
+    shown = " ".join(unalike("analyse", tmp_path / "run", "--quick").split())
     finished = finished_run(tmp_path / "run")
     found = analyse(finished, quick=True).same_classes
     assert found is not None and found.clients > 10
@@ -95,7 +97,7 @@ def test_clients_with_the_same_classes_are_compared_in_the_table_and_in_the_repo
 
 
 def test_the_label_mask_is_measured_beside_no_mask(runs: dict[str, Path]) -> None:
-    shown = " ".join(motley("analyse", runs["pefll"], "--quick").split())
+    shown = " ".join(unalike("analyse", runs["pefll"], "--quick").split())
     finished = finished_run(runs["pefll"])
     found = analyse(finished, quick=True).label_mask
     assert found is not None
@@ -133,14 +135,14 @@ def test_before_training_the_correlation_is_that_of_a_run_at_rest(runs: dict[str
 
 def test_learned_descriptors_have_no_correlation_before_training(tmp_path: Path) -> None:
     run("pfedhn", out=tmp_path / "run", **{**SHORT, "hyperparameters": {"descriptor": 4, "newcomer_rounds": 1}})
-    shown = motley("analyse", tmp_path / "run", "--quick")
+    shown = unalike("analyse", tmp_path / "run", "--quick")
     found = read_analyses(tmp_path / "run")
     assert found is not None and found.correlation is not None and found.correlation.untrained is None
     assert "before training" not in shown
 
 
 def test_a_private_descriptor_has_a_curve_for_each_epsilon(runs: dict[str, Path]) -> None:
-    shown = motley("analyse", runs["odpfl"], "--quick")
+    shown = unalike("analyse", runs["odpfl"], "--quick")
     found = read_analyses(runs["odpfl"])
     assert found is not None
     assert [curve.epsilon for curve in found.size] == [None, 1.0, 2.0]  # 2: the run's own
@@ -158,7 +160,7 @@ def test_what_does_not_apply_is_named_with_the_reason(runs: dict[str, Path], tmp
     shutil.copytree(runs["fedavg"], tmp_path / "mute")
     records = [{**record, "bytes_up": 0, "bytes_down": 0} for record in metrics(tmp_path / "mute")]
     (tmp_path / "mute" / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    shown = " ".join(motley("analyse", tmp_path / "mute", "--quick").split())
+    shown = " ".join(unalike("analyse", tmp_path / "mute", "--quick").split())
     assert "does not apply: fedavg has no descriptors of clients" in shown
     assert "does not apply: fedavg sends nothing in training" in shown
     found = read_analyses(tmp_path / "mute")
@@ -186,20 +188,20 @@ def test_data_without_classes_images_or_newcomers(tmp_path: Path) -> None:
 
 
 def test_json_is_all_there_is(runs: dict[str, Path]) -> None:
-    told = json.loads(motley("analyse", runs["fedavg"], "--quick", "--json"))
+    told = json.loads(unalike("analyse", runs["fedavg"], "--quick", "--json"))
     assert told == json.loads((runs["fedavg"] / "analyses.json").read_text())
 
 
 def test_folders_that_cannot_be_analysed_are_refused(tmp_path: Path) -> None:
-    shown = " ".join(motley("analyse", tmp_path / "nothing", code=1).split())
-    assert "is no run folder: it has no recipe.toml; give one that `motley run` wrote" in shown
+    shown = " ".join(unalike("analyse", tmp_path / "nothing", code=1).split())
+    assert "is no run folder: it has no recipe.toml; give one that `unalike run` wrote" in shown
     with pytest.raises(Crash):
         run("fedavg", out=tmp_path / "half", watcher=At(5, crash), **SMALL)
-    shown = " ".join(motley("analyse", tmp_path / "half", code=1).split())
-    assert "has not ended: it has no result.json; finish it with: motley resume" in shown
+    shown = " ".join(unalike("analyse", tmp_path / "half", code=1).split())
+    assert "has not ended: it has no result.json; finish it with: unalike resume" in shown
     (tmp_path / "both").mkdir()
     (tmp_path / "both" / "comparison.json").write_text('{"runs": [{"folder": "fedavg"}]}')
-    shown = " ".join(motley("analyse", tmp_path / "both", code=1).split())
+    shown = " ".join(unalike("analyse", tmp_path / "both", code=1).split())
     assert "holds a comparison; analyse its runs one by one, for example:" in shown
     assert not (tmp_path / "half" / "analyses.json").exists()
 
@@ -222,7 +224,7 @@ def test_folders_that_cannot_be_analysed_are_refused(tmp_path: Path) -> None:
 def test_a_damaged_comparison_is_told(tmp_path: Path, command: str, text: str | None, says: str) -> None:
     file = tmp_path / "comparison.json"
     file.mkdir() if text is None else file.write_text(text)
-    shown = " ".join(motley(command, tmp_path, code=1).split())
+    shown = " ".join(unalike(command, tmp_path, code=1).split())
     assert "comparison.json" in shown and says in shown
 
 
@@ -232,9 +234,9 @@ def test_the_comparison_of_a_run_is_named_as_it_can_be_typed(
     shutil.copytree(runs["fedavg"], tmp_path / "both" / "fedavg")
     (tmp_path / "both" / "comparison.json").write_text('{"runs": [{"folder": "fedavg"}]}')
     monkeypatch.chdir(tmp_path)
-    assert "comparison: motley report both\n" in motley("analyse", "both/fedavg", "--quick")
+    assert "comparison: unalike report both\n" in unalike("analyse", "both/fedavg", "--quick")
     monkeypatch.chdir(tmp_path / "both" / "fedavg")
-    assert f"comparison: motley report {tmp_path / 'both'}\n" in motley("analyse", ".", "--quick")
+    assert f"comparison: unalike report {tmp_path / 'both'}\n" in unalike("analyse", ".", "--quick")
 
 
 @pytest.mark.parametrize("name", ["analyses.json", "report.html", ".analyses.json.part"])
@@ -244,8 +246,8 @@ def test_a_folder_that_cannot_be_written_is_noticed_before_the_work(
     shutil.copytree(runs["fedavg"], tmp_path / "run")
     (tmp_path / "run" / name).unlink(missing_ok=True)
     (tmp_path / "run" / name).mkdir()
-    monkeypatch.setattr("motley.commands.analyse.analyses_of", lambda *_, **__: pytest.fail("too late"))
-    shown = " ".join(motley("analyse", tmp_path / "run", code=1).split())
+    monkeypatch.setattr("unalike.commands.analyse.analyses_of", lambda *_, **__: pytest.fail("too late"))
+    shown = " ".join(unalike("analyse", tmp_path / "run", code=1).split())
     assert "cannot use" in shown and f"{name}: Is a directory" in shown
 
 
@@ -256,9 +258,9 @@ def test_advice_about_the_disk_fits_the_command(
     def refuse(file: Path) -> None:
         raise OSError(number, "no", str(file))
 
-    monkeypatch.setattr("motley.studio.folder.check_writable", refuse)
-    shown = " ".join(motley("analyse", runs["fedavg"], "--quick", code=1).split())
-    assert f"motley analyse {runs['fedavg']} --quick" in shown
+    monkeypatch.setattr("unalike.studio.runs.folder.check_writable", refuse)
+    shown = " ".join(unalike("analyse", runs["fedavg"], "--quick", code=1).split())
+    assert f"unalike analyse {runs['fedavg']} --quick" in shown
     assert "--out" not in shown and "resume" not in shown
 
 
@@ -288,7 +290,7 @@ def test_a_method_that_makes_no_personal_models_is_refused(tmp_path: Path) -> No
     (tmp_path / "own.py").write_text("class Sums:\n    def start(self): ...\n    def round(self): ...\n")
     recipe = tmp_path / "run" / "recipe.toml"
     recipe.write_text(recipe.read_text().replace('method = "fedavg"', f'method = "{tmp_path / "own.py"}:Sums"'))
-    shown = " ".join(motley("analyse", tmp_path / "run", code=1).split())
+    shown = " ".join(unalike("analyse", tmp_path / "run", code=1).split())
     assert "Sums has no personalize(...); a method has start, round and personalize" in shown
 
 
@@ -297,7 +299,7 @@ from dataclasses import dataclass
 
 import torch
 
-from motley import Federation, Model, State, send, task
+from unalike import Federation, Model, State, send, task
 
 
 @dataclass(frozen=True)
@@ -404,12 +406,12 @@ def test_a_broken_file_is_named_with_the_fault_and_the_way_out(tmp_path: Path, t
     with pytest.raises(UserError) as caught:
         read_analyses(tmp_path)
     assert says in str(caught.value) and "analyses.json" in str(caught.value)
-    assert "motley analyse" in str(caught.value)
+    assert "unalike analyse" in str(caught.value)
 
 
 def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "analyses.json").mkdir()
-    with pytest.raises(UserError, match=r"analyses.json cannot be read: Is a directory; remove it, .*motley analyse"):
+    with pytest.raises(UserError, match=r"analyses.json cannot be read: Is a directory; remove it, .*unalike analyse"):
         read_analyses(tmp_path)
 
     def refuse(*_: object, **__: object) -> None:

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from motley.data import load
-from motley.data.population import Population
-from motley.federation import Federation
-from motley.learn.evaluation import Scores
-from motley.learn.local import LocalSGD
-from motley.methods.odpfl import ODPFL
-from motley.methods.pefll import PeFLL
-from motley.methods.problem import Problem
-from motley.model import Model
-from motley.networks.architectures import build
-from motley.studio import analyses
-from motley.studio.analyses import Newcomers, Point
+from unalike.core.federation import Federation
+from unalike.core.model import Model
+from unalike.data import load
+from unalike.data.population import Population
+from unalike.learn.evaluation import Scores
+from unalike.learn.local import LocalSGD
+from unalike.methods.odpfl import ODPFL
+from unalike.methods.pefll import PeFLL
+from unalike.methods.problem import Problem
+from unalike.networks.architectures import build
+from unalike.studio.analyses import figures as analyses
+from unalike.studio.analyses.figures import Newcomers, Point
 
 
 @pytest.fixture(scope="module")

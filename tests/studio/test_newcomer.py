@@ -1,4 +1,4 @@
-"""``motley personalize``: a newcomer's file in, a model out, and a clear word where it cannot be."""
+"""``unalike personalize``: a newcomer's file in, a model out, and a clear word where it cannot be."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from motley.cli import app
-from motley.commands import personalize
-from motley.data import load
-from motley.methods import METHODS
-from motley.methods.odpfl import ODPFL
-from motley.privacy import Gaussian
-from motley.release import Each
-from motley.studio.errors import UserError
-from motley.studio.measure import serves_unlabeled
-from motley.studio.newcomer import FinishedRun, Served, _expectation, newcomer_delta, serve
-from motley.studio.newcomer_file import read_newcomer
-from motley.studio.prepare import prepare
-from motley.studio.recipe import checked
-from motley.studio.run import execute
-from motley.studio.settings import plan_for
+from unalike.commands import personalize
+from unalike.commands.main import app
+from unalike.core.release import Each
+from unalike.data import load
+from unalike.methods import METHODS
+from unalike.methods.odpfl import ODPFL
+from unalike.privacy import Gaussian
+from unalike.studio.errors import UserError
+from unalike.studio.newcomer.file import read_newcomer
+from unalike.studio.newcomer.serve import FinishedRun, Served, _expectation, newcomer_delta, serve
+from unalike.studio.recipe.recipe import checked
+from unalike.studio.recipe.settings import plan_for
+from unalike.studio.runs.measure import serves_unlabeled
+from unalike.studio.runs.prepare import prepare
+from unalike.studio.runs.run import execute
 
 SMALL = {"cohort": 4, "descriptor": 4, "local": {"steps": 2}}
 DATA = {"name": "digits", "partition": "pathological:2", "clients": 12, "unseen": 0.25}
@@ -253,14 +253,14 @@ def test_an_onnx_graph_alone_and_without_the_exporters_own_warnings(
     pytest.importorskip("onnxscript")
     file = newcomer(tmp_path, x=rows[0], y=rows[1])
     monkeypatch.chdir(tmp_path)
-    words = [sys.executable, "-m", "motley", "personalize", runs["pefll"], "--data", file, "--out", "deep/my.onnx"]
+    words = [sys.executable, "-m", "unalike", "personalize", runs["pefll"], "--data", file, "--out", "deep/my.onnx"]
     done = subprocess.run([*map(str, words), "--json"], capture_output=True, text=True)
     assert done.returncode == 0 and done.stderr == ""
     told = json.loads(done.stdout)
     assert told["model"] == told["onnx"] == "deep/my.onnx" and Path("deep/my.onnx").is_file()
     assert [path.name for path in Path("deep").iterdir()] == ["my.onnx"]
     monkeypatch.setattr(personalize, "onnx_is_there", lambda: False)
-    with pytest.raises(UserError, match=r"needs onnx and onnxscript: pip install 'motley-fl\[onnx\]'"):
+    with pytest.raises(UserError, match=r"needs onnx and onnxscript: pip install 'unalike\[onnx\]'"):
         run_command(runs["pefll"], "--data", file, "--onnx")
 
 
@@ -293,7 +293,7 @@ def test_set_reaches_the_reading_of_the_file_only(runs: dict[str, Path], tmp_pat
 
 def test_help_shows_what_is_in_brackets() -> None:
     shown = " ".join(CliRunner().invoke(app, ["personalize", "--help"], env={"COLUMNS": "200"}).output.split())
-    assert "'motley-fl[onnx]'" in shown and "(default: DATA.model.safetensors)" in shown
+    assert "'unalike[onnx]'" in shown and "(default: DATA.model.safetensors)" in shown
 
 
 def test_delta_is_about_rows(runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_a_plain_mistake_is_told_without_a_hint_at_the_traceback(
     words = ["personalize", runs["odpfl"], "--data", newcomer(tmp_path, x=rows[0]), "--epsilon", epsilon]
     result = CliRunner().invoke(app, [str(word) for word in words])
     assert result.exit_code == 1 and "--epsilon must be a finite number above 0" in result.output
-    assert "MOTLEY_TRACEBACK" not in result.output
+    assert "UNALIKE_TRACEBACK" not in result.output
 
 
 def test_the_expectation_says_how_many_samples_those_clients_had(
@@ -355,7 +355,7 @@ def test_the_expectation_says_how_many_samples_those_clients_had(
     assert "with 1 sample each" in note
     output = str(run_command(runs["odpfl"], "--data", newcomer(tmp_path, x=rows[0][:1])))
     assert output.splitlines()[0].strip() == "mine.npz: 1 sample"
-    monkeypatch.setattr("motley.studio.newcomer.NOTICEABLE", -1.0)  # any loss, because this run has learned little
+    monkeypatch.setattr("unalike.studio.newcomer.serve.NOTICEABLE", -1.0)  # any loss, for this run has learned little
     note = _expectation(run, cast(ODPFL, run.method), 2500, 1e-3)
     assert f"that on your 2500 is at least {2500 / max(sizes):.2g} times smaller than theirs" in note
     assert "too few" not in note

@@ -12,12 +12,12 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from motley.data import DataError, load
-from motley.studio.errors import UserError
-from motley.studio.newcomer import FinishedRun, serve
-from motley.studio.newcomer_file import _codes, read_newcomer
-from motley.studio.recipe import checked
-from motley.studio.run import execute
+from unalike.data import DataError, load
+from unalike.studio.errors import UserError
+from unalike.studio.newcomer.file import _codes, read_newcomer
+from unalike.studio.newcomer.serve import FinishedRun, serve
+from unalike.studio.recipe.recipe import checked
+from unalike.studio.runs.run import execute
 
 SHOPS = {"client_column": "shop", "label_column": "returned"}
 
@@ -313,4 +313,4 @@ def test_a_run_that_was_stopped_says_where(tmp_path: Path) -> None:
     (tmp_path / "run" / "recipe.toml").write_text(recipe.replace("rounds = 2", "rounds = 200"))
     population = load("digits", partition="iid", clients=1, unseen=0, test=0)
     (note,) = serve(FinishedRun.open(tmp_path / "run"), population.train, "mine").notes
-    assert note == f"the run stopped at round 2 of 200; it goes on with: motley resume {tmp_path / 'run'}"
+    assert note == f"the run stopped at round 2 of 200; it goes on with: unalike resume {tmp_path / 'run'}"

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from motley.federation import Federation
-from motley.methods.odpfl import ODPFL, SENSITIVITY
-from motley.privacy import Gaussian
-from motley.studio.errors import UserError
-from motley.studio.newcomer import FinishedRun, serve
-from motley.studio.newcomer_file import read_newcomer
-from motley.studio.recipe import checked
-from motley.studio.run import execute
 from tests.studio.test_newcomer import run_command
 from tests.studio.test_newcomer_file import SHOPS, archive, sales, written
+from unalike.core.federation import Federation
+from unalike.methods.odpfl import ODPFL, SENSITIVITY
+from unalike.privacy import Gaussian
+from unalike.studio.errors import UserError
+from unalike.studio.newcomer.file import read_newcomer
+from unalike.studio.newcomer.serve import FinishedRun, serve
+from unalike.studio.recipe.recipe import checked
+from unalike.studio.runs.run import execute
 
 
 def trained(folder: Path, data: Path, unseen: float, options: dict[str, str], **more: Any) -> FinishedRun:
@@ -164,13 +164,13 @@ def test_a_call_is_entered_before_its_model_is_written(
 
     file, x = tmp_path / "mine.ledger.json", np.ones((6, 3))
     with monkeypatch.context() as patch:
-        patch.setattr("motley.studio.newcomer.Served.save", full)
+        patch.setattr("unalike.studio.newcomer.serve.Served.save", full)
         with pytest.raises(UserError, match="the disk is full"):
             paid(plain, tmp_path, x)
     assert file.is_file()
     before = file.read_text()
     with monkeypatch.context() as patch:
-        patch.setattr("motley.studio.folder.os.fsync", full)
+        patch.setattr("unalike.studio.runs.folder.os.fsync", full)
         with pytest.raises(UserError, match=r"the disk is full.*--ledger FILE"):
             paid(plain, tmp_path, x)
     assert file.read_text() == before

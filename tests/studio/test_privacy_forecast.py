@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from motley.studio import run
-from motley.studio.prepare import prepare
-from motley.studio.privacy import forecast, units_of
-from motley.studio.settings import plan_for
 from tests.studio.helpers import SMALL
+from unalike.studio import run
+from unalike.studio.recipe.settings import plan_for
+from unalike.studio.runs.prepare import prepare
+from unalike.studio.runs.privacy import forecast, units_of
 
 
 def test_the_forecast_for_points_is_about_the_rows_that_are_trained_on() -> None:

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from motley.studio import UserError, shipped
-from motley.studio.prepare import prepare
-from motley.studio.recipe import checked, overridden, plan_of, read_recipe, read_toml
-from motley.studio.settings import nested, plan_for
+from unalike.studio import UserError
+from unalike.studio.recipe import shipped
+from unalike.studio.recipe.recipe import checked, overridden, plan_of, read_recipe, read_toml
+from unalike.studio.recipe.settings import nested, plan_for
+from unalike.studio.runs.prepare import prepare
 
 
 def test_unknown_key_names_the_nearest() -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from motley.studio.markup import Html, join, tag
-from motley.studio.plots import Across, Series, line_chart, nice_ticks
-from motley.studio.report import ReportError, write_report
-from motley.studio.report_charts import plane
-from motley.studio.report_data import read_runs
-from motley.studio.report_words import duration, size, spoken
 from tests.studio.report_pages import SCALE, edit, report
 from tests.studio.run_folders import make_run
+from unalike.studio.report.charts import plane
+from unalike.studio.report.markup import Html, join, tag
+from unalike.studio.report.page import ReportError, write_report
+from unalike.studio.report.plots import Across, Series, line_chart, nice_ticks
+from unalike.studio.report.read import read_runs
+from unalike.studio.report.words import duration, size, spoken
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_broken_file_is_named_with_the_fault_and_nothing_is_written(
 def test_an_unfinished_run_is_told_apart_from_no_run(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "fedavg")
     (folder / "result.json").unlink()
-    with pytest.raises(ReportError, match=r"has not ended.*motley resume"):
+    with pytest.raises(ReportError, match=r"has not ended.*unalike resume"):
         write_report([folder], tmp_path / "report.html")
     with pytest.raises(ReportError, match="no such folder"):
         write_report([tmp_path / "nowhere"], tmp_path / "report.html")

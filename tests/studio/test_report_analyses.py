@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from motley.studio.errors import UserError
-from motley.studio.report import write_report
 from tests.studio.report_pages import report
 from tests.studio.run_folders import make_run
+from unalike.studio.errors import UserError
+from unalike.studio.report.page import write_report
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_curves_of_analysed_runs_share_a_chart_and_maps_stand_side_by_side(tmp_p
     chart = chart[: chart.index("</svg>")]
     assert 'data-run="2"' in chart and 'data-run="3"' in chart and 'data-run="0"' not in chart
     assert section.count("of descriptors, pefll") == 2 and "of descriptors, fedavg" not in section
-    assert "Not analysed: local and fedavg. For a run: motley analyse RUN" in page.words
+    assert "Not analysed: local and fedavg. For a run: unalike analyse RUN" in page.words
 
 
 def test_epsilon_has_a_line_each_and_the_line_without_noise_is_not_drawn_twice(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_the_score_of_a_single_newcomer_has_no_band(tmp_path: Path) -> None:
 
 
 def test_maps_of_many_analysed_runs_have_fewer_dots_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("motley.studio.report_charts._MOST_DOTS", 500)
+    monkeypatch.setattr("unalike.studio.report.charts._MOST_DOTS", 500)
     folders = [analysed(make_run(tmp_path / f"run-{i}", "pefll", clients=300, seed=i)) for i in range(2)]
     for shown, dots in ((folders[:1], 300), (folders, 250)):
         report(tmp_path, *shown)
@@ -148,6 +148,6 @@ def test_names_in_analyses_are_escaped(tmp_path: Path) -> None:
 
 def test_a_broken_file_of_analyses_is_named_and_nothing_is_written(tmp_path: Path) -> None:
     folder = analysed(make_run(tmp_path / "run", "pefll"), alpha=[{"at": "far"}])
-    with pytest.raises(UserError, match=r"analyses.json: alpha.0.at.*motley analyse"):
+    with pytest.raises(UserError, match=r"analyses.json: alpha.0.at.*unalike analyse"):
         write_report([folder], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from motley.studio.report_data import Run, read_runs
-from motley.studio.report_words import details, finding, level
 from tests.studio.report_pages import SCALE, edit, report
 from tests.studio.run_folders import make_run
+from unalike.studio.report.read import Run, read_runs
+from unalike.studio.report.words import details, finding, level
 
 
 def with_scores(folder: Path, scores: list[float], method: str) -> Run:

@@ -17,16 +17,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from motley.data import from_arrays
-from motley.studio import Interrupted, UserError, compare, resume, run
-from motley.studio import folder as folders
-from motley.studio.checkpoint import load as load_checkpoint
-from motley.studio.result import Result
 from tests.studio.helpers import SMALL, At, Crash, crash, metrics, timeless
+from unalike.data import from_arrays
+from unalike.studio import Interrupted, UserError, compare, resume, run
+from unalike.studio.runs import folder as folders
+from unalike.studio.runs.checkpoint import load as load_checkpoint
+from unalike.studio.runs.result import Result
 
 
 def test_three_lines() -> None:
-    from motley.studio import run
+    from unalike.studio import run
 
     result = run("fedavg", data="digits", partition="pathological", rounds=2)
     text = str(result)
@@ -87,7 +87,7 @@ def test_clients_whose_model_is_not_finite_are_counted_and_named(tmp_path: Path)
     file = tmp_path / "broken.py"
     file.write_text(
         "from dataclasses import dataclass\n"
-        "from motley.methods.fedavg import FedAvg\n"
+        "from unalike.methods.fedavg import FedAvg\n"
         "@dataclass(frozen=True)\n"
         "class Broken(FedAvg):\n"
         "    broken: int = 0\n"
@@ -168,7 +168,7 @@ DIES = """
 import os, signal
 from dataclasses import dataclass
 from pathlib import Path
-from motley.methods.fedavg import FedAvg
+from unalike.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Dies(FedAvg):
@@ -187,12 +187,12 @@ def test_kill_9_then_resume(tmp_path: Path) -> None:
     (tmp_path / "dies.py").write_text(DIES)
     method, out = f"{tmp_path / 'dies.py'}:Dies", tmp_path / "run"
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
-    command = [sys.executable, "-m", "motley", "run", method, *flags, "--out", str(out), "--quiet"]
+    command = [sys.executable, "-m", "unalike", "run", method, *flags, "--out", str(out), "--quiet"]
     killed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     saved = load_checkpoint(out)
     assert saved is not None and saved.round == 6, "at most one checkpoint interval is lost"
-    command = [sys.executable, "-m", "motley", "resume", str(out), "--json"]
+    command = [sys.executable, "-m", "unalike", "resume", str(out), "--json"]
     resumed = subprocess.run(command, capture_output=True, text=True, check=True)
     whole = run(method, **SMALL)
     assert json.loads(resumed.stdout)["accuracy"] == whole.accuracy
@@ -202,7 +202,7 @@ def test_kill_9_then_resume(tmp_path: Path) -> None:
 
 def test_ctrl_c_finishes_the_round_and_saves(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(Interrupted, match=r"stopped after round 5 of 8\. Go on with: motley resume .*run"):
+    with pytest.raises(Interrupted, match=r"stopped after round 5 of 8\. Go on with: unalike resume .*run"):
         run("fedavg", out=tmp_path / "run", watcher=At(4, lambda: os.kill(os.getpid(), signal.SIGINT)), **SMALL)
     assert signal.getsignal(signal.SIGINT) is before
     saved = load_checkpoint(tmp_path / "run")
@@ -241,7 +241,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
 
         monkeypatch.setattr(os, "fsync", full)
 
-    with pytest.raises(UserError, match=r"the disk is full: .* motley resume .*run"):
+    with pytest.raises(UserError, match=r"the disk is full: .* unalike resume .*run"):
         run("fedavg", out=tmp_path / "run", watcher=At(5, fill), **SMALL)
     saved = load_checkpoint(tmp_path / "run")
     assert saved is not None and saved.round == 3

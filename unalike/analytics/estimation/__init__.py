@@ -1,0 +1,1 @@
+"""Personalized estimation: means, rates and regressions that borrow strength from other clients."""

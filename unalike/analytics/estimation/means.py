@@ -1,0 +1,322 @@
+"""Personal means (P3 §2.1, Theorems 1 and 2) and personal rates of coins (§2.2, Theorems 3 and 4)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from unalike.analytics.estimation.shared import (
+    Channel,
+    Estimates,
+    EstimationError,
+    check_clients,
+    check_finite,
+    check_positive,
+    collect,
+    features,
+)
+from unalike.core.client import Client
+from unalike.core.federation import Federation, Replies, each
+from unalike.core.release import Each, Sum
+from unalike.core.task import Sent, Task, send, task
+from unalike.privacy.mechanisms import Quantizer, RandomizedResponse
+
+Form = Literal["exact", "moments", "plug-in"]
+_ALIKE = "the clients' means do not differ more than chance explains: everybody's estimate is the common mean"
+
+
+def gaussian_mse(
+    dim: int, samples: float, clients: int, sigma_theta: float, sigma_x: float, sigma_q: float = 0
+) -> float:
+    """Closed form of Theorems 1 and 2: (dσx²/n)·((1−a)/m + a)."""
+    a = gaussian_weight(samples, clients, sigma_theta, sigma_x, sigma_q)
+    return dim * sigma_x**2 / samples * ((1 - a) / clients + a)
+
+
+def gaussian_weight(samples: float, clients: int, sigma_theta: float, sigma_x: float, sigma_q: float = 0.0) -> float:
+    """a, the weight of a client's own mean (Theorem 2; Theorem 1 with σ_q = 0)."""
+    spread = sigma_theta**2 + sigma_q**2 / max(1, clients - 1)
+    return spread / (spread + sigma_x**2 / samples)
+
+
+@dataclass(frozen=True)
+class GaussianMeans:
+    """θ_i ~ N(μ, σθ²·I), samples N(θ_i, σx²·I): θ̂_i = a·X̄_i + (1−a)·mean_j q(X̄_j).
+
+    Known prior: give ``mu``, ``sigma_theta`` and ``sigma_x``, and no client sends anything. Unknown μ: leave ``mu``
+    out. Unknown deviations are estimated too, from moments, where the channel is bare; a channel in k bits or with
+    noise needs them (as in the paper), and a ``radius`` r with |μ_k| ≤ r, or the ``bound`` b of a coordinate itself:
+    b = r + (σθ + σx/√n)·√log(m²n) for the smallest client's n. Client sizes count as public.
+    """
+
+    mu: float | None = None
+    sigma_theta: float | None = None
+    sigma_x: float | None = None
+    channel: Channel = Channel()
+    radius: float | None = None
+    bound: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("sigma_theta", "sigma_x", "bound"):
+            check_positive(name, getattr(self, name))
+        if self.radius is not None and not self.radius >= 0:
+            raise EstimationError(f"radius must be a number from 0 on, got {self.radius:g}")
+        if self.mu is not None and (self.sigma_theta is None or self.sigma_x is None):
+            raise EstimationError("a known prior is mu, sigma_theta and sigma_x together; give all three, or no mu")
+        if not self.channel.is_bare and self.mu is None:
+            if self.sigma_theta is None or self.sigma_x is None:
+                raise EstimationError("with bits or epsilon the deviations must be known: give sigma_theta and sigma_x")
+            if self.radius is None and self.bound is None:
+                raise EstimationError(
+                    "with bits or epsilon a bound must be known that is not read from the data: give radius, the "
+                    "largest magnitude of the population's mean, or bound, that of a client's mean"
+                )
+
+    @task
+    def summarize(self, client: Client) -> Sent:
+        """X̄_i, and what the deviations are estimated from where they are unknown."""
+        mean = client.mean(client.x.to(torch.float64))
+        spread = client.sum((client.x - mean).square()).sum()
+        n = client.n.to(torch.float64)
+        return send(mean=mean, noise=torch.stack([spread, (n - 1) * mean.numel(), 1 / n]))
+
+    @task
+    def combine(self, client: Client, mu: Tensor, spread: Tensor, noise: Tensor) -> Sent:
+        """θ̂_i from the client's own mean and the prior; it stays here. ``spread``: σθ² + σ_q²/(m−1)."""
+        local = client.mean(client.x.to(torch.float64))
+        both = spread + noise / client.n
+        a = torch.where(both > 0, spread / torch.where(both > 0, both, 1.0), 0.0)
+        return send(keep={"estimate": a * local + (1 - a) * mu, "local": local})
+
+    def coordinate_bound(self, clients: int, samples: int) -> float | None:
+        """b, beyond which a coordinate of X̄ lies with probability at most 2/(mn)."""
+        if self.channel.is_bare or self.bound is not None:
+            return self.bound
+        assert self.radius is not None and self.sigma_theta is not None and self.sigma_x is not None
+        reach = math.sqrt(math.log(clients**2 * samples))
+        return self.radius + (self.sigma_theta + self.sigma_x / math.sqrt(samples)) * reach
+
+    def estimate(self, federation: Federation) -> Estimates:
+        """One message from every client, one answer to it; nothing at all with a known prior."""
+        check_finite(federation)
+        dim = features(federation)
+        cohort = federation.everyone()
+        if self.mu is not None:
+            assert self.sigma_theta is not None and self.sigma_x is not None
+            known = torch.full((dim,), self.mu, dtype=torch.float64)
+            cohort.ask(self.combine, into=[], mu=known, spread=self.sigma_theta**2, noise=self.sigma_x**2)
+            prior = {"mu": known.tolist(), "sigma_theta": self.sigma_theta, "sigma_x": self.sigma_x, "sigma_q": 0.0}
+            return collect(federation, dim, prior)
+        clients = check_clients(federation)
+        bound = self.coordinate_bound(clients, int(federation.clients.size.min()))
+        into: list[Each | Sum] = [self.channel.release("mean", bound, dim)]
+        if self.sigma_x is None or self.sigma_theta is None:
+            into.append(Sum("noise"))
+        replies = cohort.ask(self.summarize, into=into)
+        messages = replies["mean"]
+        mu = messages.mean(0)
+        noise = self._noise(replies)
+        spread, notes = self._spread(messages, noise, replies)
+        channel = self.channel.variance(bound, dim)
+        extra = channel / max(1, len(messages) - 1)
+        cohort.ask(self.combine, into=[], mu=mu, spread=spread + extra, noise=noise)
+        prior = {
+            "mu": mu.tolist(),
+            "sigma_theta": math.sqrt(spread),
+            "sigma_x": math.sqrt(noise),
+            "sigma_q": math.sqrt(channel),
+            "bound": bound,
+        }
+        return collect(federation, dim, prior, notes=notes)
+
+    def _noise(self, replies: Replies) -> float:
+        """σx²: given, or pooled within clients."""
+        if self.sigma_x is not None:
+            return self.sigma_x**2
+        spread, freedom, _ = replies["noise"].tolist()
+        if freedom == 0:
+            raise EstimationError("every client has a single sample, which says nothing about sigma_x: give sigma_x")
+        return float(spread / freedom)
+
+    def _spread(self, messages: Tensor, noise: float, replies: Replies) -> tuple[float, list[str]]:
+        """σθ²: given, or what the variance of the means has beyond σx²·mean(1/n)."""
+        if self.sigma_theta is not None:
+            return self.sigma_theta**2, []
+        inverse = float(replies["noise"][2]) / len(messages)
+        spread = float(messages.var(0).mean()) - noise * inverse
+        return (spread, []) if spread > 0 else (0.0, [_ALIKE])
+
+
+@dataclass(frozen=True)
+class BernoulliRates:
+    """p_i from a prior on [0, 1], samples 0 or 1: p̂_i = a_i·X̄_i + (1−a_i)·μ̂_i with leave-one-out moments μ̂_i, σ̂_i².
+
+    Known Beta(``alpha``, ``beta``): a = n/(α+β+n), the posterior mean, and no client sends anything. Unknown:
+
+    - ``form="plug-in"``, as on the page (6): a_i = n/(μ̂(1−μ̂)/σ̂² + n), with σ̂² the variance of the messages.
+    - ``form="moments"``: a_i = n/(μ̂(1−μ̂)/σ̂² − 1 + n), the α+β of a Beta with these moments; the page lost the −1.
+    - ``form="exact"``: α+β = μ(1−μ)/σ² − 1, with σ² the variance of the p_i themselves: the clients also send
+      s(s−1)/(n(n−1)) of their s ones, which is unbiased for p². Needs two samples of every client.
+
+    With ``epsilon`` a client sends one two-valued report, ε0-private. Two values have no variance beyond that of their
+    mean, so the page's private weight (Theorem 4) is at least n/(n+1) whatever the clients are; "exact" has every
+    second client report the pair moment instead of the rate, which costs each of them the same ε0. What the noise
+    leaves in doubt (the variance of μ̂, one standard error of σ̂²) is added to σ̂², so that strong noise leads back to
+    the client's own rate.
+    """
+
+    alpha: float | None = None
+    beta: float | None = None
+    form: Form = "exact"
+    bits: int | None = None
+    epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.alpha is None) != (self.beta is None):
+            raise EstimationError("a known prior is alpha and beta together; give both or neither")
+        check_positive("alpha", self.alpha)
+        check_positive("beta", self.beta)
+        if self.form not in get_args(Form):
+            raise EstimationError(f"form must be 'exact', 'moments' or 'plug-in', got {self.form!r}")
+        Channel(self.bits, self.epsilon)
+
+    @task
+    def rate(self, client: Client) -> Sent:
+        """X̄_i, measured from ½, so that k bits cover [0, 1]."""
+        return send(rate=client.mean(_flips(client)) - 0.5)
+
+    @task
+    def moments(self, client: Client) -> Sent:
+        """X̄_i and the pair moment, both measured from ½."""
+        ones, n = client.sum(_flips(client)), client.n.to(torch.float64)
+        return send(rate=ones / n - 0.5, pair=ones * (ones - 1) / (n * (n - 1)) - 0.5)
+
+    @task
+    def private_rate(self, client: Client) -> Sent:
+        """X̄_i in [0, 1], to be reported by randomized response."""
+        return send(rate=client.mean(_flips(client)))
+
+    @task
+    def private_pair(self, client: Client) -> Sent:
+        """The pair moment in [0, 1], to be reported by randomized response."""
+        ones, n = client.sum(_flips(client)), client.n.to(torch.float64)
+        return send(pair=ones * (ones - 1) / (n * (n - 1)))
+
+    @task
+    def combine(self, client: Client, mu: Tensor, precision: Tensor) -> Sent:
+        """p̂_i; ``precision`` is α+β, infinite where clients do not differ."""
+        local = client.mean(_flips(client)).reshape(1)
+        a = client.n / (precision + client.n)
+        return send(keep={"estimate": a * local + (1 - a) * mu, "local": local})
+
+    def estimate(self, federation: Federation) -> Estimates:
+        """One message from every client, one answer to it; nothing at all with a known prior."""
+        check_flips(federation)
+        cohort = federation.everyone()
+        if self.alpha is not None and self.beta is not None:
+            total = self.alpha + self.beta
+            cohort.ask(self.combine, into=[], mu=self.alpha / total, precision=total)
+            return collect(federation, 1, {"mu": self.alpha / total, "precision": total})
+        check_clients(federation, 3, "leave-one-out estimation")
+        if self.form == "exact" and int(federation.clients.size.min()) < 2:
+            name = federation.clients.name(int(federation.clients.size.argmin()))
+            raise EstimationError(
+                f"client {name} has a single sample, which says nothing about how p² is spread; leave it out, or use "
+                "form='plug-in'"
+            )
+        rate, pair = self._messages(federation)
+        mu, variance = _leave_one_out(rate), _variance_without(rate)
+        if self.form != "exact":
+            precision = _ratio(mu * (1 - mu), variance) - (1 if self.form == "moments" else 0)
+        else:
+            of_mean = variance / rate.isfinite().sum()  # variance of μ̂
+            spread = _leave_one_out(pair) - (mu.square() - of_mean)  # unbiased for σ²
+            precision = _ratio(mu * (1 - mu), spread) - 1
+            if self.epsilon is not None:
+                of_pair = _variance_without(pair) / pair.isfinite().sum()
+                doubt = of_mean + torch.sqrt(of_pair + 4 * mu.square() * of_mean)
+                spread = torch.minimum(spread.clamp(min=0.0), mu * (1 - mu))
+                precision = _ratio(mu * (1 - mu) - spread, spread + doubt)
+        mu, precision = mu.clamp(0.0, 1.0), precision.clamp(min=0.0)
+        cohort.ask(self.combine, into=[], mu=each(mu), precision=each(precision))
+        notes = [_ALIKE] if bool(precision.isinf().all()) else []
+        middle = float(precision.median())
+        prior = {"mu": float(mu.mean()), "precision": None if math.isinf(middle) else middle}
+        return collect(federation, 1, prior, notes=notes)
+
+    def _messages(self, federation: Federation) -> tuple[Tensor, Tensor]:
+        """[clients] rates and pair moments as they arrived; NaN from a client that did not send one."""
+        count = len(federation.clients)
+        nothing = torch.full((count,), torch.nan, dtype=torch.float64)
+        everyone = torch.arange(count)
+        if self.epsilon is not None:
+            report = RandomizedResponse(self.epsilon)
+            if self.form != "exact":
+                return self._arrived(federation, everyone, self.private_rate, "rate", report), nothing
+            return (
+                self._arrived(federation, everyone[::2], self.private_rate, "rate", report),
+                self._arrived(federation, everyone[1::2], self.private_pair, "pair", report),
+            )
+        rounding = None if self.bits is None else Quantizer(self.bits, bound=0.5)
+        names = ("rate", "pair") if self.form == "exact" else ("rate",)
+        asked = self.moments if self.form == "exact" else self.rate
+        replies = federation.everyone().ask(asked, into=[Each(name, noise=rounding) for name in names])
+        found = []
+        for name in names:
+            column = nothing.clone()
+            column[replies.answered] = replies[name].to(torch.float64) + 0.5
+            found.append(column)
+        return found[0], found[1] if len(found) == 2 else nothing
+
+    def _arrived(self, federation: Federation, who: Tensor, asked: Task, name: str, how: RandomizedResponse) -> Tensor:
+        column = torch.full((len(federation.clients),), torch.nan, dtype=torch.float64)
+        replies = federation.cohort(who).ask(asked, into=Each(name, noise=how))
+        column[who[replies.answered]] = replies[name].to(torch.float64)
+        return column
+
+
+def _flips(client: Client) -> Tensor:
+    return client.x.to(torch.float64).reshape(client.capacity)
+
+
+def _leave_one_out(values: Tensor) -> Tensor:
+    """[clients] mean over the other clients' messages; NaN stands for no message."""
+    present = values.isfinite()
+    own = values.nan_to_num(0.0)
+    result: Tensor = (own.sum() - own) / (present.sum() - present.to(values.dtype))
+    return result
+
+
+def _variance_without(values: Tensor) -> Tensor:
+    """[clients] variance over the other clients' messages."""
+    present = values.isfinite().to(values.dtype)
+    centre = values.nanmean()  # sums of squares around it lose no digits
+    own = (values - centre).nan_to_num(0.0)
+    count = present.sum() - present
+    total, squares = own.sum() - own, own.square().sum() - own.square()
+    result: Tensor = (squares - total.square() / count) / (count - 1)
+    return result
+
+
+def _ratio(top: Tensor, variance: Tensor) -> Tensor:
+    """top / variance; infinite where the variance is nothing (or rounding's dust)."""
+    alike = variance <= 1e-12
+    return torch.where(alike, torch.inf, top / torch.where(alike, 1.0, variance))
+
+
+def check_flips(federation: Federation) -> None:
+    """Every sample must be 0 or 1."""
+    features(federation, wanted=1)
+    values = federation.clients.x.reshape(-1)
+    strange = ((values != 0) & (values != 1)).nonzero().flatten()
+    if len(strange):
+        row = int(strange[0])
+        what = "fractions" if 0 < float(values[row]) < 1 else "values outside [0, 1]"
+        raise EstimationError(
+            f"a Bernoulli sample is 0 or 1, but row {row + 1} holds {float(values[row]):g} ({len(strange)} such rows: "
+            f"{what}); give one row for each trial, or a file of counts (successes, trials)"
+        )

@@ -1,0 +1,205 @@
+"""Data for personal estimation: populations, files of counts, and samples kept apart to score by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from unalike.analytics.estimation.shared import Estimates, EstimationError, mse
+from unalike.core.client import Clients
+from unalike.data import load
+from unalike.runtime.shard.simulator import Simulator
+
+_BLOCK_NUMBERS = 1 << 23  # numbers that one block of clients may hold
+Score = Callable[[Tensor, Tensor], float]
+"""(estimates [C, d], positions [C]) -> error."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The clients, and what their estimates are measured by."""
+
+    clients: Clients
+    truth: Tensor | None = None  # [clients, d]
+    held_out: Clients | None = None  # the same clients' test rows
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def measure(self) -> str:
+        """What the errors mean."""
+        if self.truth is not None:
+            return "squared error of the true parameter"
+        return "squared error of held-out samples" if self.held_out is not None else "none"
+
+
+def read_problem(
+    data: str, truth: str, *, seed: int, clients: int | None, test: float, columns: dict[str, Any]
+) -> Problem:
+    """A named source, file or folder; ``truth`` names the true parameter where the source has one."""
+    given = {name: value for name, value in columns.items() if value is not None}
+    population = load(data, normalize=False, seed=seed, clients=clients, test=test, unseen=0.0, min_samples=1, **given)
+    known = population.per_client.get(truth)
+    notes = []
+    if population.dropped:
+        names = ", ".join(population.dropped[:5])
+        notes.append(f"{len(population.dropped)} clients without a sample to learn from were left out ({names})")
+    held_out = population.test if test > 0 and bool((population.test.size > 0).all()) else None
+    return Problem(population.train, known, held_out if known is None else None, notes)
+
+
+def read_counts(file: Path) -> Clients:
+    """Clients of 0/1 samples from a CSV file with the columns successes and trials, one row for each client."""
+    try:
+        table = pd.read_csv(file)
+    except (OSError, ValueError) as error:
+        raise EstimationError(f"cannot read the counts in {file}: {error}") from error
+    lacking = [name for name in ("successes", "trials") if name not in table.columns]
+    if lacking:
+        raise EstimationError(f"{file} has no column {lacking[0]!r}; expected successes and trials (and client)")
+    names = [str(name) for name in table["client"]] if "client" in table.columns else None
+    return counts_clients(table["successes"].to_numpy(), table["trials"].to_numpy(), names)
+
+
+def counts_clients(successes: Any, trials: Any, names: list[str] | None = None) -> Clients:
+    """Clients of 0/1 samples from how many there are, and how many of them are ones."""
+    ones, all_ = np.asarray(successes), np.asarray(trials)
+    if ones.ndim != 1 or ones.shape != all_.shape or len(ones) == 0:
+        raise EstimationError(f"expected successes and trials of the same clients, got {ones.shape} and {all_.shape}")
+
+    def refuse(bad: Any, what: str) -> None:
+        if bool(np.any(bad)):
+            row = int(np.argmax(bad))
+            raise EstimationError(
+                f"client {names[row] if names else row} has {ones[row]} successes in {all_[row]} trials: {what}"
+            )
+
+    try:
+        numbers = np.stack([ones, all_]).astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise EstimationError("counts must be numbers; remove text and empty cells") from error
+    refuse(~np.isfinite(numbers).all(0), "a count is missing or infinite")
+    refuse((numbers != np.floor(numbers)).any(0), "counts must be whole numbers")
+    refuse((numbers < 0).any(0), "counts must not be negative")
+    refuse(numbers[1] == 0, "a client without data has nothing to estimate from; leave it out")
+    refuse(numbers[0] > numbers[1], "there cannot be more successes than trials")
+    ones, all_ = numbers.astype(np.int64)
+    position = np.arange(all_.sum()) - np.repeat(np.cumsum(all_) - all_, all_)
+    x = (position < np.repeat(ones, all_)).astype(np.float32)[:, None]
+    return Clients.from_sizes(torch.from_numpy(x), None, torch.from_numpy(all_), names=names)
+
+
+def folds(clients: Clients, seed: int | None) -> list[Problem]:
+    """Leave out every client's j-th sample, for each j: as many problems as a client has samples.
+
+    With a seed every client's samples are shuffled first, so that a fold does not single out, say, one year.
+    """
+    n, most = int(clients.size.min()), int(clients.size.max())
+    if n != most or n < 2:
+        raise EstimationError(
+            "cross-validation leaves out one sample of every client at a time, so all clients must have the same "
+            f"number of them, at least 2; here they have {n} to {most}"
+        )
+    place = torch.arange(n).repeat(len(clients), 1)
+    if seed is not None:
+        place = torch.from_numpy(np.random.default_rng([seed, 11]).permuted(place.numpy(), axis=1))
+    rows = clients.start[:, None] + place
+    found = []
+    for left_out in range(n):
+        order = torch.cat([torch.arange(left_out), torch.arange(left_out + 1, n), torch.tensor([left_out])])
+        taken = rows[:, order].reshape(-1)
+        x, y = clients.x[taken], None if clients.y is None else clients.y[taken]
+        start = torch.arange(len(clients)) * n
+        part = replace(clients, x=x, y=y, start=start, size=torch.full_like(start, n - 1))
+        found.append(Problem(part, None, replace(part, start=start + n - 1, size=torch.ones_like(start))))
+    return found
+
+
+def flip_noise(clients: Clients) -> float:
+    """E[p(1 − p)], the squared error that a 0/1 sample has even from its own p; unbiased, of clients of equal size."""
+    n = int(clients.size[0])
+    rate = clients.x[clients.start[:, None] + torch.arange(n)].to(torch.float64).mean(1)
+    return float((rate * (1 - rate)).mean()) * n / (n - 1)
+
+
+def score_means(problem: Problem) -> Score | None:
+    """The error of estimated means: against the truth, or against held-out samples."""
+    if problem.truth is not None:
+        truth = problem.truth
+        return lambda estimate, positions: mse(estimate, truth[positions].reshape(estimate.shape))
+    if problem.held_out is None:
+        return None
+    test = problem.held_out
+    return lambda estimate, positions: float(_per_row(test, estimate, positions, _distance).mean())
+
+
+def score_by_label(problem: Problem) -> Score:
+    """The error of estimated rates against the labels of held-out samples: numbers that tell more than the 0 or 1."""
+    assert problem.held_out is not None
+    test = problem.held_out
+    return lambda estimate, positions: float(_per_row(test, estimate, positions, _from_label).mean())
+
+
+def score_models(problem: Problem, family: str) -> Score | None:
+    """The error of estimated regressions: against the truth, or of predictions (logistic: log loss)."""
+    if problem.truth is not None:
+        return score_means(problem)
+    if problem.held_out is None:
+        return None
+    test, loss = problem.held_out, _squared if family == "linear" else _cross_entropy
+    return lambda estimate, positions: float(_per_row(test, estimate, positions, loss).mean())
+
+
+def _per_row(
+    test: Clients, estimate: Tensor, positions: Tensor, loss: Callable[[Tensor, Tensor | None, Tensor], Tensor]
+) -> Tensor:
+    some = test.select(positions)
+    owner = torch.repeat_interleave(torch.arange(len(some)), some.size)
+    first = torch.cumsum(some.size, 0) - some.size
+    rows = torch.arange(len(owner)) + (some.start - first)[owner]
+    return loss(some.x[rows].to(torch.float64), None if some.y is None else some.y[rows].double(), estimate[owner])
+
+
+def _distance(x: Tensor, _: Tensor | None, theta: Tensor) -> Tensor:
+    return (x - theta).square().sum(1)
+
+
+def _from_label(_: Tensor, y: Tensor | None, theta: Tensor) -> Tensor:
+    assert y is not None
+    return (theta[:, 0] - y).square()
+
+
+def _squared(x: Tensor, y: Tensor | None, theta: Tensor) -> Tensor:
+    assert y is not None
+    return ((x * theta).sum(1) - y).square()
+
+
+def _cross_entropy(x: Tensor, y: Tensor | None, theta: Tensor) -> Tensor:
+    assert y is not None
+    score = (x * theta).sum(1)
+    return torch.nn.functional.softplus(score) - y * score
+
+
+def runtime(clients: Clients) -> Simulator:
+    """Blocks as large as memory allows: these tasks are so short that a measurement would take longer than they do."""
+    numbers = int(clients.size.max()) * clients.x[0].numel() + clients.x[0].numel() ** 2
+    return Simulator(block=max(16, min(4096, _BLOCK_NUMBERS // max(1, numbers))), threads=1)
+
+
+def write_estimates(file: Path, clients: Clients, found: Estimates) -> None:
+    """A CSV file: client, samples, then what it found alone and its estimate, coordinate by coordinate."""
+    dim = found.estimate.shape[1]
+    columns: dict[str, Any] = {
+        "client": [clients.name(int(i)) for i in found.positions],
+        "samples": clients.size[found.positions].tolist(),
+    }
+    for name, values in (("local", found.local), ("estimate", found.estimate)):
+        for k in range(dim):
+            columns[name if dim == 1 else f"{name}_{k}"] = values[:, k].tolist()
+    pd.DataFrame(columns).to_csv(file, index=False)

@@ -1,0 +1,314 @@
+"""Personal regressions with a Gaussian prior (P3 §3.1–3.2, Algorithms 2 and 3, Theorem 6)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from unalike.analytics.estimation.posterior import (
+    Family,
+    alone,
+    design,
+    linear_posterior,
+    logistic_posterior,
+    loss_gradient,
+    squared_error,
+)
+from unalike.analytics.estimation.shared import (
+    Channel,
+    Estimates,
+    EstimationError,
+    check_clients,
+    check_finite,
+    check_positive,
+    collect,
+    features,
+)
+from unalike.core.client import Client
+from unalike.core.federation import Federation
+from unalike.core.release import Mean, Sum
+from unalike.core.task import Sent, send, task
+
+Solver = Literal["em", "gd"]
+_SMALLEST = 1e-10  # of a variance, as a share of where it starts: likelihoods of clients that are all alike have no top
+_ABSURD = 1e12  # no coefficient or variance is so large: gradient descent has diverged
+_ALIKE = "the clients' models do not differ more than chance explains: everybody's estimate is nearly the common model"
+
+
+@dataclass(frozen=True)
+class GaussianPrior:
+    """θ_i ~ N(μ, σθ²·I); y = ⟨θ_i, x⟩ + N(0, σx²) (linear) or y ~ Bernoulli(σ(⟨θ_i, x⟩)) (logistic).
+
+    Known prior (``mu``, ``sigma_theta`` and, if linear, ``sigma_x``): a client needs nobody, and linear estimates are
+    Theorem 6's posterior means. Unknown, by ``solver``:
+
+    - "em": every round a client sends the posterior mean of θ_i, its expected squared distance from μ, and the expected
+      squared error; their means are the next prior. For linear models this is the EM algorithm, so the likelihood
+      rises in every round; the logistic posterior is Laplace's approximation.
+    - "gd": Algorithms 2 and 3 as on the page: gradient steps on θ_i (kept), μ, σθ² and σx² of the joint objective
+      (19). That has no minimum, since σθ → 0 with all θ_i = μ lowers it for ever; ``floor`` bounds the variances.
+
+    ``channel`` in k bits or with local noise sends the posterior means alone, ``rounds`` times, each coordinate within
+    ``bound``; the deviations must then be given, and (ε0, δ) is for all rounds together.
+    """
+
+    family: Family = "linear"
+    mu: float | None = None
+    sigma_theta: float | None = None
+    sigma_x: float | None = None
+    solver: Solver = "em"
+    rounds: int = 100
+    tolerance: float = 1e-6  # em: stop when the log-likelihood per client rises less, relatively
+    lr: float = 1e-3  # gd: of θ
+    lr_mean: float = 1e-3  # gd: of μ
+    lr_variance: float = 1e-7  # gd: of σθ² and σx²
+    floor: float = 1e-4  # gd: of σθ² and σx²
+    channel: Channel = Channel()
+    bound: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("sigma_theta", "sigma_x", "lr", "lr_mean", "lr_variance", "floor", "bound"):
+            check_positive(name, getattr(self, name))
+        if self.family not in ("linear", "logistic") or self.solver not in ("em", "gd"):
+            raise EstimationError(f"expected linear or logistic, em or gd; got {self.family!r}, {self.solver!r}")
+        if self.rounds < 1:
+            raise EstimationError(f"rounds must be at least 1, got {self.rounds}")
+        deviations = self.sigma_theta is not None and (self.sigma_x is not None or self.family == "logistic")
+        if self.mu is not None and not deviations:
+            raise EstimationError("a known prior is mu, sigma_theta and (if linear) sigma_x together; or give no mu")
+        if not self.channel.is_bare and self.mu is None:
+            if not deviations or self.bound is None:
+                raise EstimationError(
+                    "with bits or epsilon only the mean is learned: give sigma_theta, (if linear) sigma_x, and bound, "
+                    "the largest magnitude of a coefficient"
+                )
+            if self.solver == "gd":
+                raise EstimationError("bits and epsilon go with solver 'em', whose messages are bounded")
+
+    # The clients' side
+
+    @task
+    def scales(self, client: Client) -> Sent:
+        """Second moments of targets and inputs, to start from."""
+        x, y = design(client)
+        return send(scales=torch.stack([y.square().sum(), x.square().sum(), client.n.to(torch.float64)]))
+
+    @task
+    def expect(self, client: Client, mu: Tensor, spread: Tensor, noise: Tensor) -> Sent:
+        """E-step: what the next prior is made of."""
+        posterior = (
+            linear_posterior(client, mu, spread, noise)
+            if self.family == "linear"
+            else logistic_posterior(client, mu, spread)
+        )
+        numbers = torch.stack(
+            [posterior.prior_error, posterior.noise_error, client.n.to(torch.float64), posterior.log_likelihood]
+        )
+        return send(theta=posterior.theta, statistic=torch.cat([posterior.theta, numbers]))
+
+    @task
+    def begin(self, client: Client) -> Sent:
+        """Algorithms 2 and 3 start from what a client finds alone."""
+        return send(keep={"theta": alone(client, self.family)})
+
+    @task
+    def descend(self, client: Client, mu: Tensor, spread: Tensor, noise: Tensor) -> Sent:
+        """One step of Algorithm 2 (linear) or 3 (logistic) on θ_i, and this client's versions of μ, σθ² and σx²."""
+        theta = client.kept.get("theta", mu)
+        away = mu - theta
+        gradient = loss_gradient(client, theta, self.family, noise) - away / spread
+        new_mu = mu - self.lr_mean * away / spread
+        d, n = mu.numel(), client.n
+        new_spread = spread - self.lr_variance * (d / (2 * spread) - away.square().sum() / (2 * spread.square()))
+        new_noise = noise
+        if self.family == "linear":
+            error = squared_error(client, theta)
+            new_noise = noise - self.lr_variance * (n / (2 * noise) - error / (2 * noise.square()))
+        step = torch.cat([new_mu, torch.stack([new_spread, new_noise])])
+        return send(step=step, keep={"theta": theta - self.lr * gradient})
+
+    @task
+    def combine(self, client: Client, mu: Tensor, spread: Tensor, noise: Tensor) -> Sent:
+        """The posterior mean under the learned prior; it stays here."""
+        found = (
+            linear_posterior(client, mu, spread, noise)
+            if self.family == "linear"
+            else logistic_posterior(client, mu, spread)
+        )
+        return send(keep={"estimate": found.theta, "local": alone(client, self.family), "risk": found.risk.reshape(1)})
+
+    @task
+    def keep_last(self, client: Client, mu: Tensor) -> Sent:
+        """Algorithms 2 and 3 end with the θ_i that the clients keep."""
+        return send(keep={"estimate": client.kept.get("theta", mu), "local": alone(client, self.family)})
+
+    # The server's side
+
+    def estimate(self, federation: Federation, after_round: Callable[[int], None] | None = None) -> Estimates:
+        """Learn the prior in ``rounds`` asks (none if it is known), then have every client combine."""
+        check_regression(federation, self.family)
+        dim = features(federation)
+        if self.mu is not None:
+            assert self.sigma_theta is not None
+            mu = torch.full((dim,), self.mu, dtype=torch.float64)
+            spread, noise = self.sigma_theta**2, (self.sigma_x or 1.0) ** 2
+            trace: list[float] = []
+        else:
+            check_clients(federation)
+            learn = self._learn_mean if not self.channel.is_bare else self._em if self.solver == "em" else self._gd
+            mu, spread, noise, trace = learn(federation, dim, after_round or (lambda _: None))
+        cohort = federation.everyone()
+        if self.mu is None and self.solver == "gd":
+            cohort.ask(self.keep_last, into=[], mu=mu)
+        else:
+            cohort.ask(self.combine, into=[], mu=mu, spread=_double(spread), noise=_double(noise))
+        notes = [_ALIKE] if spread < 1e-6 * max(1e-300, float(mu.square().mean())) else []
+        prior: dict[str, Any] = {"mu": mu.tolist(), "sigma_theta": math.sqrt(spread)}
+        if self.family == "linear":
+            prior["sigma_x"] = math.sqrt(noise)
+        return collect(federation, dim, prior, trace, notes)
+
+    def _start(self, federation: Federation, dim: int) -> tuple[Tensor, float, float]:
+        """μ = 0; deviations as given, or such that both explain half of the targets' variance."""
+        mu = torch.zeros(dim, dtype=torch.float64)
+        if self.sigma_theta is not None and (self.sigma_x is not None or self.family == "logistic"):
+            return mu, self.sigma_theta**2, (self.sigma_x or 1.0) ** 2
+        target, inputs, samples = federation.everyone().ask(self.scales, into=Sum("scales"))["scales"].tolist()
+        if inputs == 0 or (target == 0 and self.family == "linear"):
+            raise EstimationError("all inputs or all targets are 0, so there is nothing to regress")
+        power = target if self.family == "linear" else samples  # logits of order 1
+        noise = 0.5 * target / samples if self.sigma_x is None else self.sigma_x**2
+        spread = 0.5 * power / inputs if self.sigma_theta is None else self.sigma_theta**2
+        return mu, float(spread), float(noise) if self.family == "linear" else 1.0
+
+    def _em(
+        self, federation: Federation, dim: int, after_round: Callable[[int], None]
+    ) -> tuple[Tensor, float, float, list[float]]:
+        mu, spread, noise = self._start(federation, dim)
+        least_spread, least_noise = _SMALLEST * spread, _SMALLEST * noise
+        trace: list[float] = []
+        for number in range(1, self.rounds + 1):
+            inputs = {"mu": mu, "spread": _double(spread), "noise": _double(noise)}
+            cohort = federation.everyone()
+            statistic = cohort.ask(self.expect, into=Mean("statistic"), **inputs)["statistic"]
+            prior_error, noise_error, samples, likelihood = statistic[dim:].tolist()
+            moved = float((statistic[:dim] - mu).square().sum())
+            mu = statistic[:dim]
+            if self.sigma_theta is None:
+                spread = max(least_spread, (prior_error - moved) / dim)
+            if self.family == "linear" and self.sigma_x is None:
+                noise = max(least_noise, noise_error / samples)
+            trace.append(likelihood)
+            after_round(number)
+            if number > 1 and abs(trace[-1] - trace[-2]) <= self.tolerance * (abs(trace[-2]) + 1e-12):
+                break
+        return mu, spread, noise, trace
+
+    def _learn_mean(
+        self, federation: Federation, dim: int, after_round: Callable[[int], None]
+    ) -> tuple[Tensor, float, float, list[float]]:
+        mu, spread, noise = self._start(federation, dim)
+        release = self.channel.release("theta", self.bound, dim, uses=self.rounds)
+        for number in range(1, self.rounds + 1):
+            inputs = {"mu": mu, "spread": _double(spread), "noise": _double(noise)}
+            mu = federation.everyone().ask(self.expect, into=release, **inputs)["theta"].mean(0)
+            after_round(number)
+        return mu, spread, noise, []
+
+    def _gd(
+        self, federation: Federation, dim: int, after_round: Callable[[int], None]
+    ) -> tuple[Tensor, float, float, list[float]]:
+        mu, spread, noise = self._start(federation, dim)
+        federation.everyone().ask(self.begin, into=[])
+        for number in range(1, self.rounds + 1):
+            inputs = {"mu": mu, "spread": _double(spread), "noise": _double(noise)}
+            step = federation.everyone().ask(self.descend, into=Mean("step"), **inputs)["step"]
+            mu = step[:dim]
+            if self.sigma_theta is None:
+                spread = max(self.floor, float(step[dim]))
+            if self.family == "linear" and self.sigma_x is None:
+                noise = max(self.floor, float(step[dim + 1]))
+            if not float(mu.abs().max()) + spread + noise < _ABSURD:  # also NaN
+                raise EstimationError(f"gradient descent diverged in round {number}; lower lr, lr_mean or lr_variance")
+            after_round(number)
+        return mu, spread, noise, []
+
+
+def _double(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
+
+
+@task
+def read_risk(client: Client, missing: Tensor) -> Sent:
+    """For measuring in simulation."""
+    return send(risk=client.kept.get("risk", missing))
+
+
+def expected_mse(federation: Federation) -> float:
+    """Mean over clients of Theorem 6's tr (I/σθ² + XᵀX/σx²)⁻¹ (16) under the prior that was used."""
+    missing = torch.full((1,), torch.nan, dtype=torch.float64)
+    return float(federation.aside().everyone().ask(read_risk, missing=missing)["risk"].mean())
+
+
+# One model for all, as a baseline
+
+
+@task
+def curvature(client: Client, theta: Tensor, linear: Tensor) -> Sent:
+    """Gradient and Hessian of the client's loss."""
+    x, y = design(client)
+    score = x @ theta
+    chance = torch.sigmoid(score)
+    residual = torch.where(linear, score - y, torch.where(client.mask, chance - y, 0.0))
+    weight = torch.where(linear, torch.ones_like(score), chance * (1 - chance))
+    return send(gradient=x.T @ residual, hessian=x.T @ (weight[:, None] * x))
+
+
+@task
+def one_step(client: Client, theta: Tensor, linear: Tensor, lr: Tensor) -> Sent:
+    """One full-batch step of FedAvg on the client's mean loss."""
+    x, y = design(client)
+    score = x @ theta
+    residual = torch.where(linear, score - y, torch.where(client.mask, torch.sigmoid(score) - y, 0.0))
+    return send(update=-lr * (x.T @ residual) / client.n)
+
+
+def one_for_all(federation: Federation, family: Family, rounds: int | None = None, lr: float = 0.1) -> Tensor:
+    """FedAvg's model: where it converges to (None), or after ``rounds`` rounds of one local step from zero.
+
+    For measuring in simulation: give it ``federation.aside()``.
+    """
+    theta = torch.zeros(features(federation), dtype=torch.float64)
+    linear = torch.tensor(family == "linear")
+    if rounds is not None:
+        for _ in range(rounds):
+            replies = federation.everyone().ask(one_step, into=Mean("update"), theta=theta, linear=linear, lr=lr)
+            theta = theta + replies["update"]
+        return theta
+    for _ in range(1 if family == "linear" else 15):
+        sums = federation.everyone().ask(curvature, into=[Sum("gradient"), Sum("hessian")], theta=theta, linear=linear)
+        gradient, hessian = sums["gradient"], sums["hessian"]
+        step = torch.linalg.lstsq(hessian, gradient[:, None], driver="gelsd").solution[
+            :, 0
+        ]  # a singular sum is allowed
+        decrement = math.sqrt(max(0.0, float(gradient @ step) / max(1, len(federation.clients))))
+        theta = theta - (step if family == "linear" else step / (1 + decrement))
+    return theta
+
+
+def check_regression(federation: Federation, family: Family) -> None:
+    """Numbers as features, a target for every row, and classes 0 and 1 where the model is logistic."""
+    features(federation)
+    y = federation.clients.y
+    if y is None or not bool(federation.clients.labeled.all()):
+        raise EstimationError("regression needs a target for every row; name its column (label_column), or y in an NPZ")
+    check_finite(federation)
+    if family == "logistic":
+        strange = y[(y != 0) & (y != 1)]
+        if len(strange):
+            raise EstimationError(f"logistic regression needs targets 0 and 1, but one is {float(strange[0]):g}")

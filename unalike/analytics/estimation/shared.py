@@ -1,0 +1,175 @@
+"""Personalized estimation (P3 §2–3): what its estimators share.
+
+Every client has a parameter of its own, drawn from a population (the prior) that nobody knows. A client sends one
+statistic; the server learns the prior from all of them and sends it back; the client combines it with its own data.
+The estimate stays with the client. How the statistic travels, bare, in k bits or with local noise, is a ``Channel``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from unalike.core.client import Client
+from unalike.core.federation import Federation
+from unalike.core.release import Each
+from unalike.core.task import Sent, send, task
+from unalike.data.source import DataError
+from unalike.privacy.checks import check_delta, check_epsilon
+from unalike.privacy.mechanisms import Gaussian, Quantizer
+
+Calibration = Literal["analytic", "paper"]
+
+
+class EstimationError(DataError):
+    """Data or settings are not what an estimator needs; the message says what came and what to do."""
+
+
+@dataclass(frozen=True)
+class Channel:
+    """How a client's statistic reaches the server: as it is, rounded to ``bits``, or with local (ε0, δ) noise.
+
+    ``calibration`` of the noise: "analytic" is the least Gaussian noise for (ε0, δ); "paper" is P3's Theorem 2,
+    σ_q = (b/ε0)·√(8·log(2/δ)), proven for ε0 below 1 only.
+    """
+
+    bits: int | None = None
+    epsilon: float | None = None
+    delta: float = 1e-5
+    calibration: Calibration = "analytic"
+
+    def __post_init__(self) -> None:
+        if self.bits is not None and self.epsilon is not None:
+            raise EstimationError("choose bits or epsilon: rounding is not private, and noise needs no rounding")
+        if self.bits is not None:
+            Quantizer(self.bits, bound=1.0)  # says what is wrong with the number of bits
+        if self.epsilon is not None:
+            check_epsilon(self.epsilon)
+            check_delta(self.delta)
+            if self.calibration == "paper" and self.epsilon >= 1:
+                raise EstimationError(
+                    f"the paper's noise is proven for epsilon below 1, got {self.epsilon:g}; use the analytic one"
+                )
+
+    @property
+    def is_bare(self) -> bool:
+        """Does the server see the statistic as it is?"""
+        return self.bits is None and self.epsilon is None
+
+    def noise(self, uses: int = 1) -> Gaussian:
+        """The Gaussian mechanism whose ``uses`` together cost (ε0, δ): their variances add up."""
+        assert self.epsilon is not None
+        if self.calibration == "paper":
+            one = Gaussian(math.sqrt(2.0 * math.log(2.0 / self.delta)) / self.epsilon)
+        else:
+            one = Gaussian.for_budget(self.epsilon, self.delta)
+        return Gaussian(one.noise_multiplier * math.sqrt(uses))
+
+    def release(self, name: str, bound: float | None, dim: int, uses: int = 1) -> Each:
+        """The release of a vector of ``dim`` coordinates in [−bound, bound]."""
+        if self.is_bare:
+            return Each(name)
+        assert bound is not None
+        if self.bits is not None:
+            return Each(name, noise=Quantizer(self.bits, bound))
+        return Each(name, clip=bound * math.sqrt(dim), noise=self.noise(uses))
+
+    def variance(self, bound: float | None, dim: int, uses: int = 1) -> float:
+        """σ_q²: the most that the channel adds to the variance of one coordinate."""
+        if self.is_bare:
+            return 0.0
+        assert bound is not None
+        if self.bits is not None:
+            return Quantizer(self.bits, bound).largest_std ** 2
+        return self.noise(uses).std(2.0 * bound * math.sqrt(dim)) ** 2
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """The clients' estimates, as the simulation sees them, and what the server learned.
+
+    In a deployed run only ``prior`` exists at the server; ``estimate`` and ``local`` (what a client finds alone) stay
+    with their clients as kept arrays of these names.
+    """
+
+    estimate: Tensor  # [clients, d]
+    local: Tensor  # [clients, d]
+    positions: Tensor  # [clients] in the federation: those that have an estimate
+    prior: Mapping[str, Any]
+    trace: Sequence[float] = ()  # log-likelihood or objective by round, where there is one
+    notes: Sequence[str] = field(default_factory=list)
+
+
+@task
+def read_estimate(client: Client, missing: Tensor) -> Sent:
+    """For measuring in simulation: what the client kept."""
+    return send(estimate=client.kept.get("estimate", missing), local=client.kept.get("local", missing))
+
+
+def collect(
+    federation: Federation, dim: int, prior: Mapping[str, Any], trace: Sequence[float] = (), notes: Sequence[str] = ()
+) -> Estimates:
+    """Read what every client kept: a simulation's own view, charged to nobody."""
+    missing = torch.full((dim,), torch.nan, dtype=torch.float64)  # who has no estimate does not answer
+    replies = federation.aside().everyone().ask(read_estimate, missing=missing)
+    return Estimates(replies["estimate"], replies["local"], replies.answered, prior, trace, notes)
+
+
+def mse(estimate: Tensor, truth: Tensor) -> float:
+    """Mean over clients of the squared error."""
+    truth = truth.to(torch.float64).reshape(estimate.shape)
+    return float((estimate - truth).square().sum(1).mean())
+
+
+def gain(error: float, baseline: float) -> float | None:
+    """By what share the error is below the baseline's; None where the baseline has no error."""
+    return None if baseline == 0 else 1.0 - error / baseline
+
+
+# Checks of data and settings, before anything is asked
+
+
+def features(federation: Federation, wanted: int | None = None) -> int:
+    """The number of features; refuses images and tokens, and another number than ``wanted``."""
+    shape = tuple(federation.clients.x.shape[1:])
+    if len(shape) != 1 or (wanted is not None and shape[0] != wanted):
+        expected = "one column" if wanted == 1 else "columns of numbers"
+        raise EstimationError(f"expected {expected} as features, but a sample has shape {shape}")
+    return shape[0]
+
+
+def check_clients(federation: Federation, least: int = 2, what: str = "learning a prior") -> int:
+    """How many clients there are, if there are enough."""
+    count = len(federation.clients)
+    if count < least:
+        raise EstimationError(f"{what} needs at least {least} clients, got {count}; give more clients")
+    return count
+
+
+def check_positive(name: str, value: float | None) -> None:
+    """A deviation must be above zero."""
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise EstimationError(f"{name} must be a number above 0, got {value:g}")
+
+
+def check_components(components: int, clients: int) -> None:
+    """A mixture needs a client for every component."""
+    if components < 1:
+        raise EstimationError(f"components must be at least 1, got {components}")
+    if components > clients:
+        raise EstimationError(
+            f"{components} mixture components for {clients} clients; expected at most one for each client: "
+            "lower the number of components"
+        )
+
+
+def check_finite(federation: Federation) -> None:
+    """Every client's inputs (and targets) must be numbers."""
+    for what, column in (("inputs", federation.clients.x), ("targets", federation.clients.y)):
+        if column is not None and column.is_floating_point() and not bool(torch.isfinite(column).all()):
+            raise EstimationError(f"the {what} hold NaN or infinite values; remove or fill them first")

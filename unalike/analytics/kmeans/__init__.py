@@ -1,0 +1,1 @@
+"""FedDP-KMeans: private federated clustering, its baselines and its study."""

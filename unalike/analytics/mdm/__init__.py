@@ -1,0 +1,1 @@
+"""MDM: a mixture of Dirichlet-multinomials that says how clients differ."""

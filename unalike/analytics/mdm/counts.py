@@ -1,0 +1,118 @@
+"""Histograms as clients: the store that MDM is fitted on, its checks, and the known mixtures of T1 Table A.1.
+
+In MDM a client is its histogram, so the store has one row for each client: the counts of the modelled feature. In a
+deployment a client makes its own row; here they are made for all of them from their labels.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unalike.analytics.mdm.mixture import MDMError, Mixture
+from unalike.core.client import Clients
+from unalike.data.population import Population
+from unalike.data.sources.synthetic import MDM_SETTINGS
+
+
+def known_mixture(name: str, samples: int = 100) -> Mixture:
+    """The true mixture of a setting of Table A.1 (or of A.1.2); every client has ``samples`` samples."""
+    if name not in MDM_SETTINGS:
+        raise MDMError(f"no synthetic setting is called {name!r}; there are: {', '.join(MDM_SETTINGS)}")
+    tau, alpha = (torch.tensor(values, dtype=torch.float64) for values in MDM_SETTINGS[name])
+    return _of_one_size(tau, alpha, samples)
+
+
+def true_mixture(population: Population) -> Mixture | None:
+    """The mixture that a synthetic population was drawn from; None: it is not known."""
+    if not {"tau", "A"} <= set(population.shared):
+        return None
+    tau = population.shared["tau"].double()
+    return _of_one_size(tau / tau.sum(), population.shared["A"].double(), int(population.sizes.max()))
+
+
+def _of_one_size(tau: Tensor, alpha: Tensor, samples: int) -> Mixture:
+    pi = torch.zeros(len(tau), samples, dtype=torch.float64)
+    pi[:, -1] = 1.0
+    return Mixture(tau, alpha, pi, torch.arange(1, samples + 2))
+
+
+def histogram_clients(counts: Tensor | NDArray[Any], names: list[str] | None = None) -> Clients:
+    """Clients whose one row is their histogram; refuses counts that are none, before anything can be asked."""
+    table = torch.as_tensor(counts)
+    if table.ndim != 2 or table.shape[0] == 0 or table.shape[1] < 2:
+        raise MDMError(
+            f"expected counts [clients, categories], at least one client and two categories, got {list(table.shape)}"
+        )
+    if table.is_floating_point():
+        _refuse(~torch.isfinite(table), table, "is not a finite number", "fill in or remove the missing counts")
+        _refuse(table != table.round(), table, "is fractional", "counts are whole numbers, not shares or weights")
+    _refuse(table < 0, table, "is negative", "a count says how many samples there are: 0 or more")
+    table = table.to(torch.int64)
+    empty = (table.sum(1) == 0).nonzero().flatten().tolist()
+    if empty:
+        shown = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
+        raise MDMError(f"{len(empty)} clients have no data (rows {shown}); leave them out: they have no histogram")
+    return Clients.from_sizes(table, None, torch.ones(len(table), dtype=torch.int64), names=names)
+
+
+def _refuse(wrong: Tensor, table: Tensor, what: str, advice: str) -> None:
+    if bool(wrong.any()):
+        row, column = wrong.nonzero()[0].tolist()
+        raise MDMError(f"the count of client {row}, category {column} {what}: {table[row, column].item()}; {advice}")
+
+
+def population_histograms(population: Population) -> Clients:
+    """Every client's histogram of its labels; clients without labels cannot be modelled by them."""
+    if not population.has_labels or population.classes is None:
+        raise MDMError(
+            f"{population.name} has no classes to count; MDM models a categorical feature, so load the data with that "
+            "feature as its label"
+        )
+    if not bool(population.labeled.all()):
+        raise MDMError(
+            f"{population.name}: some clients have no labels, so they have no histogram; load it with labeled=1.0"
+        )
+    return histogram_clients(population.histogram())
+
+
+def read_counts(file: str | Path) -> Tensor:
+    """Counts [clients, categories] from a CSV, NPZ or NPY file.
+
+    A CSV file has one line for each client, and maybe a header; an NPZ file holds the array ``counts``.
+    """
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise MDMError(f"there is no file {path}")
+    if path.suffix == ".npy":
+        return _numbers(np.load(path, allow_pickle=False), path)
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            if "counts" not in arrays:
+                raise MDMError(f"{path} must hold an array called 'counts', but it has: {', '.join(arrays)}")
+            return _numbers(arrays["counts"], path)
+    lines = path.read_text().splitlines()
+    header = 1 if lines and any(_is_word(cell) for cell in lines[0].split(",")) else 0
+    try:
+        return _numbers(np.loadtxt(lines[header:], delimiter=",", ndmin=2), path)
+    except ValueError as error:
+        raise MDMError(f"{path}: expected one line of comma-separated counts for each client: {error}") from None
+
+
+def _is_word(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return True
+    return False
+
+
+def _numbers(values: NDArray[Any], path: Path) -> Tensor:
+    if values.dtype.kind not in "iuf":
+        raise MDMError(f"{path}: counts must be numbers, but their type is {values.dtype}")
+    return torch.from_numpy(np.ascontiguousarray(values).astype(np.float64))

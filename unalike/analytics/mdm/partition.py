@@ -1,0 +1,138 @@
+"""Simulated clients out of the server's own data, and how near they are to the true ones (T1 §3.4).
+
+Three ways to deal out rows with labels: like a fitted mixture (*MDM*), at random with the true client sizes only
+(*fully IID*), and with exactly the true clients' histograms (*conditionally IID*, an oracle: the server would have to
+see them).
+No row is given twice, so one client's test rows are never another's training rows.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+from scipy.spatial.distance import cdist
+
+from unalike.analytics.mdm.mixture import MDMError, Mixture
+
+Array = NDArray[Any]
+
+
+def mdm_partition(labels: Array, clients: int, rng: Generator, mixture: Mixture) -> list[Array]:
+    """Clients like those of the mixture: each draws its size and its class shares p, then its rows by p.
+
+    When a class runs out, a client takes its remaining rows by its own p over the classes that are left, and by what
+    there is if all its classes have run out; so the last clients served deviate a little from their draw.
+    """
+    pools = _pools(labels, mixture.categories, rng)
+    sizes, shares = mixture.draw(clients, rng)
+    _enough(sizes, len(labels), clients, mixture.mean_size)
+    taken = np.zeros(len(pools), dtype=np.int64)
+    stock = np.array([len(pool) for pool in pools])
+    parts = []
+    for size, share in zip(sizes, shares, strict=True):
+        counts = np.zeros(len(pools), dtype=np.int64)
+        while (missing := int(size - counts.sum())) > 0:
+            left = stock - taken - counts
+            weight = np.where(left > 0, share, 0.0)
+            if weight.sum() <= 0:
+                weight = left.astype(np.float64)
+            counts += np.minimum(rng.multinomial(missing, weight / weight.sum()), left)
+        parts.append(_take(pools, taken, counts))
+        taken += counts
+    return parts
+
+
+def iid_partition(labels: Array, clients: int, rng: Generator, mixture: Mixture) -> list[Array]:
+    """Fully IID clients: sizes as the mixture has them, rows at random."""
+    sizes, _ = mixture.draw(clients, rng)
+    _enough(sizes, len(labels), clients, mixture.mean_size)
+    order = rng.permutation(len(labels))
+    return [np.asarray(part) for part in np.split(order[: sizes.sum()], np.cumsum(sizes)[:-1])]
+
+
+def conditional_partition(labels: Array, counts: Array, rng: Generator) -> list[Array]:
+    """Conditionally IID clients: one for each true histogram [clients, C], with rows at random inside a class."""
+    pools = _pools(labels, counts.shape[1], rng)
+    short = counts.sum(0) - np.array([len(pool) for pool in pools])
+    if (short > 0).any():
+        worst = int(short.argmax())
+        raise MDMError(
+            f"the true clients hold {int(short[worst])} more rows of class {worst} than the server; use fewer clients"
+        )
+    taken = np.zeros(len(pools), dtype=np.int64)
+    parts = []
+    for row in counts:
+        parts.append(_take(pools, taken, row))
+        taken += row
+    return parts
+
+
+def partition_from_file(
+    labels: Array, clients: int, rng: Generator, file: str, mode: Literal["mdm", "iid"] = "mdm"
+) -> list[Array]:
+    """What ``--partition mdm:FILE`` does: ``unalike mdm --out FILE`` wrote the mixture."""
+    if mode not in ("mdm", "iid"):
+        raise MDMError(f"mode must be 'mdm' or 'iid', got {mode!r}")
+    mixture = Mixture.load(file)
+    return (mdm_partition if mode == "mdm" else iid_partition)(labels, clients, rng, mixture)
+
+
+def _pools(labels: Array, categories: int, rng: Generator) -> list[Array]:
+    """The rows of each class, shuffled."""
+    if labels.size and int(labels.max()) >= categories:
+        raise MDMError(f"the data has a class {int(labels.max())}, but the mixture knows {categories} categories only")
+    return [rng.permutation(np.flatnonzero(labels == category)) for category in range(categories)]
+
+
+def _take(pools: list[Array], taken: Array, counts: Array) -> Array:
+    return np.concatenate([pool[a : a + n] for pool, a, n in zip(pools, taken, counts, strict=True)])
+
+
+def _enough(sizes: Array, rows: int, clients: int, mean: float) -> None:
+    if sizes.sum() > rows:
+        raise MDMError(
+            f"{clients} clients of this mixture hold {int(sizes.sum())} rows, but there are {rows}: use at most about "
+            f"{int(0.95 * rows / mean)} clients"
+        )
+
+
+def client_distance(first: Array, second: Array) -> float:
+    """How unlike two groups of clients are: the mean total variation between a client of one group and its partner in
+    the other, where partners are chosen to make it least (the Wasserstein distance between the two groups of shares).
+
+    Histograms [n, C]; equally many in both groups. 0: the same clients; 1: no category in common.
+    """
+    if first.shape != second.shape:
+        raise MDMError(f"expected two equally large groups of histograms, got {first.shape} and {second.shape}")
+    p, q = (group / group.sum(1, keepdims=True) for group in (first, second))
+    cost = cdist(p, q, "cityblock") / 2
+    rows, columns = linear_sum_assignment(cost)
+    return float(cost[rows, columns].mean())
+
+
+def compare(true: Array, mixture: Mixture, seed: int, most: int = 1000) -> tuple[dict[str, float], dict[str, Array]]:
+    """Distances of MDM and fully IID clients from the true ones, and of the true ones' two halves from each other.
+
+    A simulation's own view: it needs every true histogram. Groups are of one size, at most ``most``; the halves say
+    what distance mere chance makes (rather more than at the full size, as they are smaller). Also gives the groups.
+    """
+    rng = np.random.default_rng([seed, 3])
+    shuffled = true[rng.permutation(len(true))]
+    if len(shuffled) < 4:
+        raise MDMError(f"a comparison needs at least 4 clients, there are {len(shuffled)}")
+    group = shuffled[:most]
+    sizes = group.sum(1)
+    pooled = true.sum(0) / true.sum()
+    groups: dict[str, Array] = {
+        "true": group,
+        "mdm": mixture.sample(len(group), rng),
+        "iid": rng.multinomial(sizes, np.broadcast_to(pooled, (len(group), len(pooled)))),
+    }
+    half = len(group) // 2
+    distances = {name: client_distance(group, groups[name]) for name in ("mdm", "iid")}
+    distances["halves_of_true"] = client_distance(group[:half], group[half : 2 * half])
+    return distances, groups

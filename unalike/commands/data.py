@@ -1,0 +1,98 @@
+"""``unalike data``: how unlike are the clients?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from unalike.commands import options
+from unalike.commands.options import examples, printed, settings_from
+from unalike.data import Description, describe, write_figure
+from unalike.data.population import Population
+from unalike.studio.errors import UserError
+from unalike.studio.recipe.settings import plan_for
+from unalike.studio.runs.folder import disk_errors_told
+from unalike.studio.runs.prepare import load_data
+
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+def data(
+    data: Annotated[str, typer.Argument(metavar="DATASET", hidden=True)],
+    partition: options.Partition = None,
+    alpha: options.Alpha = None,
+    classes: options.Classes = None,
+    clients: options.ClientCount = None,
+    samples: options.Samples = None,
+    unseen: options.Unseen = None,
+    labeled: options.Labeled = None,
+    client_column: options.ClientColumn = None,
+    label_column: options.LabelColumn = None,
+    seed: options.Seed = None,
+    set_: options.Set = None,
+    show: Annotated[int, typer.Option(help="How many clients to list.", min=0)] = 10,
+    plot: Annotated[Path | None, typer.Option(help="Also write the figure to this new HTML file.")] = None,
+) -> None:
+    """Print and plot how heterogeneous the clients of a data set are.
+
+    DATASET is a name of `unalike datasets`, a file or a folder.
+    """
+    if plot is not None and plot.exists():
+        raise UserError(f"{plot} exists already, and nothing is overwritten: choose another file with --plot")
+    plan = plan_for(["fedavg"], settings_from(locals()), set_ or [])
+    population = load_data(plan.runs[0][1])
+    description = describe(population)
+    console = printed()
+    console.print(_summary(description))
+    if show:
+        console.print(_clients(description, population, show))
+    if plot is not None:
+        with disk_errors_told(plot.parent):
+            write_figure(population, plot)
+        console.print(f"figure: {plot}", soft_wrap=True, markup=False)
+
+
+def _summary(description: Description) -> Table:
+    table = Table(title=description.title, show_header=False, title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, value in description.summary.items():
+        table.add_row(name, value)
+    return table
+
+
+def _clients(description: Description, population: Population, count: int) -> Table:
+    """The first clients, each with a small plot of its labels (one bar for each class)."""
+    plotted = population.classes is not None and population.classes <= 62
+    histogram = population.histogram() if plotted else None
+    title = "the first clients" + (f"; labels {_class_range(population)}" if plotted else "")
+    table = Table(title=title, title_justify="left")
+    for index, name in enumerate(description.header):
+        table.add_column(name, justify="left" if index == 0 else "right")
+    if plotted:
+        table.add_column("labels", no_wrap=True)
+    for index, row in enumerate(description.rows(count)):
+        table.add_row(*row, *([] if histogram is None else [_bars(histogram[index].tolist())]))
+    return table
+
+
+def _class_range(population: Population) -> str:
+    names = population.class_names or [str(number) for number in range(population.classes or 0)]
+    return f"{names[0]} … {names[-1]}"
+
+
+def _bars(counts: list[int]) -> str:
+    most = max(1, *counts) if counts else 1
+    return "".join(_BARS[-(-count * (len(_BARS) - 1) // most)] for count in counts)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        epilog=examples(
+            "unalike data digits --partition dirichlet --alpha 0.1 --clients 20",
+            "unalike data digits --partition pathological --plot digits.html",
+        )
+    )(data)

@@ -1,0 +1,1 @@
+"""``unalike estimate``: its commands, and what they print."""

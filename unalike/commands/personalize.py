@@ -1,0 +1,223 @@
+"""``unalike personalize``: a finished run gives a newcomer its own model."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.table import Table
+
+from unalike.commands.options import Json, examples, printed
+from unalike.studio.errors import UserError
+from unalike.studio.newcomer.file import read_newcomer
+from unalike.studio.newcomer.ledger import enter, read_ledger
+from unalike.studio.newcomer.serve import FinishedRun, Served, counted, onnx_is_there, serve
+from unalike.studio.recipe.recipe import overridden
+from unalike.studio.runs.folder import check_writable, disk_errors_told
+
+_OTHER_LEDGER = "unalike personalize, with --ledger FILE for another place"  # where the disk refuses this one
+
+
+def personalize(
+    run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
+    data: Annotated[Path, typer.Option(help="The newcomer's rows: NPZ with x (and y), CSV or Parquet.")],
+    client: Annotated[str | None, typer.Option(help="Which of several clients of the file.")] = None,
+    unlabeled: Annotated[bool, typer.Option("--unlabeled", help="Do not use labels, even if there are some.")] = False,
+    label_column: Annotated[str | None, typer.Option(help="Of a CSV or Parquet file. (default: the run's)")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="How to read the file, e.g. data.options.missing=drop."),
+    ] = None,
+    epsilon: Annotated[
+        float | None, typer.Option(help="Protect each row: noise on what is sent. Costs add up over calls.")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="δ that ε is stated at. (default: n^-1.1 for n rows, at most 0.01)")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The model's file. (default: DATA.model.safetensors)")] = None,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Also write the model as an ONNX graph.")] = False,
+    predictions: Annotated[Path | None, typer.Option(help="Also write the model's answers for the rows.")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Where to keep what ε has cost each row so far. (default: DATA.ledger.json)")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    r"""Give a newcomer the model that fits its data: what is sent, what comes back, and what it costs in privacy.
+
+    RUN is the folder of a finished run.
+
+    The file is read as the run's own was, and its columns are matched by name. The model is written as safetensors;
+    with --onnx, or if --out ends in .onnx, as an ONNX graph (pip install 'unalike\[onnx]').
+
+    With an ε, each call is entered in the newcomer's ledger, and the ε that is told is that of all calls in there on
+    the same rows, to runs that read the same columns. Keep the ledger with the data, and as private.
+    """
+    target = out or _beside(data, ".model.safetensors")
+    graph = target if target.suffix == ".onnx" else target.with_suffix(".onnx") if onnx else None
+    finished = FinishedRun.open(run)
+    private = epsilon is not None or getattr(finished.method, "newcomer_epsilon", None) is not None
+    usual = _beside(data, ".ledger.json")
+    if ledger is None and (private or usual.exists()):  # in a ledger that is there, what has no noise counts, too
+        ledger = usual
+    _check_outputs(target, graph, predictions, ledger)
+    given = {**_file_options(set_ or []), **({} if label_column is None else {"label_column": label_column})}
+    newcomer = read_newcomer(finished, data, given, client=client, unlabeled=unlabeled)
+    served = serve(finished, newcomer.clients, newcomer.name, epsilon=epsilon, delta=delta, left_out=newcomer.left_out)
+    served.notes.extend(newcomer.notes)
+    spent, delta = served.epsilon, served.delta
+    if ledger is not None and served.rows:  # before the model: what was sent counts, even if nothing comes of it
+        with disk_errors_told(ledger.parent, again=_OTHER_LEDGER):
+            spent, delta = enter(ledger, served.ledger, served.rows, served.delta)
+    else:
+        ledger = None
+    with disk_errors_told(target.parent):
+        if graph is not None:
+            _write_graph(served, graph)
+        if target != graph:
+            served.save(target)
+        if predictions is not None:
+            words = served.predict(newcomer.clients)
+            predictions.write_text("prediction\n" + "".join(f"{word}\n" for word in words), encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps(_plain(_Result(served, spent, delta, ledger, target, graph, predictions)), indent=2))
+    else:
+        _show(_Result(served, spent, delta, ledger, target, graph, predictions))
+
+
+class _Result(NamedTuple):
+    """What to tell: the service, (ε, δ) of all calls in the ledger, and the files written."""
+
+    served: Served
+    spent: float
+    delta: float
+    ledger: Path | None
+    model: Path
+    graph: Path | None
+    predictions: Path | None
+
+
+def _beside(data: Path, ending: str) -> Path:
+    """Beside the data, and called like it."""
+    if data.name in ("", ".."):
+        raise UserError(f"--data {data}: expected the newcomer's file, or a folder by its name, e.g. --data mine.npz")
+    return data.with_name(data.name.split(".")[0] + ending)
+
+
+def _check_outputs(target: Path, graph: Path | None, predictions: Path | None, ledger: Path | None) -> None:
+    """All that could go wrong with the files to be written, before any work."""
+    if graph is not None and not onnx_is_there():
+        raise UserError("writing an ONNX graph needs onnx and onnxscript: pip install 'unalike[onnx]'")
+    for file, flag, others in (
+        (predictions, "--predictions", {target: "--out", graph: "--out"}),
+        (ledger, "--ledger", {target: "--out", graph: "--out", predictions: "--predictions"}),
+    ):
+        if file is not None and file in others:
+            raise UserError(f"{others[file]} and {flag} are both {file}; choose another file for one of them")
+    for file, flag in ((target, "--out"), (graph, "--out"), (predictions, "--predictions")):
+        if file is None:
+            continue
+        if file.exists():
+            raise UserError(f"{file} exists already, and nothing is overwritten: choose another file with {flag}")
+        with disk_errors_told(file.parent):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            check_writable(file)
+    if ledger is not None:
+        read_ledger(ledger)
+        with disk_errors_told(ledger.parent, again=_OTHER_LEDGER):
+            ledger.parent.mkdir(parents=True, exist_ok=True)
+            check_writable(ledger)
+
+
+def _file_options(settings: list[str]) -> dict[str, Any]:
+    """What ``--set data.options.KEY=VALUE`` says."""
+    values = overridden({}, settings)
+    data = values.get("data", {})
+    if set(values) - {"data"} or not isinstance(data, dict) or set(data) - {"options"}:
+        raise UserError(
+            "--set: personalize takes data.options.KEY=VALUE; all else was decided when the run was trained"
+        )
+    return dict(data.get("options", {}))
+
+
+def _write_graph(served: Served, graph: Path) -> None:
+    try:
+        served.save_onnx(graph)
+    except OSError:
+        raise
+    except Exception as error:  # whatever the exporter does not know of a network of the user's own
+        raise UserError(
+            f"no ONNX graph could be made: the exporter does not know this network ({type(error).__name__}: {error}). "
+            "No model was written; leave out --onnx, or let --out end in .safetensors"
+        ) from error
+
+
+def _plain(result: _Result) -> dict[str, object]:
+    served, spent, delta, ledger, model, graph, predictions = result
+    return {
+        "run": str(served.run.path),
+        "samples": served.samples,
+        "sent": served.sent,
+        "received": served.received,
+        "descriptor": None if served.descriptor is None else served.descriptor.tolist(),
+        "epsilon": spent if math.isfinite(spent) else None,
+        "epsilon_of_this_call": served.epsilon if math.isfinite(served.epsilon) else None,
+        "delta": delta if math.isfinite(spent) else None,
+        "ledger": None if ledger is None else str(ledger),
+        "model": str(model),
+        "onnx": None if graph is None else str(graph),
+        "onnx_input": None if graph is None else served.onnx_input,
+        "predictions": None if predictions is None else str(predictions),
+        "notes": served.notes,
+    }
+
+
+def _show(result: _Result) -> None:
+    served, spent, delta, ledger, model, graph, predictions = result
+    console = printed()
+    table = Table(
+        "", "what", "bytes", title=f"{served.name}: {counted(served.samples, 'sample')}", title_justify="left"
+    )
+    for direction, arrays in (("sent", served.sent), ("received", served.received)):
+        for name, size in arrays.items():
+            table.add_row(direction, name, f"{size:,}")
+    console.print(table)
+    if served.descriptor is not None:
+        numbers = ", ".join(f"{value:.3f}" for value in served.descriptor[:8].tolist())
+        more = ", ..." if len(served.descriptor) > 8 else ""
+        console.print(f"descriptor ({len(served.descriptor)} numbers): {numbers}{more}", markup=False)
+    if not served.sent:
+        console.print("privacy: nothing was sent, so nothing is revealed")
+    elif ledger is not None and math.isfinite(spent):
+        alone = "" if spent == served.epsilon else f" (this call alone: {served.epsilon:.3g})"
+        told = f"privacy of each row: ε = {spent:.3g} at δ = {delta:g}{alone}, for all calls on it in {ledger}"
+        console.print(told, soft_wrap=True, markup=False)
+    elif math.isfinite(served.epsilon):
+        told = (
+            f"privacy of each row: ε = {served.epsilon:.3g} at δ = {served.delta:g} for this call alone; all together "
+        )
+        told += f"have none (ε = ∞), because a call without noise is in {ledger}"
+        console.print(told, soft_wrap=True, markup=False)
+    else:
+        entered = "" if ledger is None else f"; entered in {ledger}"
+        told = "privacy: none was asked for (ε = ∞); what was sent depends on the data without noise"
+        console.print(told + entered, soft_wrap=True, markup=False)
+    for note in served.notes:
+        console.print(f"note: {note}", markup=False)
+    console.print(f"model: {model}", soft_wrap=True, markup=False)
+    if graph is not None:
+        what = "" if graph == model else f"the same for any ONNX runtime: {graph}, "
+        console.print(f"{what}its input x is {served.onnx_input}", soft_wrap=True, markup=False)
+    if predictions is not None:
+        console.print(f"predictions: {predictions}", soft_wrap=True, markup=False)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        epilog=examples(
+            "unalike run pefll --data digits --partition pathological --rounds 50 --out runs/pefll",
+            "unalike personalize runs/pefll --data mine.npz --predictions answers.csv",
+        )
+    )(personalize)

@@ -1,0 +1,193 @@
+"""Clients: the columnar store that holds all of them, and the view of one that a task is given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from unalike.core.draws import Draws
+from unalike.privacy.mechanisms import DrawsLike
+
+
+class NoLabels(ValueError):
+    """A task read ``client.y`` of a client that has no labels."""
+
+
+@dataclass(frozen=True)
+class Clients:
+    """Many clients' samples in one array; a client is the rows ``start .. start + size``.
+
+    A million clients cost these few arrays and no Python object each. Training, validation and test parts of the same
+    clients are three ``Clients`` over the same ``x`` and ``y`` with other ``start`` and ``size``.
+    """
+
+    x: Tensor  # [rows, ...]; images as uint8 [rows, channels, height, width], tokens as int64, features as float32
+    y: Tensor | None  # [rows] classes as integers (tasks get int64) or targets as float32; None: no labels
+    start: Tensor  # [clients] int64: first row
+    size: Tensor  # [clients] int64: number of rows
+    labeled: Tensor  # [clients] bool: may a task read this client's labels?
+    ids: Tensor  # [clients] int64: the client's number in the population; all its random draws depend on it
+    names: Sequence[str] | None = None  # by id; None: a client is called by its number
+    shift: Tensor | None = None  # inputs reach the model as (x - shift) * scale, computed block by block
+    scale: Tensor | None = None
+
+    @classmethod
+    def from_sizes(
+        cls,
+        x: Tensor,
+        y: Tensor | None,
+        sizes: Tensor,
+        *,
+        labeled: Tensor | None = None,
+        names: Sequence[str] | None = None,
+        shift: Tensor | None = None,
+        scale: Tensor | None = None,
+    ) -> Clients:
+        """Clients whose rows follow one another: the first ``sizes[0]`` rows belong to client 0, and so on."""
+        sizes = sizes.to(torch.int64)
+        if int(sizes.sum()) != len(x):
+            raise ValueError(f"the client sizes add up to {int(sizes.sum())}, but there are {len(x)} rows")
+        if y is not None and len(y) != len(x):
+            raise ValueError(f"{len(x)} rows of inputs but {len(y)} labels")
+        count = len(sizes)
+        if labeled is None:
+            labeled = torch.full((count,), y is not None)
+        start = torch.cumsum(sizes, 0) - sizes
+        return cls(x, y, start, sizes, labeled, torch.arange(count), names, shift, scale)
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def select(self, which: Tensor | Sequence[int]) -> Clients:
+        """Some of the clients, by position; they keep their ids, and no sample is copied."""
+        index = torch.as_tensor(which, dtype=torch.int64)
+        return replace(
+            self, start=self.start[index], size=self.size[index], labeled=self.labeled[index], ids=self.ids[index]
+        )
+
+    def without_labels(self) -> Clients:
+        """The same clients with their labels out of every task's reach."""
+        return replace(self, labeled=torch.zeros_like(self.labeled))
+
+    def name(self, position: int) -> str:
+        number = int(self.ids[position])
+        return str(number) if self.names is None else str(self.names[number])
+
+    def rows(self, position: int) -> tuple[Tensor, Tensor | None]:
+        """One client's raw inputs and labels (also when no task may read them: this is the simulation's own view)."""
+        part = slice(int(self.start[position]), int(self.start[position] + self.size[position]))
+        return self.x[part], None if self.y is None else self.y[part]
+
+    def block(self, which: Tensor) -> Block:
+        """The clients at these positions, padded to the largest of them (padding repeats a client's first row)."""
+        size = self.size[which]
+        capacity = max(1, int(size.max()))
+        position = torch.arange(capacity)
+        rows = self.start[which, None] + torch.where(position < size[:, None], position, 0)
+        rows = rows.clamp_(max=max(0, len(self.x) - 1))
+        x = self.x.index_select(0, rows.reshape(-1)).reshape(*rows.shape, *self.x.shape[1:])  # far faster than x[rows]
+        if self.shift is not None or x.dtype == torch.uint8:
+            x = x.to(torch.float32)
+        if self.shift is not None and self.scale is not None:
+            x.sub_(self.shift).mul_(self.scale)
+        labeled = self.labeled[which]
+        y = None if self.y is None else self.y[rows]
+        return Block(
+            x=x,
+            y=y if y is None or y.is_floating_point() else y.to(torch.int64),
+            n=size,
+            labeled=labeled,
+            ids=self.ids[which],
+            all_labeled=bool(labeled.all()) and self.y is not None,
+            full=bool((size == capacity).all()),
+        )
+
+
+@dataclass(frozen=True)
+class Block:
+    """A few clients stacked: what the simulator hands to one vectorised call of a task."""
+
+    x: Tensor  # [clients, capacity, ...]
+    y: Tensor | None  # [clients, capacity]
+    n: Tensor  # [clients]
+    labeled: Tensor  # [clients]
+    ids: Tensor  # [clients]
+    all_labeled: bool  # known before the vectorised call, because a task must not branch on data
+    full: bool  # no client of the block is padded
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What one client kept from earlier tasks; ``get`` gives the default to a client that has kept nothing yet."""
+
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+    present: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def get(self, name: str, default: Tensor) -> Tensor:
+        if name not in self.values:
+            return default
+        return torch.where(self.present[name], self.values[name], default)
+
+
+class Client:
+    """One client as a task sees it: its data, its kept state, its own random draws, and nothing else.
+
+    Inside the simulator the same object stands for a whole block (its tensors are vmapped), so rows beyond ``n`` are
+    padding: ``mean`` and ``sum`` leave them out, and ``mask`` tells them.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor | None,
+        n: Tensor,
+        labeled: Tensor,
+        *,
+        all_labeled: bool,
+        full: bool,
+        kept: Kept,
+        draws: Draws,
+        noise: DrawsLike | None = None,
+    ) -> None:
+        self.x = x
+        self.n = n
+        self.labeled = labeled
+        self.kept = kept
+        self.draws = draws
+        self.noise = noise or draws  # for noise that protects: seeded in simulation, else the operating system's
+        self.capacity = x.shape[0]
+        self.full = full
+        self._y = y
+        self._all_labeled = all_labeled
+
+    @property
+    def y(self) -> Tensor:
+        """The labels. A task that also serves unlabeled clients uses ``labels(default)`` and ``labeled`` instead."""
+        if self._y is None or not self._all_labeled:
+            raise NoLabels("the task reads labels, but the client has none; sample clients with labeled=True")
+        return self._y
+
+    def labels(self, default: int = 0) -> Tensor:
+        """The labels, or ``default`` for every row of a client that has none (``labeled`` tells which is which)."""
+        if self._y is None:
+            return torch.full((self.capacity,), default)
+        return torch.where(self.labeled, self._y, torch.full_like(self._y, default))
+
+    @property
+    def mask(self) -> Tensor:
+        """[capacity] True for the client's own rows, False for padding."""
+        return torch.arange(self.capacity) < self.n
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over the client's rows, padding left out."""
+        if self.full:
+            return values.sum(0)
+        mask = self.mask.reshape(-1, *[1] * (values.ndim - 1))
+        return torch.where(mask, values, 0).sum(0)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean over the client's rows, padding left out."""
+        return self.sum(values) / self.n

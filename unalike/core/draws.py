@@ -1,0 +1,99 @@
+"""Random numbers as a pure function of (seed, round, ask, client, draw).
+
+A draw is a hash of where it is made, computed with tensor operations (splitmix64), so it does not depend on the block,
+the thread or the machine in which a client runs, and it works inside ``torch.func.vmap``. This is what makes one seed
+give one result on every runtime and block size. It is a simulation's generator: noise that protects people in a
+deployed run comes from the operating system (see ``unalike.privacy``).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # as a signed 64-bit integer, like the two below
+_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_2 = 0x94D049BB133111EB - (1 << 64)
+_ALL = (1 << 64) - 1
+
+
+def _mix(z: Tensor) -> Tensor:
+    """splitmix64's finalizer on int64 tensors; ``>>`` is arithmetic, so sign bits are masked off after each shift."""
+    z = (z ^ ((z >> 30) & 0x3FFFFFFFF)) * _MIX_1
+    z = (z ^ ((z >> 27) & 0x1FFFFFFFFF)) * _MIX_2
+    return z ^ ((z >> 31) & 0x1FFFFFFFF)
+
+
+def _mix_one(z: int) -> int:
+    z &= _ALL
+    z = ((z ^ (z >> 30)) * _MIX_1) & _ALL
+    z = ((z ^ (z >> 27)) * _MIX_2) & _ALL
+    return z ^ (z >> 31)
+
+
+def key(*parts: int | Tensor) -> Tensor:
+    """Hash integers (or integer tensors, elementwise) into an int64 key; the order of the parts matters."""
+    hashed: int | Tensor = 0
+    for part in parts:
+        if isinstance(part, int) and isinstance(hashed, int):  # the same in Python's integers: far fewer operations
+            hashed = _mix_one(hashed + part * _GOLDEN + _GOLDEN)
+        else:
+            number = part.to(torch.int64) if isinstance(part, Tensor) else torch.tensor(_signed(part))
+            before = _signed(hashed) if isinstance(hashed, int) else hashed
+            hashed = _mix(number * _GOLDEN + before + _GOLDEN)
+    return hashed if isinstance(hashed, Tensor) else torch.tensor(_signed(hashed))
+
+
+def _signed(number: int) -> int:
+    number &= (1 << 64) - 1
+    return number - (1 << 64) if number >> 63 else number
+
+
+class Draws:
+    """A stream of draws from one key: the i-th call, element j is a function of (key, i, j) alone.
+
+    Element j does not depend on how many elements are asked for, so a client draws the same batches whether its data
+    is padded to 50 rows in one block or to 500 in another. ``Draws(k, 1)`` draws from key(k, 1), which is not hashed
+    before the first draw: most clients never use all the streams that they have.
+    """
+
+    def __init__(self, key: Tensor, domain: int | None = None) -> None:
+        self._key, self._domain = key, domain
+        self._calls = 0
+
+    def bits(self, count: int) -> Tensor:
+        """``count`` uniform 64-bit integers (as signed int64)."""
+        self._calls += 1
+        if self._domain is not None:
+            self._key, self._domain = key(self._key, self._domain), None
+        stream = _mix(self._key + _signed(self._calls * _GOLDEN))
+        return _mix(stream + torch.arange(1, count + 1) * _GOLDEN)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """Uniform floats in [0, 1), 24 random bits each."""
+        high = (self.bits(math.prod(shape)) >> 40) & 0xFFFFFF
+        return (high.to(torch.float32) * 2.0**-24).reshape(shape)
+
+    def integers(self, bound: int | Tensor, *shape: int) -> Tensor:
+        """Uniform integers in [0, bound); the bound may be a tensor (bias below bound / 2^31)."""
+        high = (self.bits(math.prod(shape)) >> 33) & 0x7FFFFFFF
+        return ((high * bound) >> 31).reshape(shape)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Standard normal floats by Box and Muller's transform, two from one hash."""
+        count = math.prod(shape)
+        bits = self.bits((count + 1) // 2)
+        first = (((bits >> 32) & 0xFFFFFFFF).to(torch.float32) + 0.5) * 2.0**-32
+        angle = (bits & 0xFFFFFFFF).to(torch.float32) * (2.0 * math.pi * 2.0**-32)
+        radius = torch.sqrt(-2.0 * torch.log(first))
+        pairs = torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], dim=-1)
+        return pairs.reshape(-1)[:count].reshape(shape)
+
+    def permutation(self, n: Tensor | int, capacity: int) -> Tensor:
+        """Indices [capacity] whose first ``n`` are a random permutation of 0..n-1 and the rest n..capacity-1."""
+        order = self.bits(capacity) >> 1  # 63 bits, so that padding sorts behind every draw
+        beyond = torch.arange(capacity) >= n
+        last = torch.iinfo(torch.int64).max - capacity + torch.arange(capacity)
+        return torch.argsort(torch.where(beyond, last, order & 0x3FFFFFFFFFFFFFFF), stable=True)

@@ -1,0 +1,104 @@
+"""What a method is: hyperparameters, tasks, and three functions from state to state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from unalike.core.federation import Cohort, Federation
+from unalike.core.model import Model
+
+
+class State(Mapping[str, Tensor]):
+    """The server's state between rounds: named tensors and nothing else, so it can be saved and restored by anyone."""
+
+    _tensors: dict[str, Tensor]
+
+    def __init__(self, tensors: Mapping[str, Tensor] | None = None, /, **named: Tensor) -> None:
+        merged = {**(tensors or {}), **named}
+        for name, value in merged.items():
+            if not isinstance(value, Tensor):
+                raise TypeError(f"state {name!r} is a {type(value).__name__}; a state holds tensors only")
+        self.__dict__["_tensors"] = merged
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._tensors[name]
+
+    def __getattr__(self, name: str) -> Tensor:
+        tensors: dict[str, Tensor] = self.__dict__.get("_tensors", {})
+        if name not in tensors:
+            raise AttributeError(f"the state has no {name!r}; it has {', '.join(tensors)}")
+        return tensors[name]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("a state does not change; use state.replace(name=value)")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def replace(self, **named: Tensor) -> State:
+        """The state with some tensors exchanged or added."""
+        return State(self._tensors, **named)
+
+    def part(self, prefix: str) -> dict[str, Tensor]:
+        """The tensors named ``prefix.…``, without the prefix: for example an optimizer's moments."""
+        own = prefix + "."
+        return {name.removeprefix(own): value for name, value in self._tensors.items() if name.startswith(own)}
+
+    def with_part(self, prefix: str, tensors: Mapping[str, Tensor]) -> State:
+        return State(self._tensors, **{f"{prefix}.{name}": value for name, value in tensors.items()})
+
+
+class Method(Protocol):
+    """A frozen dataclass with hyperparameters as fields, ``@task`` functions, and these.
+
+    ``serves_unlabeled`` tells whether ``personalize`` can serve a client without labels; where it is False, such a
+    client is reported as not served instead of being given labels.
+    """
+
+    @property
+    def model(self) -> Model:
+        """What the personal models are parameters of."""
+        ...
+
+    @property
+    def serves_unlabeled(self) -> bool: ...
+
+    def start(self, seed: int) -> State:
+        """The state before the first round."""
+        ...
+
+    def round(self, state: State, federation: Federation) -> State:
+        """One round of training."""
+        ...
+
+    def personalize(self, state: State, cohort: Cohort) -> Tensor:
+        """A model for every client of the cohort, [C, d]; the clients may be newcomers."""
+        ...
+
+
+def train(
+    method: Method,
+    federation: Federation,
+    rounds: int,
+    state: State | None = None,
+    after_round: Callable[[int, State], None] | None = None,
+) -> State:
+    """Run a method's rounds, from the start or from a state; ``after_round(number, state)`` may watch or save.
+
+    Rounds are numbered from 1; a federation that has finished round r goes on with r + 1.
+    """
+    if rounds < 0:
+        raise ValueError(f"rounds={rounds}; expected 0 or more")
+    if state is None:
+        state = method.start(federation.seed)
+    for number in range(federation.round + 1, federation.round + 1 + rounds):
+        state = method.round(state, federation.begin_round(number))
+        if after_round is not None:
+            after_round(number, state)
+    return state

@@ -1,0 +1,208 @@
+"""Secure sums on top of ``ask``: the four exchanges of ``unalike.privacy.masks.protocol`` as tasks, so on any runtime.
+
+A release with ``secure=True`` first has every client run the task, clip its array and keep it back. Then come the
+exchanges *advertise*, *share*, *mask* and *unmask* among those who did. A client that drops out before *unmask* is left
+out of the sum; if more drop out than the threshold allows, the sum stays closed and nothing is revealed.
+
+The array is put on a grid of whole numbers before it is masked; a client's array moves by at most half a step in each
+coordinate, and noise on the opened sum is scaled to the clip plus that.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from unalike.core.client import Client
+from unalike.core.release import HELD, Each, Release, Sum
+from unalike.core.request import Failure
+from unalike.core.task import Sent, Task, send
+from unalike.privacy.masks.protocol import ProtocolError, SecureClient, SecureServer
+from unalike.privacy.masks.session import Message, Session
+
+if TYPE_CHECKING:
+    from unalike.core.federation import Cohort
+
+_PREFIX = "secure."
+_ABSENT = -1  # fills up lists of peers, so that all clients' messages have one shape
+_MANY = 128  # with more clients each has this many peers, not all others: the cost then grows no further
+
+# The clients' side. These work on bytes, so they run client by client.
+
+
+def advertise(client: Client, identity: Tensor, **session: Tensor) -> Sent:
+    """Exchange 1: two new public keys."""
+    own = SecureClient(Session.from_message(session), int(identity))
+    return _sent(own, own.advertise())
+
+
+def share(
+    client: Client, identity: Tensor, peers: Tensor, seal_keys: Tensor, mask_keys: Tensor, **session: Tensor
+) -> Sent:
+    """Exchange 2: sealed shares of the client's two secrets, a letter for each peer."""
+    own = _restored(client, "advertise", identity, session)
+    return _sent(own, own.share(_present({"identities": peers, "seal_keys": seal_keys, "mask_keys": mask_keys})))
+
+
+def mask(client: Client, identity: Tensor, senders: Tensor, letters: Tensor, **session: Tensor) -> Sent:
+    """Exchange 3: the array that the client kept back, under its masks."""
+    own = _restored(client, "share", identity, session)
+    return _sent(own, own.mask(_kept(client, HELD), _present({"from": senders, "sealed": letters})))
+
+
+def unmask(client: Client, identity: Tensor, survivors: Tensor, **session: Tensor) -> Sent:
+    """Exchange 4: a share for each peer; afterwards the client forgets its secrets."""
+    own = _restored(client, "mask", identity, session)
+    message = own.unmask({"survivors": survivors})
+    secrets = {_name("mask", "secret"): torch.zeros_like(_kept(client, _name("mask", "secret")))}
+    return send(keep=secrets, **_padded(message, own.session.peer_count))
+
+
+def _sent(own: SecureClient, message: Message) -> Sent:
+    rows = own.session.peer_count
+    state = _padded(own.state(), rows)
+    exchange = ("advertise", "share", "mask")[int(state["stage"]) - 1]
+    return send(keep={_name(exchange, name): value for name, value in state.items()}, **_padded(message, rows))
+
+
+def _restored(client: Client, after: str, identity: Tensor, session: Mapping[str, Tensor]) -> SecureClient:
+    names = ("stage", "secret", "public_of", "public", "inbox_of", "inbox")
+    state = {name: _kept(client, _name(after, name)) for name in names}
+    for ids, values in (("public_of", "public"), ("inbox_of", "inbox")):
+        there = state[ids] != _ABSENT
+        state[ids], state[values] = state[ids][there], state[values][there]
+    return SecureClient.from_state(Session.from_message(dict(session)), int(identity), state)
+
+
+def _kept(client: Client, name: str) -> Tensor:
+    if name not in client.kept.values or not bool(client.kept.present[name]):
+        raise ProtocolError(f"the client holds nothing from the exchange before ({name}); it cannot go on")
+    return client.kept.values[name]
+
+
+def _name(exchange: str, name: str) -> str:
+    return f"{_PREFIX}{exchange}.{name}"
+
+
+_LISTS = ("to", "sealed", "owners", "shares", "public_of", "public", "inbox_of", "inbox", "identities", "from")
+
+
+def _padded(message: Message, rows: int) -> Message:
+    """Lists with one row for each peer, filled up to all peers."""
+    full = {}
+    for name, value in message.items():
+        if name in _LISTS or name in ("seal_keys", "mask_keys"):
+            fill = _ABSENT if value.dtype == torch.int64 else 0
+            value = torch.cat([value, value.new_full((rows - len(value), *value.shape[1:]), fill)])
+        full[name] = value
+    return full
+
+
+def _present(message: Message) -> Message:
+    """The inverse: rows that only fill up are taken away again."""
+    ids = next(value for value in message.values() if value.ndim == 1)
+    return {name: value[ids != _ABSENT] for name, value in message.items()}
+
+
+ADVERTISE, SHARE, MASK, UNMASK = (Task(one, vectorised=False) for one in (advertise, share, mask, unmask))
+
+# The server's side
+
+
+def check_secure(cohort: Cohort, releases: Sequence[Release]) -> Sum | None:
+    """The secure release among them, if there is one; refuses what could not be summed before anything is sent."""
+    secure = [release for release in releases if isinstance(release, Sum) and release.secure]
+    if not secure:
+        return None
+    if len(secure) > 1:
+        names = ", ".join(release.name for release in secure)
+        raise ValueError(f"one secure sum for each ask, got {names}; send them as one array, joined by torch.cat")
+    needed = _session(len(cohort), 1, 1.0).needed
+    quorum = cohort.federation.quorum
+    if math.ceil(quorum * len(cohort)) < needed:
+        raise ValueError(
+            f"the quorum of {quorum:.0%} is {math.ceil(quorum * len(cohort))} of {len(cohort)} clients, but "
+            f"a secure sum needs {needed} to be opened; set the federation's quorum to 0.5 or more"
+        )
+    return secure[0]
+
+
+def _session(clients: int, length: int, bound: float) -> Session:
+    return Session(tuple(range(clients)), length, bound, neighbours=None if clients <= _MANY + 1 else _MANY)
+
+
+@dataclass(frozen=True)
+class Summed:
+    """A sum that was opened, the rows of the cohort that are in it, and who dropped out on the way."""
+
+    value: Tensor
+    survivors: Tensor
+    failures: list[Failure]
+
+
+def secure_sum(cohort: Cohort, task: Task, release: Sum, shape: tuple[int, ...]) -> Summed:
+    """The sum of what the clients of the cohort keep back from ``task``, noisy if the release says so."""
+    federation = cohort.federation
+    exchanges = _Exchanges(cohort, release, shape)
+    try:
+        total = exchanges.total()
+    finally:
+        federation.kept.drop(_PREFIX)
+    length, step = exchanges.session.length, exchanges.session.ring.step
+    if release.noise is not None:
+        rounding = 0.5 * step * (length if release.norm == "l1" else math.sqrt(length))
+        total = release.noise.add(total, release.change(cohort.sampling, rounding), federation.draws())
+    survivors = exchanges.survivors
+    value = (total / release.divisor(len(survivors), cohort.expected)).to(torch.float32).reshape(shape)
+    cohort.write(task, release, release.name, tuple(shape), len(survivors), exchanges.bytes)
+    return Summed(value, survivors, exchanges.failures)
+
+
+class _Exchanges:
+    """One session: what the server passes on, exchange by exchange."""
+
+    def __init__(self, cohort: Cohort, release: Sum, shape: tuple[int, ...]) -> None:
+        assert release.clip is not None
+        self.cohort, self.release, self.shape = cohort, release, shape
+        self.session = _session(len(cohort), math.prod(shape), release.clip)
+        self.server = SecureServer(self.session)
+        self.failures: list[Failure] = []
+        self.bytes = 0
+        self.survivors = torch.zeros(0, dtype=torch.int64)
+
+    def total(self) -> Tensor:
+        server, rows = self.server, self.session.peer_count
+        keys = server.keys(self._ask(ADVERTISE, range(len(self.cohort)), {}))
+        told = {who: _padded(message, rows) for who, message in keys.items()}
+        letters = server.letters(self._ask(SHARE, list(told), _renamed(told, identities="peers")))
+        told = {who: _padded(message, rows) for who, message in letters.items()}
+        renamed = _renamed(told, **{"from": "senders", "sealed": "letters"})
+        for who, reply in self._ask(MASK, list(told), renamed).items():
+            server.receive(who, reply)
+        self.survivors = server.survivors()["survivors"]
+        return server.open(self._ask(UNMASK, self.survivors.tolist(), {}, survivors=self.survivors))
+
+    def _ask(
+        self, task: Task, whom: Sequence[int], told: Mapping[int, Message], **same: Tensor
+    ) -> dict[int, dict[str, Tensor]]:
+        """One exchange with the clients of these identities; those that do not answer are failures, not errors."""
+        identities = torch.tensor(list(whom))
+        names = next(iter(told.values())).keys() if told else ()
+        each = {name: torch.stack([told[who][name] for who in whom]) for name in names}
+        part = self.cohort.only(identities)
+        before = self.cohort.federation.traffic.total_up
+        shared = {**self.session.message(), **same}
+        replies = part._deliver(task, [Each()], shared, {"identity": identities, **each}, protocol=True)
+        self.bytes += self.cohort.federation.traffic.total_up - before
+        self.failures += replies.failures
+        answered = identities[replies.answered].tolist()
+        return {who: {name: replies[name][i] for name in replies} for i, who in enumerate(answered)}
+
+
+def _renamed(told: Mapping[int, Message], **names: str) -> dict[int, Message]:
+    return {who: {names.get(name, name): value for name, value in one.items()} for who, one in told.items()}

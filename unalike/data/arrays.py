@@ -1,0 +1,234 @@
+"""Arrays from anywhere as a source: client ids become numbers, labels become classes, shapes are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from unalike.data.source import KINDS, Array, DataError, Kind, Names, Source, on_command_line
+
+Task = Literal["classification", "regression"]
+_MANY_CLASSES = 1000
+
+
+def array_source(
+    x: Any,
+    y: Any = None,
+    client: Any = None,
+    *,
+    name: str = "arrays",
+    kind: Kind | None = None,
+    classes: int | None = None,
+    task: Task | None = None,
+    partial_labels: Literal["error", "drop"] = "error",
+) -> Source:
+    """A source from arrays: ``x`` [rows, ...], optionally ``y`` [rows] and ``client`` [rows].
+
+    - uint8 arrays [rows, height, width] or [rows, height, width, channels] or [rows, channels, height, width] are
+      images and so are float arrays of four dimensions; anything else is features unless ``kind`` says otherwise.
+    - ``client`` holds whole numbers or strings, in any order. A missing one is an error.
+    - ``y``: strings, truth values and whole numbers are classes; other numbers are targets of a regression (``task``
+      overrides the guess). NaN or an empty string is a missing label; -1 is not, it is a class like any other. A client
+      may have no label at all; one that has some but not all is an error, or with ``partial_labels="drop"`` loses the
+      rows without.
+    """
+    x = _numpy(x)
+    if x.dtype == object or x.dtype.kind not in "buif":
+        raise DataError(f"{name}: x must be an array of numbers, but its type is {x.dtype}")
+    if x.ndim == 0 or len(x) == 0:
+        raise DataError(f"{name}: x must have one row for each sample, but its shape is {tuple(x.shape)}")
+    if x.ndim == 1:
+        x = x[:, None]
+    if x.size == 0:
+        raise DataError(f"{name}: a sample of x holds no numbers; its shape is {tuple(x.shape)}")
+    if kind is not None and kind not in KINDS:
+        raise DataError(f"{name}: kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    kind, x = _shape(name, x, kind)
+    codes, names = (None, None) if client is None else encode_clients(_column(name, "client", client, len(x)), name)
+    if y is None:
+        return Source(name, kind, x, client=codes, client_names=names)
+    raw = _column(name, "y", y, len(x))
+    missing = _missing(raw)
+    labeled: Array | None = None
+    if missing.any():
+        keep = _unlabeled(name, missing, codes, names, partial_labels)
+        if not keep.all():
+            x, raw, missing = x[keep], raw[keep], missing[keep]
+            codes = None if codes is None else codes[keep]
+        if missing.all():
+            raise DataError(f"{name}: every label is missing; leave y out if there are none")
+        if codes is not None:
+            labeled = np.ones(int(codes.max()) + 1, dtype=bool)
+            labeled[codes[missing]] = False
+    target, number, class_names = encode_labels(raw, missing, name, classes, task)
+    return Source(name, kind, x, target, number, class_names, client=codes, client_names=names, labeled=labeled)
+
+
+def _numpy(values: Any) -> Array:
+    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+
+
+def _column(name: str, what: str, values: Any, rows: int) -> Array:
+    column = _numpy(values)
+    if column.ndim == 2 and column.shape[1] == 1:
+        column = column[:, 0]
+    if column.ndim != 1 or len(column) != rows:
+        raise DataError(
+            f"{name}: `{what}` must hold one value for each of the {rows} rows of x, "
+            f"but its shape is {tuple(column.shape)}"
+        )
+    return column
+
+
+def _shape(name: str, x: Array, kind: Kind | None) -> tuple[Kind, Array]:
+    if kind is None:
+        kind = "image" if (x.dtype == np.uint8 and x.ndim in (3, 4)) or x.ndim == 4 else "features"
+    if kind != "image":
+        return kind, x
+    if x.ndim == 3:
+        return kind, x[:, None]
+    if x.ndim != 4:
+        raise DataError(
+            f"{name}: images must be [rows, height, width], [rows, height, width, channels] or "
+            f"[rows, channels, height, width], but the shape of x is {tuple(x.shape)}"
+        )
+    if x.shape[1] not in (1, 3, 4) and x.shape[3] in (1, 3, 4):
+        return kind, x.transpose(0, 3, 1, 2)
+    return kind, x
+
+
+def _missing(values: Array) -> Array:
+    """True where a value is absent: NaN, None, NaT or an empty string."""
+    if values.dtype.kind == "f":
+        return np.isnan(values)
+    if values.dtype.kind in "US":
+        return np.asarray(values == values.dtype.type(), dtype=bool)
+    if values.dtype == object:
+        return np.array([v is None or v == "" or v != v for v in values], dtype=bool)
+    return np.zeros(len(values), dtype=bool)
+
+
+def encode_clients(ids: Array, name: str) -> tuple[Array, Sequence[str] | None]:
+    """Client ids as numbers 0, 1, … in sorted order, and their names (None: the ids were those numbers already)."""
+    missing = _missing(ids)
+    if missing.any():
+        rows = np.flatnonzero(missing)
+        lacking = "1 row has" if len(rows) == 1 else f"{len(rows)} rows have"
+        raise DataError(f"{name}: {lacking} no client id, the first is data row {rows[0] + 1}")
+    if ids.dtype.kind == "f":
+        if not np.isfinite(ids).all() or not (ids == np.rint(ids)).all():
+            bad = ids[~np.isfinite(ids) | (ids != np.rint(ids))][0]
+            raise DataError(f"{name}: client ids must be whole numbers or strings, but one is {bad}")
+        ids = ids.astype(np.int64)
+    if ids.dtype == object:
+        kinds = sorted({type(v).__name__ for v in ids})
+        if len(kinds) > 1:
+            raise DataError(f"{name}: client ids must all be of one type, but there are {' and '.join(kinds)}")
+        ids = np.array([str(v) for v in ids]) if not isinstance(ids[0], int) else ids.astype(np.int64)
+    if ids.dtype.kind not in "iubUS":
+        raise DataError(f"{name}: client ids must be whole numbers or strings, but their type is {ids.dtype}")
+    if bool((ids[1:] >= ids[:-1]).all()):  # already grouped: no sort of millions of rows
+        first = np.concatenate([[True], ids[1:] != ids[:-1]])
+        unique, codes = ids[first], np.cumsum(first) - 1
+    else:
+        unique, codes = np.unique(ids, return_inverse=True)
+    plain = unique.dtype.kind in "iu" and int(unique[0]) == 0 and int(unique[-1]) == len(unique) - 1
+    return codes.astype(np.int64, copy=False), None if plain else Names(unique)
+
+
+def _unlabeled(name: str, missing: Array, codes: Array | None, names: Sequence[str] | None, partial: str) -> Array:
+    """Which rows to keep when labels are missing; an error for a client that has some labels but not all."""
+    if partial not in ("error", "drop"):
+        raise DataError(f"{name}: partial_labels must be 'error' or 'drop', got {partial!r}")
+    owner = np.zeros(len(missing), dtype=np.int64) if codes is None else codes
+    absent = np.bincount(owner, weights=missing)
+    total = np.bincount(owner)
+    mixed = np.flatnonzero((absent > 0) & (absent < total))
+    if len(mixed) and partial == "error":
+        first = int(mixed[0])
+        whose = "the rows" if codes is None else f"client {names[first] if names else first}"
+        lack = "lack" if codes is None else "lacks"
+        others = len(mixed) - 1
+        more = "" if others == 0 else f" (and {others} other client{'s' if others > 1 else ''} likewise)"
+        raise DataError(
+            f"{name}: {whose} {lack} {int(absent[first])} of {int(total[first])} labels{more}; a client must have all "
+            f"its labels or none: fill them in, blank the rest, or drop those rows with partial_labels='drop' "
+            f"{on_command_line('partial_labels', 'drop')}"
+        )
+    return ~(missing & np.isin(owner, mixed))
+
+
+def encode_labels(
+    raw: Array, missing: Array, name: str, classes: int | None, task: Task | None
+) -> tuple[Array, int | None, list[str] | None]:
+    """Labels as int64 classes or float32 targets, the number of classes, and the class names where they were renamed.
+
+    Whole numbers 0 … K−1 stay as they are (with ``classes`` also if some do not occur); other values are numbered in
+    sorted order, and the names keep what they were. A missing label becomes 0; its client is marked as unlabeled.
+    """
+    if task not in (None, "classification", "regression"):
+        raise DataError(f"{name}: task must be 'classification' or 'regression', got {task!r}")
+    present = raw if not missing.any() else raw[~missing]
+    if present.dtype == object:
+        numeric = all(isinstance(v, int | float | np.number) for v in present)
+        present = present.astype(np.float64) if numeric else np.array([str(v) for v in present])
+    if present.dtype.kind not in "biufUS":
+        raise DataError(f"{name}: labels must be numbers or strings, but their type is {present.dtype}")
+    if present.dtype.kind == "f":
+        if not np.isfinite(present).all():
+            raise DataError(f"{name}: a label is infinite")
+        whole = bool((present == np.rint(present)).all())
+        if task == "regression" or (task is None and classes is None and not whole):
+            return _spread(present.astype(np.float32), missing), None, None
+        if not whole:
+            bad = present[present != np.rint(present)][0]
+            raise DataError(f"{name}: classes must be whole numbers or strings, but a label is {bad}")
+        present = present.astype(np.int64)
+    if task == "regression":
+        if present.dtype.kind in "US":
+            raise DataError(f"{name}: a regression needs numbers, but a label is {str(present[0])!r}")
+        return _spread(present.astype(np.float32), missing), None, None
+    if present.dtype.kind in "iu" and classes is not None:
+        low, high = int(present.min()), int(present.max())
+        if low < 0 or high >= classes:
+            raise DataError(
+                f"{name}: labels must be 0 … {classes - 1} for classes={classes}, but there is a label "
+                f"{low if low < 0 else high}"
+            )
+        return _spread(present.astype(np.int64, copy=False), missing), classes, None
+    unique = _unique(present)
+    if classes is not None and len(unique) > classes:
+        raise DataError(f"{name}: classes={classes}, but there are {len(unique)} different labels")
+    if len(unique) == 1:
+        raise DataError(f"{name}: all labels are {str(unique[0])!r}; there is nothing to tell apart")
+    if present.dtype.kind in "iu" and len(unique) > _MANY_CLASSES and task is None:
+        raise DataError(
+            f"{name}: {len(unique)} different whole numbers as labels: say task='regression' if they are quantities, "
+            f"or task='classification' if they are classes {on_command_line('task', 'regression')}"
+        )
+    number = classes or len(unique)
+    if present.dtype.kind in "iu" and unique[0] == 0 and unique[-1] == len(unique) - 1:
+        return _spread(present.astype(np.int64, copy=False), missing), number, None
+    codes = np.searchsorted(unique, present).astype(np.int64)
+    class_names = [v.decode() if isinstance(v, bytes) else str(v) for v in unique]
+    return _spread(codes, missing), number, class_names + [f"class {i}" for i in range(len(unique), number)]
+
+
+def _unique(values: Array) -> Array:
+    if values.dtype.kind in "iu" and len(values) > 1:
+        low, high = int(values.min()), int(values.max())
+        if high - low < 1 << 20:  # counting beats sorting for millions of labels
+            return np.flatnonzero(np.bincount((values - low).astype(np.int64))) + low
+    return np.unique(values)
+
+
+def _spread(present: Array, missing: Array) -> Array:
+    """Put the labels that exist back to their rows."""
+    if not missing.any():
+        return present
+    full = np.zeros(len(missing), dtype=present.dtype)
+    full[~missing] = present
+    return full

@@ -1,0 +1,215 @@
+"""How unlike the clients are: sizes, labels, and how far each is from the whole; as a table and a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unalike.core.client import Clients
+from unalike.data.population import Population
+
+_MOST_NUMBERS = 200_000_000  # inputs larger than this are not read only to describe them
+_BARS = 60  # clients in the figure
+
+
+@dataclass(frozen=True, eq=False)
+class Description:
+    """``summary`` is a table of two columns; ``columns`` has one number for each client."""
+
+    title: str
+    summary: Mapping[str, str]
+    columns: Mapping[
+        str, Tensor
+    ]  # train, validation, test, and where they make sense classes, entropy, distance, shift
+    names: Sequence[str]
+
+    def rows(self, limit: int | None = None) -> list[list[str]]:
+        """A table with a line for each client, at most ``limit``; its head is ``header``."""
+        count = len(self.names) if limit is None else min(limit, len(self.names))
+        return [
+            [self.names[i]]
+            + [_number(float(column[i]), column.is_floating_point()) for column in self.columns.values()]
+            for i in range(count)
+        ]
+
+    @property
+    def header(self) -> list[str]:
+        return ["client", *self.columns]
+
+
+def describe(population: Population) -> Description:
+    """Sizes and heterogeneity of all clients, over all their rows.
+
+    ``entropy`` is that of a client's labels in bits. ``distance`` is the total variation between a client's label
+    distribution and that of all rows: 0 is the same, 1 has no class in common. ``shift`` is the distance of a client's
+    mean input from the mean of all, for a typical feature in units of the scaled inputs; the summary says what chance
+    alone would give.
+    """
+    sizes = population.sizes.to(torch.float64)
+    columns: dict[str, Tensor] = {
+        "train": population.train.size,
+        "validation": population.validation.size,
+        "test": population.test.size,
+    }
+    summary = {
+        "clients": f"{len(population):,} ({len(population.seen):,} seen, {len(population.unseen):,} unseen)",
+        "labeled seen clients": f"{int(population.labeled[population.seen].sum()):,}",
+        "left out": f"{len(population.dropped):,} client{'s' * (len(population.dropped) > 1)} with too few rows",
+        "rows": ", ".join(f"{int(columns[part].sum()):,} {part}" for part in ("train", "validation", "test")),
+        "rows of a client": _spread(sizes, ".0f"),
+        "input": f"{population.kind} {'×'.join(map(str, population.input_shape))}",
+    }
+    if not population.dropped:
+        del summary["left out"]
+    text = {name: values for name, values in (population.columns or {}).items() if values is not None}
+    if text:
+        became = (f"{name} ({len(values)})" for name, values in text.items())
+        summary["text columns"] = f"one feature for each value: {', '.join(became)}"
+    if not population.has_labels:
+        table = population.columns is not None
+        summary["labels"] = "no labels" + (": name their column with --label-column" if table else "")
+    elif population.classes is None:
+        summary["targets"] = _target_range(population)
+    if population.classes is not None:
+        counts = population.histogram().to(torch.float64)
+        known = population.test.labeled
+        share = counts / counts.sum(1, keepdim=True).clamp(min=1)
+        overall = counts.sum(0) / counts.sum()
+        entropy = torch.where(share > 0, -share * share.clamp(min=1e-300).log2(), 0).sum(1).clamp(min=0)
+        columns["classes"] = (counts > 0).sum(1)
+        columns["entropy"] = entropy
+        columns["distance"] = torch.where(known, 0.5 * (share - overall).abs().sum(1), torch.nan)
+        overall_entropy = -float(torch.where(overall > 0, overall * overall.clamp(min=1e-300).log2(), 0).sum())
+        summary["classes"] = f"{population.classes}"
+        summary["classes of a client"] = _spread(columns["classes"][known].to(torch.float64), ".0f")
+        summary["label entropy"] = f"{_spread(entropy[known], '.2f')} bits; all rows together {overall_entropy:.2f}"
+        summary["distance to all"] = f"{_spread(columns['distance'][known], '.2f')} (0 the same, 1 nothing in common)"
+    shift = _input_shift(population)
+    if shift is not None:
+        columns["shift"] = shift[0]
+        chance = shift[1] * float(sizes.rsqrt().mean())
+        summary["input shift"] = f"{_spread(shift[0], '.2f')} (by chance about {chance:.2f})"
+    names = _Named(population.train)
+    return Description(population.name, summary, columns, names)
+
+
+def _target_range(population: Population) -> str:
+    """From where to where the targets of a regression go; rows of clients without any hold a 0 that means nothing."""
+    labels, known = population.train.y, population.test.labeled
+    if labels is None or not known.any():
+        return "none"
+    found: list[Tensor] = []
+    for part in (population.train, population.validation, population.test):
+        start, size = part.start[known], part.size[known]
+        first = torch.cumsum(size, 0) - size
+        found.append(labels[torch.arange(int(size.sum())) + torch.repeat_interleave(start - first, size)])
+    every = torch.cat(found)
+    return f"real numbers from {float(every.min()):.4g} to {float(every.max()):.4g}"
+
+
+class _Named(Sequence[str]):
+    """The clients' names by position."""
+
+    def __init__(self, clients: Clients) -> None:
+        self.clients = clients
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self.clients.name(i) for i in range(*index.indices(len(self)))]
+        return self.clients.name(index)
+
+
+def _spread(values: Tensor, form: str) -> str:
+    low, middle, high = (float(values.quantile(q)) for q in (0.0, 0.5, 1.0)) if len(values) else (0.0, 0.0, 0.0)
+    return f"median {middle:{form}}, from {low:{form}} to {high:{form}}"
+
+
+def _number(value: float, decimals: bool) -> str:
+    return "–" if value != value else f"{value:.2f}" if decimals else f"{int(value):,}"
+
+
+def _input_shift(population: Population) -> tuple[Tensor, float] | None:
+    """[clients]: root mean square over features of (client's mean − mean of all), in units of the scaled inputs.
+
+    Also the root mean square over features of their standard deviation: divided by √rows it is what chance gives.
+    """
+    x = population.train.x
+    if population.kind == "tokens" or x.numel() > _MOST_NUMBERS:
+        return None
+    sums = torch.zeros(len(population), x[0].numel(), dtype=torch.float64)
+    squares = torch.zeros(x[0].numel(), dtype=torch.float64)
+    for part in (population.train, population.validation, population.test):
+        for a in range(0, len(part), 4096):
+            some = torch.arange(a, min(len(part), a + 4096))
+            owner = torch.repeat_interleave(some, part.size[some])
+            first = torch.cumsum(part.size[some], 0) - part.size[some]
+            rows = torch.arange(len(owner)) + (part.start[some] - first)[owner - a]
+            for b in range(0, len(rows), 65_536):
+                piece = x[rows[b : b + 65_536]].reshape(-1, sums.shape[1]).to(torch.float64)
+                sums.index_add_(0, owner[b : b + 65_536], piece)
+                squares += piece.square_().sum(0)
+    sizes = population.sizes.to(torch.float64)
+    mean = sums.sum(0) / sizes.sum()
+    difference = sums / sizes[:, None] - mean
+    deviation = (squares / sizes.sum() - mean.square()).clamp(min=0).sqrt()
+    if population.train.scale is not None:
+        scale = population.train.scale.to(torch.float64).expand(x.shape[1:]).reshape(-1)
+        difference, deviation = difference * scale, deviation * scale
+    return difference.square().mean(1).sqrt(), float(deviation.square().mean().sqrt())
+
+
+def figure(population: Population) -> Any:
+    """A plotly figure: labels of (at most 60) clients as stacked bars, and a histogram of client sizes."""
+    import plotly.graph_objects as go
+    from plotly.colors import sample_colorscale
+    from plotly.subplots import make_subplots
+
+    sizes = population.sizes
+    shown = torch.linspace(0, len(population) - 1, min(_BARS, len(population))).round().to(torch.int64)
+    labels = population.classes is not None
+    some = "" if len(shown) == len(population) else f" ({len(shown)} of {len(population):,} clients)"
+    titles = [("Labels of each client" if labels else "Rows of each client") + some, "Client sizes"]
+    plot = make_subplots(rows=1, cols=2, column_widths=[0.7, 0.3], subplot_titles=titles)
+    clients = [population.train.name(int(i)) for i in shown]
+    if population.classes is not None:
+        counts = population.histogram()[shown]
+        steps = [i / max(1, population.classes - 1) for i in range(population.classes)]
+        for number, colour in enumerate(sample_colorscale("Turbo", steps)):
+            called = str(population.class_names[number]) if population.class_names else str(number)
+            heights = counts[:, number].tolist()
+            bar = go.Bar(x=clients, y=heights, name=called, marker_color=colour, showlegend=population.classes <= 20)
+            plot.add_trace(bar, row=1, col=1)
+    else:
+        plot.add_trace(go.Bar(x=clients, y=sizes[shown].tolist(), showlegend=False), row=1, col=1)
+    tall, edges = np.histogram(sizes.numpy(), bins=min(30, int(sizes.max() - sizes.min()) + 1))
+    middle, width = (edges[:-1] + edges[1:]) / 2, float(edges[1] - edges[0])  # binned here: the file stays small
+    bars = go.Bar(x=middle.tolist(), y=tall.tolist(), width=width, marker_color="#888888", showlegend=False)
+    plot.add_trace(bars, row=1, col=2)
+    plot.update_layout(
+        title=f"{population.name}: {len(population):,} clients, {int(sizes.sum()):,} rows",
+        barmode="stack",
+        bargap=0.05,
+        template="plotly_white",
+    )
+    plot.update_xaxes(type="category", showticklabels=len(shown) <= 30, title_text="client", row=1, col=1)
+    plot.update_xaxes(title_text="rows of a client", row=1, col=2)
+    plot.update_yaxes(title_text="rows", row=1, col=1)
+    plot.update_yaxes(title_text="clients", row=1, col=2)
+    return plot
+
+
+def write_figure(population: Population, path: str | Path) -> Path:
+    """The figure as one HTML file that needs no network."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure(population).write_html(target, include_plotlyjs=True, full_html=True)
+    return target

@@ -1,0 +1,128 @@
+"""``load`` and ``from_arrays``: from a name, a file, a folder or arrays to a population."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from unalike.data import spec
+from unalike.data.arrays import Task, array_source
+from unalike.data.build import build
+from unalike.data.files.reader import file_source
+from unalike.data.partition.schemes import Partition
+from unalike.data.population import Population
+from unalike.data.source import DataError, Kind, Source
+from unalike.data.sources.catalog import CATALOG, open_source
+
+
+def load(
+    data: str | Path | Source,
+    *,
+    partition: str | Partition | None = None,
+    clients: int | None = None,
+    samples: int | None = None,
+    min_samples: int | None = None,
+    test: float | Literal["source"] | None = None,
+    validation: float = 0.0,
+    unseen: int | float | Sequence[int] | None = None,
+    labeled: float = 1.0,
+    rotate: Sequence[float] | None = None,
+    normalize: bool = True,
+    seed: int = 0,
+    **options: Any,
+) -> Population:
+    """A population from a named source (``"mnist"``, ``"acs:race"``), a file, a folder or a ``Source``.
+
+    - ``partition``: a name with options such as ``"dirichlet:0.1"`` or ``"pathological:2"`` (``list_partitions()``), or a
+      function ``(labels, clients, rng) -> list of row indices``. Default: the source's own clients, else ``iid``.
+    - ``clients``: how many (default 100, or all natural ones); ``samples``: at most so many rows for each.
+    - ``test``: the fraction of each client's rows kept for testing, or ``"source"`` for the source's own test rows (the
+      default where there are some; else 0.2). ``validation``: the fraction kept for validation. Both are rounded, give
+      at least one row where a client has two, and always leave one to train on.
+    - ``min_samples``: clients with fewer rows (default 2, or 1 with ``test=0``) or without a row to train on are left
+      out and listed in ``dropped``.
+    - ``unseen``: the fraction or number of clients that do not take part in training, or their positions (default
+      0.1; nobody for the sources made for analytics, which have no test rows by default either).
+    - ``labeled``: the fraction p of training clients that have labels; the labels of the others are hidden.
+    - ``rotate``: angles of which each client draws one for all its images.
+    - ``normalize``: scale inputs, by the published mean and deviation of a known image source, else by those of the
+      seen clients' training rows; ``False`` leaves them as they are. The data stays raw; models get scaled inputs.
+    - ``options`` go to the source or file reader, e.g. ``client_column="shop"``.
+
+    The same arguments and ``seed`` give the same population, and each decision has a generator of its own: hiding more
+    labels does not change who is unseen.
+    """
+    if isinstance(data, Source):
+        if options:
+            raise DataError(f"unknown options for a ready-made source: {', '.join(options)}")
+        source = data
+    else:
+        source = _open(data, seed, options)
+        if source.client is None and partition is None and not _named(data):
+            raise _nobody(source.name)
+    return build(
+        source,
+        partition=partition,
+        clients=clients,
+        samples=samples,
+        min_samples=min_samples,
+        test=test,
+        validation=validation,
+        unseen=unseen,
+        labeled=labeled,
+        rotate=rotate,
+        normalize=normalize,
+        overwrite=not isinstance(data, Source),
+        seed=seed,
+    )
+
+
+def _named(data: str | Path) -> bool:
+    return isinstance(data, str) and data.partition(":")[0].strip() in CATALOG
+
+
+def _nobody(name: str) -> DataError:
+    return DataError(
+        f"{name}: nothing says which client a row belongs to; give client ids (an array `client`, a column named by "
+        f"client_column), or deal the rows out with a partition, e.g. partition='iid' (on the command line: "
+        f"--client-column NAME or --partition iid)"
+    )
+
+
+def _open(data: str | Path, seed: int, options: dict[str, Any]) -> Source:
+    text = str(data)
+    if _named(data):
+        return open_source(text, seed, **options)
+    path = Path(data).expanduser()
+    if not path.exists():
+        if isinstance(data, Path) or "/" in text or path.suffix:
+            raise DataError(f"there is no file or folder {text}")
+        raise spec.unknown("data set", text, list(CATALOG), extra=" There is no file or folder of that name either.")
+    return file_source(path, **options)
+
+
+def from_arrays(
+    x: Any,
+    y: Any = None,
+    client: Any = None,
+    *,
+    name: str = "arrays",
+    kind: Kind | None = None,
+    classes: int | None = None,
+    task: Task | None = None,
+    partial_labels: Literal["error", "drop"] = "error",
+    overwrite: bool = False,
+    **plan: Any,
+) -> Population:
+    """A population from arrays (numpy, torch or lists): ``x`` [rows, ...], ``y`` and ``client`` [rows] or None.
+
+    Rows are not copied when they are float32 or uint8, grouped by client, and no random test or validation rows are
+    asked for (``test=0``); the population then shares the caller's memory. Otherwise they are copied once, or, with
+    ``overwrite=True`` and rows grouped by client, shuffled inside the caller's array. ``plan`` takes the arguments of
+    ``load`` from ``partition`` to ``seed``.
+    """
+    source = array_source(x, y, client, name=name, kind=kind, classes=classes, task=task, partial_labels=partial_labels)
+    if client is None and plan.get("partition") is None:
+        raise _nobody(name)
+    return build(source, overwrite=overwrite, **plan)

@@ -1,0 +1,97 @@
+"""Images in folders: ``client/class/image.png``, or ``client/image.png`` for a client without labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from unalike.data.files.tabular import Rows
+from unalike.data.source import Array, DataError, on_command_line
+
+PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+
+
+def picture_folder(folder: Path, clients: list[Path], size: int | Sequence[int] | None) -> Rows:
+    """All images of all clients as uint8 [rows, channels, height, width]; grey unless one has colours."""
+    files: list[Path] = []
+    owners: list[str] = []
+    labels: list[str] = []
+    empty: list[str] = []
+    for client in clients:
+        found = _pictures(client)
+        if not found:
+            empty.append(client.name)
+        for path, label in found:
+            files.append(path)
+            owners.append(client.name)
+            labels.append(label)
+    if not files:
+        raise DataError(f"{folder}: no image was found; expected {folder.name}/client/class/image.png")
+    y = np.array(labels) if any(labels) else None
+    return Rows(read_pictures(files, size), y, np.array(owners), empty=empty)
+
+
+def _pictures(client: Path) -> list[tuple[Path, str]]:
+    """A client's images with their class (the folder's name; empty: none)."""
+    found = []
+    for entry in sorted(client.iterdir()):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            for path in sorted(entry.iterdir()):
+                if not path.name.startswith("."):
+                    found.append((_picture(path), entry.name))
+        else:
+            found.append((_picture(entry), ""))
+    return found
+
+
+def _picture(path: Path) -> Path:
+    if not path.is_file() or path.suffix.lower() not in PICTURES:
+        raise DataError(f"{path} is not an image; expected client/class/image with one of {', '.join(PICTURES)}")
+    return path
+
+
+def read_pictures(files: list[Path], size: int | Sequence[int] | None = None) -> Array:
+    """Image files as one uint8 array [rows, channels, height, width]; ``size`` scales to height × width."""
+    try:
+        from PIL import Image, UnidentifiedImageError
+    except ImportError as error:
+        raise DataError("reading image files needs Pillow: pip install 'unalike[data]'") from error
+    wanted = None if size is None else (size, size) if isinstance(size, int) else tuple(size)
+    if wanted is not None and (len(wanted) != 2 or min(wanted) < 1):
+        raise DataError(f"size must be one number or height and width in pixels, got {size!r}")
+    shape: tuple[int, int] | None = None
+    modes: list[str] = []
+    for path in files:  # headers only: the pixels are read when the size of the array is known
+        try:
+            with Image.open(path) as image:
+                modes.append(image.mode)
+                found = (image.height, image.width)
+        except (UnidentifiedImageError, OSError) as error:
+            raise DataError(f"cannot read the image {path}: {error}") from error
+        if modes[-1].startswith(("I", "F")):
+            raise DataError(f"{path} has more than 8 bits a pixel ({modes[-1]}); save it with 8 bits, or use NPZ")
+        if wanted is None and shape is not None and found != shape:
+            common = min(*found, *shape)
+            raise DataError(
+                f"{path} is {found[0]}×{found[1]} pixels, {files[0]} is {shape[0]}×{shape[1]}; "
+                f"give a common size, e.g. size={common} {on_command_line('size', common)}"
+            )
+        shape = shape or found
+    mode = "L" if all(m in ("1", "L", "LA") for m in modes) else "RGB"
+    height, width = wanted or shape or (0, 0)
+    x = np.empty((len(files), len(mode), height, width), dtype=np.uint8)
+    for row, path in enumerate(files):
+        try:
+            with Image.open(path) as image:
+                converted = image.convert(mode)
+                if (image.height, image.width) != (height, width):
+                    converted = converted.resize((width, height), Image.Resampling.BILINEAR)
+                pixels = np.asarray(converted)
+        except (OSError, SyntaxError) as error:
+            raise DataError(f"cannot read the image {path}: {error}") from error
+        x[row] = pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
+    return x

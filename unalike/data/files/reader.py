@@ -1,0 +1,228 @@
+"""The user's own files, with no code: one file, a folder with a file for each client, or images in folders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from unalike.data.arrays import Task, array_source
+from unalike.data.files.pictures import PICTURES, picture_folder
+from unalike.data.files.tabular import Features, Missing, Rows, read_table, take_apart
+from unalike.data.source import Array, DataError, Kind, Source
+from unalike.data.sources.folder import open_npz
+
+_TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq")
+_KNOWN = (*_TABLES, ".npz")
+
+
+def file_source(
+    path: Path,
+    *,
+    client_column: str | None = None,
+    label_column: str | None = None,
+    delimiter: str | None = None,
+    kind: Kind | None = None,
+    classes: int | None = None,
+    task: Task | None = None,
+    missing: Missing = "error",
+    partial_labels: Literal["error", "drop"] = "error",
+    size: int | Sequence[int] | None = None,
+) -> Source:
+    """A source from the user's own data.
+
+    - NPZ: arrays ``x``, ``client`` and optionally ``y`` (see ``arrays.array_source`` for what they may hold).
+    - CSV, TSV, Parquet: ``client_column`` (default ``client``) and ``label_column`` (default ``y`` if there is one);
+      all other columns are features: numbers, truth values, or text with at most 50 different values.
+    - a folder with one such file for each client, called by its name; a client's file may lack the label column.
+    - a folder of images: ``client/class/image.png``, or ``client/image.png`` without labels; ``size`` scales them.
+    """
+    rows = read_rows(
+        path,
+        client_column=client_column,
+        label_column=label_column,
+        delimiter=delimiter,
+        missing=missing,
+        size=size,
+    )
+    source = array_source(
+        rows.x,
+        rows.y,
+        rows.client,
+        name=path.name,
+        kind=kind,
+        classes=classes,
+        task=task,
+        partial_labels=partial_labels,
+    )
+    return replace(source, dropped=rows.empty, columns=rows.columns)
+
+
+def read_rows(
+    path: Path,
+    *,
+    client_column: str | None = None,
+    label_column: str | None = None,
+    delimiter: str | None = None,
+    missing: Missing = "error",
+    size: int | Sequence[int] | None = None,
+    known: Features | None = None,
+) -> Rows:
+    """What ``file_source`` makes a source of; ``known``: the columns of an earlier table, which this one must have."""
+    if path.is_dir():
+        inside = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+        if not inside:
+            raise DataError(f"the folder {path} is empty")
+        folders = [entry for entry in inside if entry.is_dir()]
+        if len(folders) == len(inside):
+            return picture_folder(path, folders, size)
+        if folders:
+            raise DataError(
+                f"{path} holds both files and folders; expected one data file for each client, or one folder of images "
+                f"for each client"
+            )
+        if client_column:
+            raise DataError(f"{path}: each file is one client, so there is no client column; leave client_column out")
+        return _file_per_client(path, inside, label_column, delimiter, missing, known)
+    suffix = _suffix(path)
+    if suffix is None:
+        pictures = " (an image goes into a folder of its client)" if path.suffix.lower() in PICTURES else ""
+        raise DataError(f"cannot read {path}: expected a file ending in {', '.join(_KNOWN)}, or a folder{pictures}")
+    if suffix == ".npz":
+        arrays = _read_npz(path, {"x", "y", "client"})
+        return Rows(arrays["x"], arrays.get("y"), arrays.get("client"))
+    frame = read_table(path, client_column, delimiter, _text(known))
+    return take_apart(frame, path.name, client_column, label_column, missing, known)
+
+
+def _text(known: Features | None) -> list[str]:
+    return [column for column, values in (known or {}).items() if values is not None]
+
+
+def _suffix(path: Path) -> str | None:
+    return next((suffix for suffix in _KNOWN if path.name.lower().endswith(suffix)), None)
+
+
+def _read_npz(path: Path, known: set[str]) -> dict[str, Array]:
+    with open_npz(path) as archive:
+        strange = sorted(set(archive.files) - known)
+        if strange or "x" not in archive.files:
+            raise DataError(
+                f"{path} holds the arrays {', '.join(sorted(archive.files)) or 'none'}; expected x and, where there "
+                f"are some, {' and '.join(sorted(known - {'x'}))}"
+                + (f": rename or remove {strange[0]!r}" if strange else "")
+            )
+        found: dict[str, Array] = {}
+        for key in archive.files:
+            try:
+                found[key] = archive[key]
+            except ValueError as error:
+                if "allow_pickle" not in str(error):
+                    raise
+                raise DataError(
+                    f"{path}: the array {key!r} holds Python objects, which are never loaded; save numbers or strings, "
+                    f"e.g. {key}.astype(str)"
+                ) from error
+    return found
+
+
+def _file_per_client(
+    folder: Path,
+    inside: list[Path],
+    label_column: str | None,
+    delimiter: str | None,
+    missing: Missing,
+    known: Features | None,
+) -> Rows:
+    """One file for each client: all NPZ (x, y) or all tables. A file without rows is a client left out."""
+    strange = [entry for entry in inside if _suffix(entry) is None]
+    if strange:
+        raise DataError(f"{strange[0]} is not a data file; expected files ending in {', '.join(_KNOWN)}")
+    names = [entry.name[: -len(_suffix(entry) or "")] for entry in inside]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise DataError(f"{folder}: the client {twice[0]!r} has more than one file")
+    packed = [_suffix(entry) == ".npz" for entry in inside]
+    if any(packed) and not all(packed):
+        raise DataError(f"{folder}: some clients have NPZ files and some have tables; use one kind for all")
+    if all(packed):
+        return _join_arrays(inside, names)
+    return _join_tables(folder, inside, names, label_column, delimiter, missing, known)
+
+
+def _join_arrays(inside: list[Path], names: list[str]) -> Rows:
+    xs: list[Array] = []
+    ys: list[Array | None] = []
+    kept: list[str] = []
+    empty: list[str] = []
+    for path, name in zip(inside, names, strict=True):
+        arrays = _read_npz(path, {"x", "y"})
+        x = arrays["x"]
+        if x.ndim == 0 or len(x) == 0:
+            empty.append(name)
+            continue
+        if xs and (x.shape[1:] != xs[0].shape[1:] or x.dtype != xs[0].dtype):
+            raise DataError(
+                f"{path}: its samples have shape {x.shape[1:]} and type {x.dtype}, those of client {kept[0]!r} have "
+                f"shape {xs[0].shape[1:]} and type {xs[0].dtype}"
+            )
+        y = arrays.get("y")
+        if y is not None and len(y) != len(x):
+            raise DataError(f"{path}: {len(x)} rows of x but {len(y)} labels")
+        xs.append(x)
+        ys.append(y)
+        kept.append(name)
+    if not xs:
+        raise DataError(f"none of the {len(inside)} files holds a sample")
+    client = np.repeat(kept, [len(x) for x in xs])
+    return Rows(np.concatenate(xs), _join_labels(xs, ys), client, empty=empty)
+
+
+def _join_labels(xs: list[Array], ys: list[Array | None]) -> Array | None:
+    """All labels in one array; NaN or an empty string for a client that has none."""
+    present = [y for y in ys if y is not None]
+    if len(present) == len(ys):
+        return np.concatenate(present)
+    if not present:
+        return None
+    text = any(y.dtype.kind in "US" for y in present)
+    blank = "" if text else np.nan
+    filled = [np.full(len(x), blank) if y is None else y for x, y in zip(xs, ys, strict=True)]
+    return np.concatenate([y.astype(str if text else np.float64) for y in filled])
+
+
+def _join_tables(
+    folder: Path,
+    inside: list[Path],
+    names: list[str],
+    label: str | None,
+    delimiter: str | None,
+    missing: Missing,
+    known: Features | None,
+) -> Rows:
+    """All clients' tables in one."""
+    frames: list[pd.DataFrame] = []
+    empty: list[str] = []
+    wanted: set[str] | None = None
+    title = "y" if label is None else label
+    for path, name in zip(inside, names, strict=True):
+        frame = read_table(path, None, delimiter, _text(known))
+        columns = set(frame.columns) - {title}
+        if wanted is None:
+            wanted, first = columns, path
+        if columns != wanted:
+            odd = sorted(columns ^ wanted)[0]
+            here, there = (path, first) if odd in columns else (first, path)
+            raise DataError(f"{folder}: the column {odd!r} is in {here.name} but not in {there.name}")
+        if len(frame) == 0:
+            empty.append(name)
+        else:
+            frames.append(frame.assign(client=name))
+    if not frames:
+        raise DataError(f"none of the {len(inside)} files holds a row")
+    rows = take_apart(pd.concat(frames, ignore_index=True), folder.name, "client", label, missing, known)
+    return replace(rows, empty=empty)

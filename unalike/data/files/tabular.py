@@ -1,0 +1,214 @@
+"""Tables (CSV, TSV, Parquet) as arrays: which column is the client, which the label, and what the others hold."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from unalike.data.source import Array, DataError, on_command_line
+from unalike.data.sources.folder import reading
+
+Missing = Literal["error", "drop", "mean", "keep"]
+Features = Mapping[str, Sequence[str] | None]  # a table's feature columns in order; those of text with their values
+_MOST_CATEGORIES = 50
+_LOOKS_LIKE_LABELS = {"label", "labels", "target", "targets", "class"}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a file or folder holds, as it stands there."""
+
+    x: Array  # [rows, ...]; of a table float32 [rows, features]: a text column is one feature for each of its values
+    y: Array | None
+    client: Array | None
+    columns: Features | None = None  # None: no table
+    empty: list[str] = field(default_factory=list)  # clients without a row
+
+
+def read_table(
+    path: Path, client_column: str | None, delimiter: str | None = None, text: Collection[str] = ()
+) -> pd.DataFrame:
+    """A CSV, TSV or Parquet file, with its columns' names checked; columns named in ``text`` are read as text."""
+    name = path.name.lower()
+    with reading(path):
+        if name.endswith((".parquet", ".pq")):
+            try:
+                frame = pd.read_parquet(path)
+            except ImportError as error:
+                raise DataError(f"{path}: reading Parquet files needs pyarrow: pip install 'unalike[data]'") from error
+        else:
+            separator = delimiter or ("\t" if ".tsv" in name else ",")
+            header = pd.read_csv(path, sep=separator, header=None, nrows=1, dtype=str, keep_default_na=False)
+            titles = [str(title) for title in header.iloc[0]]
+            repeated = sorted({title for title in titles if titles.count(title) > 1})
+            if repeated:
+                raise DataError(f"{path}: the column {repeated[0]!r} occurs more than once")
+            if len(titles) == 1 and any(sign in titles[0] for sign in ";\t|"):
+                raise DataError(
+                    f"{path}: only one column was found, {titles[0]!r}; is another delimiter needed? "
+                    f"Say e.g. delimiter=';' (on the command line: --set \"data.options.delimiter=';'\")"
+                )
+            # Ids are read as text, because 007 is not 7.
+            types = {title: str for title in titles if title == (client_column or "client") or title in text}
+            frame = pd.read_csv(path, sep=separator, dtype=types, low_memory=False)
+    for column in frame.columns:
+        if str(column).strip() == "" or str(column).startswith("Unnamed: "):
+            raise DataError(
+                f"{path}: a column has no name ({column!r}), which is often a saved row number and no feature; "
+                f"name it or remove it"
+            )
+    return frame
+
+
+def take_apart(
+    frame: pd.DataFrame,
+    name: str,
+    client_column: str | None,
+    label_column: str | None,
+    missing: Missing,
+    known: Features | None = None,
+) -> Rows:
+    """Client, label and feature columns; text columns become one feature for each value (at most 50 values).
+
+    A missing feature is an error, or its row is left out (``missing="drop"``), or it becomes the column's mean
+    (``missing="mean"``), or NaN (``missing="keep"``, for a caller that deals with it). With ``known`` the features are
+    those of an earlier table, found by name and with its values of text, and the client and label columns may be
+    absent.
+    """
+    if missing not in ("error", "drop", "mean", "keep"):
+        raise DataError(f"{name}: missing must be 'error', 'drop' or 'mean', got {missing!r}")
+    if len(frame) == 0:
+        raise DataError(f"{name}: the table has no rows")
+    ids = _find(frame, name, "client_column", client_column, "client", required=known is None)
+    label = _find(frame, name, "label_column", label_column, "y", required=known is None)
+    features = [column for column in frame.columns if column not in (ids, label)]
+    if known is not None:
+        _check_columns(features, known, name)
+        features = list(known)
+    elif label is None and label_column is None:
+        for column in features:
+            if column.lower() in _LOOKS_LIKE_LABELS:
+                raise DataError(
+                    f"{name}: the column {column!r} looks like labels; say label_column={column!r}, or label_column='' "
+                    f"if it is a feature and there are no labels (on the command line: --label-column {column!r} or '')"
+                )
+    if not features:
+        raise DataError(f"{name}: there is no feature column beside {', '.join(frame.columns)}")
+    if missing == "drop":
+        frame = frame.dropna(subset=features)
+        if len(frame) == 0:
+            raise DataError(f"{name}: every row lacks a feature, so missing='drop' leaves nothing")
+    pieces: list[Array] = []
+    columns: dict[str, Sequence[str] | None] = {}
+    for column in features:
+        values, columns[str(column)] = _encode(frame[column], name, missing, known)
+        pieces.append(values)
+    x = np.concatenate(pieces, axis=1, dtype=np.float32) if len(pieces) > 1 else pieces[0]
+    return Rows(x, _raw(frame, label), _client_ids(frame, ids), columns)
+
+
+def _check_columns(features: Sequence[str], known: Features, name: str) -> None:
+    lacking = [column for column in known if column not in features]
+    strange = [column for column in features if column not in known]
+    if lacking or strange:
+        found = [f"{column!r} is missing" for column in lacking] + [f"{column!r} was not there" for column in strange]
+        raise DataError(
+            f"{name}: its feature columns must be those of training, {', '.join(known)}; {', '.join(found)}: rename, "
+            f"add or remove {'it' if len(found) == 1 else 'them'} (the order does not matter)"
+        )
+
+
+def _find(frame: pd.DataFrame, name: str, option: str, wanted: str | None, default: str, required: bool) -> str | None:
+    if wanted is None:
+        return default if default in frame.columns else None
+    if wanted == "" or (wanted not in frame.columns and not required):
+        return None
+    if wanted not in frame.columns:
+        raise DataError(f"{name}: there is no column {wanted!r} ({option}); the columns are {', '.join(frame.columns)}")
+    return wanted
+
+
+def _encode(
+    column: pd.Series, name: str, missing: Missing, known: Features | None
+) -> tuple[Array, Sequence[str] | None]:
+    """One column as float32 [rows, 1], or for text [rows, values] and the values."""
+    title = str(column.name)
+    values = None if known is None else known[title]
+    absent = column.isna().to_numpy()
+    if absent.any() and missing == "error":
+        raise DataError(
+            f"{name}: the column {title!r} lacks {int(absent.sum())} of {len(column)} values, the first in data row "
+            f"{int(np.argmax(absent)) + 1}; fill them in, or say missing='drop' (leave such rows out) or "
+            f"missing='mean' {on_command_line('missing', 'drop')}"
+        )
+    numeric = pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column)
+    if numeric and values is None:
+        numbers = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        if np.isinf(numbers).any():
+            row = int(np.argmax(np.isinf(numbers))) + 1
+            raise DataError(f"{name}: the column {title!r} holds an infinite number, the first in data row {row}")
+        if absent.any() and missing == "mean":
+            if absent.all():
+                raise DataError(f"{name}: the column {title!r} is empty; remove it")
+            numbers = np.where(absent, numbers[~absent].mean(), numbers)
+        return numbers.astype(np.float32)[:, None], None
+    if pd.api.types.is_datetime64_any_dtype(column):
+        raise DataError(f"{name}: the column {title!r} holds dates; turn them into numbers first")
+    text = column.astype(str)
+    parsed = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    wrong = np.isnan(parsed) & ~absent
+    if values is None and (known is not None or 0 < wrong.sum() < 0.5 * len(column)):
+        row = int(np.argmax(wrong))
+        raise DataError(
+            f"{name}: the column {title!r} should hold numbers, but data row {row + 1} holds {text.iloc[row]!r}"
+        )
+    if absent.all() or (absent.any() and missing != "keep"):
+        raise DataError(f"{name}: the text column {title!r} lacks values, and text has no mean; fill them in")
+    if values is None:
+        values = [str(value) for value in np.unique(text[~absent].to_numpy(dtype=str))]
+    if len(values) > _MOST_CATEGORIES:
+        raise DataError(
+            f"{name}: the column {title!r} holds text with {len(values)} different values, e.g. {values[0]!r}; "
+            f"at most {_MOST_CATEGORIES} become features of their own: remove the column or turn it into numbers"
+        )
+    codes = pd.Index(values).get_indexer(pd.Index(text))
+    strange = (codes < 0) & ~absent
+    if strange.any():
+        row = int(np.argmax(strange))
+        raise DataError(
+            f"{name}: the column {title!r} holds {text.iloc[row]!r} in data row {row + 1}, which was not in training; "
+            f"the values there are {', '.join(values)}"
+        )
+    one_hot = np.zeros((len(codes), len(values)), dtype=np.float32)
+    one_hot[np.arange(len(codes)), codes] = 1
+    one_hot[absent] = np.nan
+    return one_hot, values
+
+
+def _raw(frame: pd.DataFrame, column: str | None) -> Array | None:
+    """A column as numbers (missing: NaN) or strings (missing: empty)."""
+    if column is None:
+        return None
+    series = frame[column]
+    if pd.api.types.is_bool_dtype(series) and not series.isna().any():
+        return series.to_numpy(dtype=bool)
+    if pd.api.types.is_integer_dtype(series) and not series.isna().any():
+        return series.to_numpy(dtype=np.int64)
+    if pd.api.types.is_numeric_dtype(series):
+        return series.to_numpy(dtype=np.float64, na_value=np.nan)
+    return np.array(["" if gone else str(v) for v, gone in zip(series, series.isna(), strict=True)])
+
+
+def _client_ids(frame: pd.DataFrame, column: str | None) -> Array | None:
+    """The client column; text that is all plain whole numbers is read as numbers, so that 10 comes after 9."""
+    ids = _raw(frame, column)
+    if ids is None or ids.dtype.kind != "U":
+        return ids
+    unique = np.unique(ids)
+    plain = all(text.isascii() and text.isdigit() and len(text) < 18 and str(int(text)) == text for text in unique)
+    return ids.astype(np.int64) if plain else ids

@@ -1,0 +1,52 @@
+"""Feature shift: every client turns all its images by an angle of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.random import Generator
+from scipy import ndimage
+
+from unalike.data.source import Array, DataError
+
+QUARTERS = (0, 90, 180, 270)  # T1 §5.6.1
+
+
+def draw_angles(clients: int, rng: Generator, angles: Sequence[float], counts: Sequence[int] | None = None) -> Array:
+    """An index into ``angles`` for each client: at random, or ``counts[g]`` clients of each (in random places)."""
+    if len(angles) == 0:
+        raise DataError("rotation needs at least one angle")
+    if counts is None:
+        return rng.integers(len(angles), size=clients)
+    if len(counts) != len(angles) or sum(counts) != clients:
+        raise DataError(
+            f"rotation: counts must name how many of the {clients} clients get each of the {len(angles)} angles, "
+            f"got {list(counts)} (sum {sum(counts)})"
+        )
+    return rng.permutation(np.repeat(np.arange(len(angles)), counts))
+
+
+def rotate_clients(x: Array, sizes: Array, which: Array, angles: Sequence[float]) -> None:
+    """Turn the images [rows, channels, height, width] of each client, in place; clients' rows follow one another."""
+    if x.ndim != 4:
+        raise DataError(f"rotation needs images [rows, channels, height, width], but x has shape {tuple(x.shape)}")
+    group = np.repeat(which, sizes)
+    for number, angle in enumerate(angles):
+        rows = np.flatnonzero(group == number)
+        if angle % 360 == 0 or len(rows) == 0:
+            continue
+        for piece in np.array_split(rows, max(1, len(rows) // 4096)):  # small pieces: little memory beside x
+            x[piece] = rotate(x[piece], angle)
+
+
+def rotate(images: Array, angle: float) -> Array:
+    """Images turned counter-clockwise; quarter turns of squares are exact, others are interpolated linearly."""
+    height, width = images.shape[-2:]
+    if angle % 180 == 0 or (angle % 90 == 0 and height == width):
+        return np.rot90(images, k=int(angle // 90), axes=(-2, -1))
+    turned = ndimage.rotate(images.astype(np.float32), angle, axes=(-1, -2), reshape=False, order=1, mode="nearest")
+    if images.dtype == np.uint8:
+        turned = np.clip(np.rint(turned), 0, 255)
+    result: Array = turned.astype(images.dtype)
+    return result

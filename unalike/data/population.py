@@ -1,0 +1,89 @@
+"""A population: all clients' data, in training, validation and test rows, and in seen and unseen clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from unalike.core.client import Clients
+from unalike.data.source import Kind
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """The federated data set. ``train``, ``validation`` and ``test`` hold the same clients in the same order.
+
+    Their rows lie in one array, so the three share its memory. ``seen`` clients take part in training, ``unseen`` ones
+    arrive afterwards. ``train.labeled`` is False for a client whose labels are hidden or absent; ``test`` keeps the
+    labels that exist, because a score needs them.
+    """
+
+    name: str
+    kind: Kind
+    train: Clients
+    validation: Clients
+    test: Clients
+    seen: Tensor  # int64 client positions
+    unseen: Tensor
+    classes: int | None  # None: targets are numbers, or there are no labels at all
+    class_names: Sequence[str] | None = None
+    per_client: Mapping[str, Tensor] = field(default_factory=dict)  # [clients, ...]: true parameters, rotation, ...
+    shared: Mapping[str, Tensor] = field(default_factory=dict)  # what the server has or knows
+    dropped: Sequence[str] = ()  # clients left out because they had too few rows
+    columns: Mapping[str, Sequence[str] | None] | None = None  # a table's features, text with its values; else None
+    partition: str = ""  # how rows came to clients, "natural": as in the source; empty: by a function
+
+    def __len__(self) -> int:
+        return len(self.train)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one sample: (channels, height, width), (features,) or (length,)."""
+        return tuple(self.train.x.shape[1:])
+
+    @property
+    def labeled(self) -> Tensor:
+        """[clients] bool: whose labels may be used in training."""
+        return self.train.labeled
+
+    @property
+    def has_labels(self) -> bool:
+        return self.train.y is not None
+
+    @property
+    def sizes(self) -> Tensor:
+        """[clients] int64: all rows of a client."""
+        return self.train.size + self.validation.size + self.test.size
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model must give for one sample: one for each class, or one."""
+        return 1 if self.classes is None else self.classes
+
+    def histogram(self, part: Clients | None = None) -> Tensor:
+        """[clients, classes] int64: how many rows of each class a client has, in one part or (None) altogether."""
+        if self.classes is None or self.train.y is None:
+            raise ValueError(f"{self.name!r} has no classes, so there is no label histogram")
+        parts = [self.train, self.validation, self.test] if part is None else [part]
+        total = torch.zeros(len(self), self.classes, dtype=torch.int64)
+        for clients in parts:
+            owner = torch.repeat_interleave(torch.arange(len(clients)), clients.size)
+            first = torch.cumsum(clients.size, 0) - clients.size
+            rows = torch.arange(len(owner)) + (clients.start - first)[owner]
+            cells = owner * self.classes + self.train.y[rows]
+            total += torch.bincount(cells, minlength=total.numel()).view_as(total)
+        total[~self.test.labeled] = 0  # of a client that came without labels nothing is known
+        return total
+
+    def __repr__(self) -> str:
+        labels = (
+            "no labels" if not self.has_labels else f"{self.classes} classes" if self.classes else "numeric targets"
+        )
+        return (
+            f"Population({self.name!r}: {len(self.seen):,} seen and {len(self.unseen):,} unseen clients, "
+            f"{int(self.sizes.sum()):,} rows of {self.kind} {self.input_shape}, {labels}, "
+            f"{int(self.labeled[self.seen].sum()):,} seen clients labeled)"
+        )

@@ -1,0 +1,155 @@
+"""Moving many rows with little memory beside them: grouping by client, copying in pieces, scaling constants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.random import Generator
+
+from unalike.data.source import Array, DataError, Kind
+
+_PIECE = 1 << 24  # numbers handled at once: 64 MB of float32
+
+
+def owners(sizes: Array) -> Array:
+    """The client of each row when clients' rows follow one another."""
+    return np.repeat(np.arange(len(sizes)), sizes)
+
+
+def group(owner: Array, clients: int) -> tuple[Array | None, Array]:
+    """Bring each client's rows together: the row order (None: they are already in order) and the client sizes.
+
+    Rows with owner -1 belong to nobody and are left out.
+    """
+    used = owner >= 0
+    sizes = np.bincount(owner[used] if not used.all() else owner, minlength=clients)
+    if used.all() and bool((owner[1:] >= owner[:-1]).all()):
+        return None, sizes
+    order = np.argsort(owner, kind="stable")
+    return order[len(owner) - int(sizes.sum()) :], sizes
+
+
+def shuffle(rows: Array | None, sizes: Array, rng: Generator) -> Array:
+    """Put each client's rows in random order: one sort of (client, random number) for all clients together."""
+    key = owners(sizes).astype(np.uint64) << np.uint64(32)
+    key |= rng.integers(1 << 32, size=len(key), dtype=np.uint64)
+    order = np.argsort(key, kind="stable")
+    shuffled: Array = order if rows is None else rows[order]
+    return shuffled
+
+
+def rank(sizes: Array) -> Array:
+    """The position of each row inside its client."""
+    position: Array = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return position
+
+
+def gather(name: str, x: Array, rows: Array | None, kind: Kind, overwrite: bool = False) -> Array:
+    """The rows of ``x`` in the wanted order and as the type the store keeps, checked for numbers that are not finite.
+
+    Nothing is copied when ``x`` is already so. With ``overwrite`` the caller gives up ``x``, and rows that move only
+    within their client are moved inside it.
+    """
+    wanted = _dtype(name, x, kind)
+    count = len(x) if rows is None else len(rows)
+    in_place = x.dtype == wanted and x.flags.writeable and x.flags.c_contiguous
+    if rows is None and in_place:
+        _check_finite(name, x, None)
+        return x
+    if rows is not None and overwrite and in_place and count == len(x):
+        cuts = _safe_cuts(rows, _step(x))
+        if cuts is not None:
+            for a, b in cuts:
+                x[a:b] = x[rows[a:b]]
+            _check_finite(name, x, rows)
+            return x
+    out = np.empty((count, *x.shape[1:]), dtype=wanted)
+    with np.errstate(over="ignore", invalid="ignore"):  # what does not fit into float32 is found just below
+        for a, b in pieces(count, _step(x)):
+            out[a:b] = x[a:b] if rows is None else x[rows[a:b]]
+    _check_finite(name, out, rows)
+    return out
+
+
+def _dtype(name: str, x: Array, kind: Kind) -> np.dtype[np.generic]:
+    if x.dtype.kind not in "buif":
+        raise DataError(f"{name}: x must hold numbers, but its type is {x.dtype}")
+    if kind == "tokens":
+        if x.dtype.kind not in "ui":
+            raise DataError(f"{name}: tokens must be whole numbers, but the type of x is {x.dtype}")
+        return np.dtype(np.int64)
+    return np.dtype(np.uint8) if x.dtype == np.uint8 else np.dtype(np.float32)
+
+
+def _step(x: Array) -> int:
+    return max(1, _PIECE // max(1, int(np.prod(x.shape[1:]))))
+
+
+def pieces(count: int, step: int) -> Iterator[tuple[int, int]]:
+    """The ranges that cover ``count`` rows, ``step`` at a time."""
+    for a in range(0, count, step):
+        yield a, min(count, a + step)
+
+
+def _safe_cuts(rows: Array, step: int) -> list[tuple[int, int]] | None:
+    """Ranges a..b whose new rows all come from a..b, so that they can be moved in place; None: there are too few."""
+    closed = np.flatnonzero(np.maximum.accumulate(rows) == np.arange(len(rows))) + 1  # all rows before are from before
+    cuts, a = [], 0
+    while a < len(rows):
+        reachable = closed[np.searchsorted(closed, a + step, side="right") - 1]
+        b = int(reachable) if reachable > a else int(closed[np.searchsorted(closed, a, side="right")])
+        if b - a > 8 * step:
+            return None
+        cuts.append((a, b))
+        a = b
+    return cuts
+
+
+def _check_finite(name: str, x: Array, rows: Array | None) -> None:
+    if x.dtype.kind != "f":
+        return
+    for a, b in pieces(len(x), _step(x)):
+        finite = np.isfinite(x[a:b])
+        if not finite.all():
+            bad = np.argwhere(~finite)
+            at = int(bad[0][0]) + a
+            row = at if rows is None else int(rows[at])
+            where = f"data row {row + 1}, position {tuple(int(i) for i in bad[0][1:])}"
+            raise DataError(
+                f"{name}: x holds numbers that are missing (NaN), infinite or too large for float32, e.g. at {where}; "
+                f"fill or remove them first"
+            )
+
+
+def standardizer(x: Array, start: Array, size: Array, kind: Kind) -> tuple[Array, Array]:
+    """The mean and the inverse standard deviation of the rows start .. start + size, per feature or image channel.
+
+    A feature that never varies gets the factor 1.
+    """
+    marked = np.zeros(len(x) + 1, dtype=np.int64)
+    np.add.at(marked, start, 1)
+    np.add.at(marked, start + size, -1)
+    chosen = np.cumsum(marked[:-1]) > 0
+    axes = (0, *range(2, x.ndim)) if kind == "image" else (0,)
+    per_row = int(np.prod(x.shape[1:])) // (x.shape[1] if kind == "image" else int(np.prod(x.shape[1:])))
+    count = 0
+    guess: Array | None = None  # a first mean: sums of squares are taken around it, which keeps them accurate
+    total = square = np.zeros(1)
+    for a, b in pieces(len(x), max(1, _step(x) // 4)):
+        piece = x[a:b][chosen[a:b]].astype(np.float64)
+        if len(piece) == 0:
+            continue
+        if guess is None:
+            guess = piece.mean(axis=axes, keepdims=True)[0]
+            total, square = np.zeros_like(guess), np.zeros_like(guess)
+        piece -= guess
+        total += piece.sum(axis=axes, keepdims=True)[0]
+        square += np.square(piece, out=piece).sum(axis=axes, keepdims=True)[0]
+        count += len(piece) * per_row
+    if guess is None:
+        raise DataError("there is no training row to compute the scaling of the inputs from")
+    mean = guess + total / count
+    deviation = np.sqrt(np.maximum(square / count - (total / count) ** 2, 0))
+    tiny = deviation <= 1e-7 * np.maximum(1.0, np.abs(mean))
+    return mean.astype(np.float32), np.where(tiny, 1.0, 1.0 / np.where(tiny, 1.0, deviation)).astype(np.float32)

@@ -1,0 +1,135 @@
+"""The folder that data sets are read from, and the download of those that are not there yet."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+import tempfile
+import urllib.error
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from unalike.data.source import DataError
+
+VARIABLE = "UNALIKE_DATA"
+_TIMEOUT = 30.0  # seconds without an answer
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a data set: where it lies below the data folder and where it officially comes from."""
+
+    path: str  # below the data folder
+    sha256: str
+    url: str | None = None  # None: there is no single official file to fetch
+
+
+def data_folder() -> Path:
+    """``UNALIKE_DATA`` if it is set, else ``data`` in Unalike's cache (``UNALIKE_CACHE``, or below the user's home)."""
+    chosen = os.environ.get(VARIABLE)
+    if chosen:
+        return Path(chosen).expanduser()
+    return Path(os.environ.get("UNALIKE_CACHE") or Path.home() / ".cache" / "unalike") / "data"
+
+
+def present(*files: File) -> bool:
+    """Whether all of these files are in the data folder."""
+    return all((data_folder() / file.path).is_file() for file in files)
+
+
+def locate(file: File, name: str, how: str = "") -> Path:
+    """The path of a file, downloaded first if it is missing and has an official address.
+
+    ``how`` says in the error how to get a file that has none.
+    """
+    folder = data_folder()
+    path = folder / file.path
+    if path.is_file():
+        return path
+    setting = f"{VARIABLE} is {os.environ[VARIABLE]!r}" if os.environ.get(VARIABLE) else f"{VARIABLE} is not set"
+    missing = f"data set {name!r}: {setting}, so the folder looked in is {folder}; {file.path} is not there"
+    if file.url is None:
+        raise DataError(f"{missing}. {how} Then set {VARIABLE} to the folder that holds {file.path}.")
+    try:
+        download(file.url, path, file.sha256)
+    except urllib.error.URLError as error:
+        raise DataError(
+            f"{missing}, and it could not be downloaded from {file.url} ({error.reason}). Without a network, "
+            f"put the file there by hand or set {VARIABLE} to a folder that has it."
+        ) from error
+    except OSError as error:
+        raise DataError(
+            f"{missing}, and the download from {file.url} failed ({error}). Set {VARIABLE} to a folder that can be "
+            f"written, or put the file there by hand."
+        ) from error
+    return path
+
+
+def download(url: str, path: Path, sha256: str) -> None:
+    """Fetch a file; it appears under its name only when it is complete and its checksum is right."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
+    try:
+        with os.fdopen(handle, "wb") as out, urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
+            while chunk := answer.read(1 << 20):
+                digest.update(chunk)
+                out.write(chunk)
+        if digest.hexdigest() != sha256:
+            raise DataError(
+                f"what {url} sent is not the expected file: its sha256 is {digest.hexdigest()}, expected {sha256}. "
+                f"Nothing was kept. Try again, or put the right file at {path} by hand."
+            )
+        os.replace(temporary, path)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+
+
+@contextmanager
+def reading(path: Path, sha256: str | None = None) -> Iterator[None]:
+    """Turn what a damaged file makes numpy, gzip or json raise into one clear error."""
+    try:
+        yield
+    except DataError:
+        raise
+    except (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile, tarfile.TarError) as error:
+        problem = str(error) or type(error).__name__
+        if isinstance(error, UnicodeDecodeError):
+            problem = f"it is not UTF-8 text ({problem}); save it as UTF-8"
+        if sha256 is None:
+            raise DataError(f"cannot read {path}: {problem}") from error
+        actual = checksum(path)
+        verdict = (
+            f"its sha256 is {actual}, expected {sha256}: delete it and fetch it again"
+            if actual != sha256
+            else "its checksum is right, so this is a fault of Unalike: please report it"
+        )
+        raise DataError(f"cannot read {path} ({problem}); {verdict}") from error
+
+
+@contextmanager
+def open_npz(path: Path, sha256: str | None = None) -> Iterator[np.lib.npyio.NpzFile]:
+    """The arrays of an NPZ file; Python objects inside are never loaded."""
+    with reading(path, sha256), path.open("rb") as file:
+        # Asked first, because numpy takes any other bytes for a pickle.
+        if file.read(2) != b"PK" or not zipfile.is_zipfile(file):
+            raise ValueError("it is truncated or not an NPZ archive; save it again with numpy.savez")
+        file.seek(0)
+        archive = np.load(file, allow_pickle=False)
+        with archive:
+            yield archive
+
+
+def checksum(path: Path) -> str:
+    """The sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

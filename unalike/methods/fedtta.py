@@ -1,0 +1,148 @@
+"""FedTTA: a common model that adapts itself to a client's unlabeled data by one learned gradient step.
+
+Ye, Chen, Wang, Li and Gao, *UPFL: unsupervised personalized federated learning towards new clients*, SDM 2024, in the
+form in which T1 §5.6.1 compares FLowDUP with it (hyperparameters in C.1.2).
+Symbols: θ the common model, φ the adaptation network, which reads a sample's logits and gives a number.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad
+
+from unalike.core.client import Client
+from unalike.core.federation import Cohort, Federation
+from unalike.core.method import State
+from unalike.core.model import Model
+from unalike.core.release import Each, Mean
+from unalike.core.task import Sent, send, task
+from unalike.learn.local import LocalSGD
+from unalike.learn.objective import Batch, Objective, Params, loss_of
+from unalike.learn.schedules import Schedule
+from unalike.learn.server import ServerOptimizer
+from unalike.methods.problem import Problem
+
+PARTS = ("theta", "phi")
+
+
+class _Adaptation(nn.Module):
+    """Logits → 32 → 32 → 32 → 1 with ReLU between."""
+
+    def __init__(self, logits: int, width: int = 32) -> None:
+        super().__init__()
+        widths = [logits, width, width, width, 1]
+        self.layers = nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(widths)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers[:-1]:
+            x = layer(x).relu()
+        value: Tensor = self.layers[-1](x)
+        return value.squeeze(-1)
+
+
+@dataclass(frozen=True)
+class FedTTA:
+    """θ and φ are trained so that θ' = θ − η·∇_θ ‖φ(f(x; θ))‖₂ over a batch is good on that batch's labels.
+
+    Training differentiates through the inner step. Both networks are averaged as in FedAvg. ``adapt_lr``: η.
+    A newcomer takes the same step on all its rows, the norm scaled to that of a training batch. schedule: factor of the
+    local rate.
+    """
+
+    problem: Problem
+    cohort: int | float = 100
+    local: LocalSGD = LocalSGD(epochs=1, batch=50, lr=0.1)
+    server: ServerOptimizer = field(default_factory=ServerOptimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    adapt_lr: float = 0.01
+    serves_unlabeled: ClassVar[bool] = True
+
+    @classmethod
+    def for_problem(cls, problem: Problem, **hyperparameters: Any) -> FedTTA:
+        return cls(problem, **hyperparameters)
+
+    def __post_init__(self) -> None:
+        if not self.adapt_lr >= 0:
+            raise ValueError(f"adapt_lr={self.adapt_lr}; expected 0 or more")
+        _ = self.adaptation  # made here, because a vectorised task must not draw initial values
+
+    @property
+    def model(self) -> Model:
+        return self.problem.model
+
+    @cached_property
+    def adaptation(self) -> Model:
+        """φ's network."""
+        return Model(_Adaptation(self.problem.classes or 1))
+
+    # The clients' side
+
+    @task
+    def fit(self, client: Client, theta: Tensor, phi: Tensor, rate: Tensor) -> Sent:
+        """Local SGD on both networks; sends what changed."""
+        start = {"theta": theta, "phi": phi}
+        fitted, loss = self.local.minimise(self.objective(), start, client, labels=True, rate=rate)
+        assert isinstance(fitted, dict)
+        n = client.n.to(torch.float32)
+        return send(theta=fitted["theta"] - theta, phi=fitted["phi"] - phi, loss=loss, n=n)
+
+    @task
+    def adapt(self, client: Client, theta: Tensor, phi: Tensor) -> Sent:
+        """Test-time adaptation at the client, where the result stays."""
+        weight = client.mask.to(torch.float32)
+        if self.local.batch is not None:
+            weight = weight * torch.clamp(self.local.batch / client.n, max=1.0)
+        return send(theta=self.adapted(theta, phi, client.x, weight))
+
+    def adapted(self, theta: Tensor, phi: Tensor, x: Tensor, weight: Tensor | None) -> Tensor:
+        """θ' after the inner step on inputs x; a row counts with its weight (None: 1)."""
+
+        def inner(theta: Tensor) -> Tensor:
+            value = self.adaptation(phi, self.model(theta, x)).square()
+            total = value.sum() if weight is None else (value * weight).sum()
+            return torch.sqrt(total + 1e-12)
+
+        step: Tensor = grad(inner)(theta)
+        return theta - self.adapt_lr * step
+
+    def objective(self) -> Objective:
+        """The outer loss of a batch: that of the adapted model on the same batch."""
+
+        def objective(params: Params, batch: Batch) -> Tensor:
+            assert isinstance(params, dict) and batch.y is not None
+            adapted = self.adapted(params["theta"], params["phi"], batch.x, batch.weight)
+            return batch.mean(loss_of(self.model(adapted, batch.x), batch.y))
+
+        return objective
+
+    # The server's side
+
+    def start(self, seed: int) -> State:
+        state = State(theta=self.model.init(seed), phi=self.adaptation.init(seed + 1))
+        for name in PARTS:
+            state = state.with_part(f"server.{name}", self.server.start(state[name]))
+        return state
+
+    def round(self, state: State, federation: Federation) -> State:
+        replies = federation.sample(self.cohort, labeled=True).ask(
+            self.fit,
+            theta=state.theta,
+            phi=state.phi,
+            rate=self.schedule(federation.round),
+            into=[Mean(name, weight="n") for name in (*PARTS, "loss")],
+        )
+        federation.report(loss=replies["loss"])
+        for name in PARTS:
+            value, moments = self.server.step(state[name], replies[name], state.part(f"server.{name}"))
+            state = state.replace(**{name: value}).with_part(f"server.{name}", moments)
+        return state
+
+    def personalize(self, state: State, cohort: Cohort) -> Tensor:
+        stays = Each("theta", simulation_only=True)
+        return cohort.ask(self.adapt, theta=state.theta, phi=state.phi, into=stays)["theta"]

@@ -1,0 +1,291 @@
+"""FLowDUP: personal models in a low-dimensional subspace, made from unlabeled data; and LD-FedAvg, its plain relative.
+
+J. Scott, *Data Heterogeneity and Personalization in Federated Learning*, 2026 (T1), chapter 5 and appendix C.1.
+Symbols: h = h2(mean h1(x)) with parameters ψ_h = (h1, h2), learned regulariser ψ_r, v = h(X) in R^k, θ = θ0 + P·v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from unalike.core.client import Client
+from unalike.core.draws import key
+from unalike.core.federation import Cohort, Federation
+from unalike.core.method import State
+from unalike.core.model import Model
+from unalike.core.release import Each, Mean, Release, Sum
+from unalike.core.task import Sent, send, task
+from unalike.learn.local import LocalSGD
+from unalike.learn.objective import Batch, Objective, Params, loss_of, supervised
+from unalike.learn.schedules import Schedule
+from unalike.learn.server import ServerOptimizer
+from unalike.networks.subspace import Kind, Subspace, subspace
+
+_DOMAIN = 5_1  # so that the start of h has nothing to do with other draws of the seed
+PARTS = ("h1", "hidden", "last", "bias", "prior")  # ψ: h1, the three tensors of h2, and ψ_r
+
+
+class _Hidden(nn.Linear):
+    """The hidden layer of h2, with its ReLU."""
+
+    def forward(self, r: Tensor) -> Tensor:
+        return super().forward(r).relu()
+
+
+def with_outputs(model: Model, outputs: int) -> Model:
+    """The model's architecture with another number of outputs: its last linear layer is exchanged (T1 C.1.2)."""
+    module = model.module(model.init(0))
+    linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+    if not linear:
+        raise ValueError(
+            f"h1 is the client model with another last linear layer, but {model!r} has no linear layer; use one that "
+            "ends in nn.Linear"
+        )
+    path, _, name = linear[-1].rpartition(".")
+    parent = module.get_submodule(path)
+    old = getattr(parent, name)
+    setattr(parent, name, nn.Linear(old.in_features, outputs, bias=old.bias is not None))
+    for parameter in module.parameters():
+        parameter.requires_grad_(True)
+    return Model(module)
+
+
+class Lift:
+    """v to θ = θ0 + P·v (eq. 5.2). Both sides make θ0 and P from a seed they agreed on, so neither is ever sent."""
+
+    def __init__(self, model: Model, kind: Kind, dimension: int | None, seed: int) -> None:
+        self.p: Subspace = subspace(kind, model.size, dimension, seed)
+        self.theta0 = model.init(seed)
+        self.k = self.p.columns
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return self.theta0 + self.p(v)
+
+
+@dataclass(frozen=True)
+class FLowDUP:
+    """A hypernetwork at the client makes its model from unlabeled data (T1 Alg. 9-10).
+
+    The objective (5.4) is loss + λ·‖v − ψ_r‖². Half of every batch makes v, the other half measures the loss of
+    θ0 + P·v; unlabeled clients have the regulariser only. The loss is a mean over the half batch where the thesis has a
+    sum, which scales ``local.lr`` and ``penalty`` alike. The halves are every other row of a batch: random where
+    batches are shuffled (``local.epochs``), always the same with ``local.batch=None``, and overlapping where
+    ``local.steps`` draws rows with replacement.
+
+    cohort: clients per round, a share ``labeled_share`` (α) of them labeled; where one kind is missing, all are of the
+    other. subspace, dimension, agreed_seed: P, its k (None: 10,000, or d/2 if less) and the seed of P and θ0.
+    features: outputs of h1, which is the client model with another head. width: hidden units of h2; h2's last layer has
+    width · k weights and is most of what is sent. begin: factor of its initial values. penalty: λ.
+    schedule: factor of the server's rate; rates: more such factors, for parts of ψ by name (h1, hidden, last, bias,
+    prior). learn_prior=False is Table C.4's variant with ψ_r = 0.
+    """
+
+    model: Model
+    cohort: int | float = 100
+    labeled_share: float = 0.9
+    local: LocalSGD = LocalSGD(epochs=1, batch=50, lr=0.1)
+    server: ServerOptimizer = ServerOptimizer("adam", lr=5e-3, adaptivity=1e-10)
+    schedule: Schedule = field(default_factory=Schedule)
+    rates: Mapping[str, float] = field(default_factory=lambda: {"h1": 0.25, "hidden": 0.25})
+    subspace: Kind = "signs"
+    dimension: int | None = None
+    agreed_seed: int = 0
+    features: int = 256
+    width: int = 64
+    begin: float = 0.1
+    penalty: float = 1e-5
+    learn_prior: bool = True
+    serves_unlabeled: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.labeled_share <= 1:
+            raise ValueError(f"labeled_share={self.labeled_share}; expected a share above 0, up to 1")
+        for name in ("features", "width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}; expected at least 1")
+        if not self.penalty >= 0:
+            raise ValueError(f"penalty={self.penalty}; expected 0 or more")
+        for name, factor in self.rates.items():
+            if name not in PARTS or not factor > 0:
+                raise ValueError(f"rates: {name}={factor}; expected factors above 0 for some of {', '.join(PARTS)}")
+        if self.local.batch == 1:
+            raise ValueError("local.batch=1 cannot be halved: one half makes the model, the other measures it")
+        _ = self.lift, self.h1, self.hidden  # made here, because a vectorised task must not draw initial values
+
+    @cached_property
+    def lift(self) -> Lift:
+        return Lift(self.model, self.subspace, self.dimension, self.agreed_seed)
+
+    @cached_property
+    def h1(self) -> Model:
+        """Features of one sample."""
+        return with_outputs(self.model, self.features)
+
+    @cached_property
+    def hidden(self) -> Model:
+        """The first layer of h2, of the mean features of a data set."""
+        return Model(_Hidden(self.features, self.width))
+
+    # The clients' side
+
+    @task
+    def fit(self, client: Client, h1: Tensor, hidden: Tensor, last: Tensor, bias: Tensor, prior: Tensor) -> Sent:
+        """ClientUpdate (Alg. 10) of a labeled client; sends ψ − ψ_start."""
+        psi = {"h1": h1, "hidden": hidden, "last": last, "bias": bias, "prior": prior}
+        return self._update(client, psi, labels=True)
+
+    @task
+    def regularize(self, client: Client, h1: Tensor, hidden: Tensor, last: Tensor, bias: Tensor, prior: Tensor) -> Sent:
+        """ClientUpdate (Alg. 10) of an unlabeled client, whose loss is 0."""
+        psi = {"h1": h1, "hidden": hidden, "last": last, "bias": bias, "prior": prior}
+        return self._update(client, psi, labels=False)
+
+    @task
+    def generate(self, client: Client, h1: Tensor, hidden: Tensor, last: Tensor, bias: Tensor) -> Sent:
+        """A client's own model (§5.4.3), which stays there."""
+        psi = {"h1": h1, "hidden": hidden, "last": last, "bias": bias}
+        return send(theta=self.lift(self.v_of(psi, client.mean(self.h1(h1, client.x)))))
+
+    def v_of(self, psi: Mapping[str, Tensor], r: Tensor) -> Tensor:
+        """h2: from a data set's mean features r to v."""
+        return psi["last"] @ self.hidden(psi["hidden"], r) + psi["bias"]
+
+    def _update(self, client: Client, start: dict[str, Tensor], labels: bool) -> Sent:
+        fitted, loss = self.local.minimise(self.objective(), start, client, labels=labels)
+        assert isinstance(fitted, dict)
+        return Sent({"loss": loss, **{name: fitted[name] - value for name, value in start.items()}})
+
+    def objective(self) -> Objective:
+        """Alg. 10, lines 6-12."""
+
+        def objective(psi: Params, batch: Batch) -> Tensor:
+            assert isinstance(psi, dict)
+            weight = batch.weight
+            v = self.v_of(psi, _mean(self.h1(psi["h1"], batch.x[::2]), None if weight is None else weight[::2]))
+            prior = psi["prior"] if self.learn_prior else torch.zeros(())
+            omega = self.penalty * (v - prior).square().sum()
+            if batch.y is None or len(batch.x) == 1:  # no labels, or a last batch without a second half
+                return omega
+            other = Batch(batch.x[1::2], batch.y[1::2], None if weight is None else weight[1::2])
+            assert other.y is not None
+            return other.mean(loss_of(self.model(self.lift(v), other.x), other.y)) + omega
+
+        return objective
+
+    # The server's side
+
+    def start(self, seed: int) -> State:
+        k = self.lift.k
+        # hashed, because θ0 comes from a plain seed too, and h1 must not begin as its copy
+        first, second, third = (int(key(seed, _DOMAIN, part)) >> 1 & 0x7FFFFFFF for part in range(3))
+        last = Model(nn.Linear(self.width, k))
+        start = last.tensors(self.begin * last.init(third))
+        state = State(
+            h1=self.h1.init(first),
+            hidden=self.hidden.init(second),
+            last=start["weight"],
+            bias=start["bias"],
+            prior=torch.zeros(k),
+        )
+        for name in PARTS:
+            state = state.with_part(f"server.{name}", self.server.start(state[name]))
+        return state
+
+    def round(self, state: State, federation: Federation) -> State:
+        labeled, unlabeled = self._split(federation)
+        psi = {name: state[name] for name in PARTS}
+        into: list[Release] = [Sum(name) for name in PARTS]
+        replies = federation.sample(labeled, labeled=True).ask(self.fit, into=[*into, Mean("loss")], **psi)
+        federation.report(loss=replies["loss"])
+        total, count = {name: replies[name] for name in PARTS}, len(replies.answered)
+        if unlabeled:
+            replies = federation.sample(unlabeled, labeled=False).ask(self.regularize, into=into, **psi)
+            total = {name: total[name] + replies[name] for name in PARTS}
+            count += len(replies.answered)
+        rate = self.server.lr * max(1e-6, self.schedule(federation.round))
+        for name in PARTS:
+            server = replace(self.server, lr=rate * self.rates.get(name, 1.0))
+            value, moments = server.step(state[name], total[name] / count, state.part(f"server.{name}"))
+            state = state.replace(**{name: value}).with_part(f"server.{name}", moments)
+        return state
+
+    def _split(self, federation: Federation) -> tuple[int, int]:
+        """How many labeled and unlabeled clients this round: a share α of the cohort, as far as there are enough."""
+        with_labels = int(federation.clients.labeled.sum())
+        without = len(federation.clients) - with_labels
+        if with_labels == 0:
+            raise ValueError("FLowDUP learns from labeled clients, but no client has labels; use --labeled above 0")
+        cohort = self.cohort if isinstance(self.cohort, int) else max(1, round(self.cohort * len(federation.clients)))
+        unlabeled = min(without, cohort - max(1, round(self.labeled_share * cohort)))
+        return min(with_labels, cohort - unlabeled), unlabeled
+
+    def personalize(self, state: State, cohort: Cohort) -> Tensor:
+        psi = {name: state[name] for name in ("h1", "hidden", "last", "bias")}
+        return cohort.ask(self.generate, into=Each("theta", simulation_only=True), **psi)["theta"]
+
+
+def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
+    """The mean of rows [B, e] that count."""
+    return values.mean(0) if weight is None else (weight[:, None] * values).sum(0) / weight.sum().clamp(min=1)
+
+
+@dataclass(frozen=True)
+class LDFedAvg:
+    """FedAvg on v instead of θ = θ0 + P·v (T1 §5.6.1): one model for all, in the subspace that FLowDUP uses.
+
+    Fields are those of FedAvg and FLowDUP. local.lr is that of the whole space: a step in the subspace is d/k times as
+    long, because of a gradient's square the subspace holds about k/d. schedule: factor of the local rate.
+    """
+
+    model: Model
+    cohort: int | float = 100
+    local: LocalSGD = LocalSGD(epochs=1, batch=50, lr=0.1)
+    server: ServerOptimizer = field(default_factory=ServerOptimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    subspace: Kind = "signs"
+    dimension: int | None = None
+    agreed_seed: int = 0
+    serves_unlabeled: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _ = self.lift  # made here, because a vectorised task must not draw initial values
+
+    @cached_property
+    def lift(self) -> Lift:
+        return Lift(self.model, self.subspace, self.dimension, self.agreed_seed)
+
+    @task
+    def fit(self, client: Client, v: Tensor, rate: Tensor) -> Sent:
+        """Local SGD on v; sends v_new − v."""
+        plain = supervised(self.model)
+
+        def objective(local: Params, batch: Batch) -> Tensor:
+            assert isinstance(local, Tensor)
+            return plain(self.lift(local), batch)
+
+        fitted, loss = self.local.train(objective, v, client, rate=rate * (self.model.size / self.lift.k))
+        return send(update=fitted - v, loss=loss, n=client.n.to(torch.float32))
+
+    def start(self, seed: int) -> State:
+        v = torch.zeros(self.lift.k)
+        return State(v=v).with_part("server", self.server.start(v))
+
+    def round(self, state: State, federation: Federation) -> State:
+        replies = federation.sample(self.cohort, labeled=True).ask(
+            self.fit,
+            v=state.v,
+            rate=self.schedule(federation.round),
+            into=[Mean("update", weight="n"), Mean("loss", weight="n")],
+        )
+        federation.report(loss=replies["loss"])
+        v, moments = self.server.step(state.v, replies["update"], state.part("server"))
+        return state.replace(v=v).with_part("server", moments)
+
+    def personalize(self, state: State, cohort: Cohort) -> Tensor:
+        return self.lift(state.v).expand(len(cohort), -1)

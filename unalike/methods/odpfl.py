@@ -1,0 +1,253 @@
+"""ODPFL-HN: personal models on demand for newcomers without labels (Amosy, Eyal and Chechik, 2022; P2).
+
+A set encoder g_γ describes a client by its unlabeled samples, a hypernetwork h_θ makes its model. Training clients have
+labels. Algorithm 1 prints the steps with the sign of ascent; here Δw = new − old is followed downhill.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import vjp, vmap
+
+from unalike.core.client import Client
+from unalike.core.draws import Draws, key
+from unalike.core.federation import Cohort, Federation, each
+from unalike.core.method import State
+from unalike.core.model import Model
+from unalike.core.release import Each, Mean
+from unalike.core.task import Sent, send, task
+from unalike.learn.local import LocalSGD
+from unalike.learn.server import ServerOptimizer
+from unalike.methods.pfedhn import no_ids, only_rows, rows_of, with_ids
+from unalike.methods.problem import Problem
+from unalike.networks.hypernet import Size, begin, descend, first_values, generate, generate_with_pull, hypernetwork
+from unalike.networks.sets import Encoder, set_encoder
+from unalike.privacy.mechanisms import Gaussian
+
+_TABLE = 1  # domain of the seed
+SENSITIVITY = 2.0  # of a sum of points on the unit sphere when one of them is replaced; of their mean: 2/n (Lemma 2)
+
+
+@dataclass(frozen=True)
+class ODPFL:
+    """Models for unlabeled newcomers by a set encoder and a hypernetwork (P2 Alg. 1).
+
+    encoder: "deepset", "dss", "set-transformer", or "sphere" (a deep set on the unit sphere, which privacy needs).
+    rows: samples that are encoded together; None: all of a client's. With fewer, a client's samples are split at random
+    and its descriptor is the mean over the parts (App. B.1), each counting by its rows.
+    two_phase: None trains end to end. A number of rounds: first h learns with a descriptor for each client, as pFedHN
+    does, while g learns to predict those; after that many rounds g is frozen and h learns with what g says (App. B.2).
+    newcomer_epsilon, newcomer_delta: a newcomer protects each of its samples by noise on its descriptor (§7).
+    Not in the paper: server.warmup, ``calibration`` and ``clip`` (see PeFLL), and 50 batches drawn afresh where Alg. 1
+    has epochs. In the first of two phases g takes one step a round at the server, by the gradients that clients send,
+    where App. B.2 trains it at them; descriptor_lr: the rate of the clients' own descriptors there.
+    lambda_h, lambda_g: decay of h and g (P2's weight decays).
+    """
+
+    problem: Problem
+    cohort: int | float = 0.1
+    local: LocalSGD = LocalSGD(steps=50, batch=32, lr=2e-3, momentum=0.9, weight_decay=5e-5)
+    server: ServerOptimizer = ServerOptimizer("adam", lr=2e-4, warmup=10)
+    encoder: Encoder = "deepset"
+    rows: int | None = None
+    descriptor: int | None = None
+    size: Size = "M"
+    two_phase: int | None = None
+    descriptor_lr: float = 1e-2
+    newcomer_epsilon: float | None = None
+    newcomer_delta: float = 0.01
+    calibration: int = 20
+    clip: float = 50.0
+    lambda_h: float = 1e-3
+    lambda_g: float = 1e-3
+
+    serves_unlabeled: ClassVar[bool] = True
+
+    @classmethod
+    def for_problem(cls, problem: Problem, **hyperparameters: Any) -> ODPFL:
+        return cls(problem, **hyperparameters)
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "two_phase"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}; expected at least 1, or leave it out")
+        if self.newcomer_epsilon is not None:
+            if self.encoder != "sphere" or self.rows is not None:
+                raise ValueError(
+                    f"a private descriptor needs encoder='sphere' and all rows at once, because only there one sample "
+                    f"is known to move it by at most 2/n; got encoder={self.encoder!r} and rows={self.rows}"
+                )
+            _ = self.noise
+        if self.problem.kind == "tokens":
+            raise ValueError("the set encoders read images and features, not tokens; use 'pefll' with labels='ignored'")
+        _ = self.network, self.hypernet
+
+    @property
+    def model(self) -> Model:
+        return self.problem.model
+
+    @property
+    def length(self) -> int:
+        """Of a descriptor; N/4 unless set (App. C)."""
+        return self.descriptor if self.descriptor is not None else max(1, round(self.problem.clients / 4))
+
+    @cached_property
+    def network(self) -> Model:
+        """g, sized for the problem."""
+        return set_encoder(self.encoder, self.problem.input_shape, self.length)
+
+    @cached_property
+    def hypernet(self) -> Model:
+        """h, sized for the problem."""
+        return hypernetwork(self.length, self.model, self.size)
+
+    @property
+    def noise(self) -> Gaussian | None:
+        """A newcomer's mechanism, by the analytic calibration, which needs less noise than the paper's formula."""
+        if self.newcomer_epsilon is None:
+            return None
+        return Gaussian.for_budget(self.newcomer_epsilon, self.newcomer_delta)
+
+    # The clients' side
+
+    @task
+    def describe(self, client: Client, encoder: Tensor) -> Sent:
+        """ClientEncoding; the client remembers how it split its samples."""
+        split = client.draws.bits(1)[0]
+        return send(descriptor=self._encode(client, encoder, split), keep={"split": split})
+
+    @task
+    def introduce(self, client: Client, encoder: Tensor) -> Sent:
+        """A newcomer's descriptor; all that ever leaves it."""
+        return send(descriptor=self._encode(client, encoder, client.draws.bits(1)[0]))
+
+    @task
+    def fit(self, client: Client, theta: Tensor) -> Sent:
+        """ClientUpdate: local SGD from the generated model; sends Δw."""
+        fitted, loss = self.local.train(self.model, theta, client)
+        return send(update=fitted - theta, loss=loss)
+
+    @task
+    def backpropagate(self, client: Client, encoder: Tensor, cotangent: Tensor) -> Sent:
+        """ClientBackprop: the gradient of γ from that of the descriptor the client sent before."""
+        split = client.kept.get("split", torch.zeros((), dtype=torch.int64))
+        _, back = vjp(lambda gamma: self._encode(client, gamma, split), encoder)[:2]
+        return send(gradient=back(cotangent)[0])
+
+    @task
+    def imitate(self, client: Client, encoder: Tensor, target: Tensor) -> Sent:
+        """Two phases: the gradient of ‖g(x) − e‖², by which the encoder learns the client's descriptor e (eq. 10)."""
+        split = client.draws.bits(1)[0]
+        came, back = vjp(lambda gamma: self._encode(client, gamma, split), encoder)[:2]
+        return send(gradient=back(2 * (came - target))[0], gap=(came - target).square().mean())
+
+    def _encode(self, client: Client, encoder: Tensor, split: Tensor) -> Tensor:
+        """g of the client's samples, all together or as the mean over random parts of ``rows`` samples."""
+        if self.rows is None or self.rows >= client.capacity:
+            return self.network(encoder, client.x, client.mask)
+        parts = -(-client.capacity // self.rows)
+        order = Draws(split).permutation(client.n, client.capacity)
+        place = torch.arange(parts * self.rows)
+        own = (place < client.n).reshape(parts, self.rows)
+        index = order[torch.where(place < client.n, place, 0)].reshape(parts, self.rows)
+        encoded = vmap(lambda index, own: self.network(encoder, client.x[index], own))(index, own)
+        return (encoded * own.sum(1, keepdim=True)).sum(0) / client.n
+
+    # The server's side
+
+    def start(self, seed: int) -> State:
+        state = State(
+            hypernet=first_values(self.hypernet, self.model, seed),
+            encoder=self.network.init(seed + 1),
+            shift=torch.zeros(self.length),
+            scale=torch.zeros(()),
+        )
+        names = ["hypernet", "encoder"]
+        if self.two_phase is not None:
+            table = Draws(key(seed, _TABLE)).normal(self.problem.clients, self.length)
+            state = state.replace(descriptors=table, **no_ids(self.problem.clients))
+            names.append("descriptors")
+        return begin(state, self.server, *names)
+
+    def round(self, state: State, federation: Federation) -> State:
+        if self.two_phase is not None and federation.round <= self.two_phase:
+            return self._first_phase(state, federation)
+        if float(state.scale) == 0:
+            state = self._calibrated(state, federation)
+        cohort = federation.sample(self.cohort, labeled=True)
+        described = cohort.ask(self.describe, encoder=state.encoder)
+        cohort, v = cohort.only(described.answered), described["descriptor"]
+        g_h, g_v, answered = self._exchange(state, cohort, v, federation)
+        gradients = {"hypernet": g_h}
+        if self.two_phase is None:
+            backward = cohort.only(answered).ask(
+                self.backpropagate,
+                encoder=state.encoder,
+                cotangent=each(g_v[answered] * len(answered)),
+                into=Mean("gradient"),
+            )
+            gradients["encoder"] = backward["gradient"]
+        return descend(state, gradients, self.server, self.clip, {"hypernet": self.lambda_h, "encoder": self.lambda_g})
+
+    def personalize(self, state: State, cohort: Cohort) -> Tensor:
+        return self.models(state, self.descriptors(state, cohort))
+
+    def models(self, state: State, v: Tensor) -> Tensor:
+        """w [C, d] = h(e): what the server makes of descriptors."""
+        return generate(self.hypernet, state.hypernet, v, state.shift, state.scale)
+
+    def descriptors(self, state: State, cohort: Cohort) -> Tensor:
+        """Descriptors [C, l], private if ``newcomer_epsilon`` is set.
+
+        The mechanism's sensitivity 2/n depends on a newcomer's number of samples, so those of equal n are asked
+        together. What a private descriptor costs is in the ledger of the federation that holds the newcomers.
+        """
+        noise = self.noise
+        if noise is None:
+            return cohort.ask(self.introduce, encoder=state.encoder)["descriptor"]
+        sizes = cohort.federation.clients.size[cohort.positions]
+        v = torch.zeros(len(cohort), self.length)
+        for n in sorted(set(sizes.tolist())):
+            rows = (sizes == n).nonzero().flatten()
+            private = Each("descriptor", noise=noise, sensitivity=SENSITIVITY / n, unit="point")
+            v[rows] = cohort.only(rows).ask(self.introduce, encoder=state.encoder, into=private)["descriptor"]
+        return v
+
+    def _exchange(
+        self, state: State, cohort: Cohort, v: Tensor, federation: Federation
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Models out, updates back, their gradients of h and of each descriptor, and who answered."""
+        theta, pull = generate_with_pull(self.hypernet, state.hypernet, v, state.shift, state.scale)
+        fitted = cohort.ask(self.fit, theta=each(theta), into=[Each("update"), Mean("loss")])
+        federation.report(loss=fitted["loss"])
+        delta = torch.zeros_like(theta).index_copy_(0, fitted.answered, fitted["update"])
+        g_h, g_v = pull(-delta / len(fitted.answered))
+        return g_h, g_v, fitted.answered
+
+    def _first_phase(self, state: State, federation: Federation) -> State:
+        """App. B.2: h and the clients' descriptors learn as in pFedHN, and the encoder learns to predict those."""
+        state = with_ids(state, federation).replace(scale=torch.ones(()))  # learned descriptors need no normalisation
+        cohort = federation.sample(self.cohort, labeled=True)
+        rows, _ = rows_of(state, cohort)
+        v = state.descriptors[rows]
+        g_h, g_v, answered = self._exchange(state, cohort, v, federation)
+        learned = cohort.ask(self.imitate, encoder=state.encoder, target=each(v), into=[Mean("gradient"), Mean("gap")])
+        federation.report(encoder_gap=learned["gap"])
+        g_table = torch.zeros_like(state.descriptors).index_copy_(0, rows, g_v)
+        gradients = {"hypernet": g_h, "descriptors": g_table, "encoder": learned["gradient"]}
+        rates = {"descriptors": self.descriptor_lr}
+        decay = {"hypernet": self.lambda_h, "encoder": self.lambda_g}
+        return only_rows(rows[answered], state, descend(state, gradients, self.server, self.clip, decay, rates))
+
+    def _calibrated(self, state: State, federation: Federation) -> State:
+        """The descriptors' shift and scale, frozen from here on (see PeFLL)."""
+        count = min(self.calibration, int(federation.clients.labeled.sum()))
+        v = federation.sample(max(1, count), labeled=True).ask(self.describe, encoder=state.encoder)["descriptor"]
+        spread = (v - v.mean(0)).square().mean().sqrt()
+        return state.replace(shift=v.mean(0), scale=1 / spread if float(spread) > 0 else torch.ones(()))

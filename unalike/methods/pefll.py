@@ -1,0 +1,262 @@
+"""PeFLL: a hypernetwork that makes any client's model from a descriptor of its data (Scott et al., ICLR 2024).
+
+T1 chapter 4: Algorithm 7 (predict) is ``personalize``, Algorithm 8 (train) is ``round``. Symbols: descriptor
+v(S) = mean of φ(x, y) over S, embedding network φ with parameters η_v, hypernetwork h with parameters η_h, θ = h(v).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import vjp
+
+from unalike.core.client import Client
+from unalike.core.draws import Draws
+from unalike.core.federation import Cohort, Federation, each
+from unalike.core.method import State
+from unalike.core.model import Model
+from unalike.core.release import Each, Mean
+from unalike.core.task import Sent, send, task
+from unalike.learn.local import LocalSGD
+from unalike.learn.objective import Batch, Objective, Params, supervised
+from unalike.learn.server import ServerOptimizer
+from unalike.methods.problem import Problem
+from unalike.networks.embeddings import Labels, embedding_network
+from unalike.networks.hypernet import Size, begin, descend, first_values, generate, generate_with_pull, hypernetwork
+
+NETWORKS = ("hypernet", "embedding")  # η_h and η_v in the state
+NEVER = -1e4  # the score of a masked class: its probability is 0 in float32, and a loss on it stays finite
+
+
+@dataclass(frozen=True)
+class PeFLL:
+    """Personalized models from a hypernetwork fed with client descriptors (T1 Alg. 7-8).
+
+    The defaults are the paper's, but for ``size``, ``steady``, ``server.warmup``, the bound on ``describe_rows`` and
+    the first values of h (``Hypernetwork``). Adam, its rate, ``clip``, momentum and weight decay are those of the
+    authors' code, in place of the plain steps of Alg. 8. A client gets η_v twice a round, which T1 B.1.3 counts once.
+
+    A round is three exchanges: the clients describe themselves, fit the model that the server makes of the description,
+    and backpropagate what the server makes of their updates. Together they are one step on the objective (4.1),
+    λ_h‖η_h‖² + λ_v‖η_v‖² + mean_i [L(θ_i; S_i) + λ_θ‖θ_i‖²], with Δθ of local SGD in the place of −∂L/∂θ.
+
+    labels: how they enter φ: as "planes" of an image, "linear"ly beside the features, "alone" (one linear map of the
+    label, which T1 takes for CIFAR-100), or "ignored", which serves unlabeled clients too; "auto" takes planes for
+    images from 16×16 on, else "linear".
+    descriptor: its length l; None: a quarter of the number of training clients. size: hidden layers of h, S 1, M 3 or
+    L 5; the paper has M, which after as many rounds serves newcomers with a new combination of classes worse.
+    describe_rows: rows of the batch that φ averages in training, at most half of a client's, so that its descriptor
+    differs from round to round and h does not learn it by heart; newcomer_rows: in ``personalize``; None: all rows.
+    calibration: descriptors are centred in each coordinate, and scaled by one number, as those of so many clients ask
+    before the first round; the authors' code takes two numbers from the first client for that.
+    mask_labels: a client gives classes that it does not have a score of −∞, in training too (T1 B.1.3: afterwards).
+    steady: newcomers are served by the running mean of (η_h, η_v) over about so many rounds, because a round of a few
+    clients moves them a lot; 1 is the paper's, the last round alone.
+    server.warmup: Adam's first whole steps threw the generated models off (on CIFAR-10 a loss of hundreds in round 2).
+    clip: bound on the norm of the whole gradient. Regularisation is by decay, η ← (1 − 2βλ)η (Alg. 8, lines 17-18).
+    """
+
+    problem: Problem
+    cohort: int | float = 5
+    local: LocalSGD = LocalSGD(steps=50, batch=32, lr=2e-3, momentum=0.9, weight_decay=5e-5)
+    server: ServerOptimizer = ServerOptimizer("adam", lr=2e-4, warmup=10)
+    labels: Labels = "auto"
+    descriptor: int | None = None
+    size: Size = "S"
+    describe_rows: int | None = 32
+    newcomer_rows: int | None = None
+    calibration: int = 20
+    mask_labels: bool = False
+    steady: int = 10
+    clip: float = 50.0
+    lambda_h: float = 1e-3
+    lambda_v: float = 1e-3
+    lambda_theta: float = 0.0
+
+    @classmethod
+    def for_problem(cls, problem: Problem, **hyperparameters: Any) -> PeFLL:
+        return cls(problem, **hyperparameters)
+
+    def __post_init__(self) -> None:
+        if not self.steady >= 1:
+            raise ValueError(f"steady={self.steady}; expected at least 1 round")
+        for name in ("clip", "calibration"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}={getattr(self, name)}; expected a number above 0")
+        for name in ("lambda_h", "lambda_v", "lambda_theta"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)}; expected 0 or more")
+        for name in ("describe_rows", "newcomer_rows"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}; expected at least 1, or None for all rows of a client")
+        if self.mask_labels:
+            self._class_bias()  # refuses a model that has none
+        _ = self.embedding, self.hypernet  # made here, because a vectorised task must not draw initial values
+
+    @property
+    def model(self) -> Model:
+        return self.problem.model
+
+    @cached_property
+    def embedding(self) -> Model:
+        """φ, sized for the problem."""
+        problem = self.problem
+        return embedding_network(problem.input_shape, problem.kind, problem.classes, self.length, self.labels)
+
+    @cached_property
+    def hypernet(self) -> Model:
+        """h, sized for the problem."""
+        return hypernetwork(self.length, self.model, self.size)
+
+    @property
+    def length(self) -> int:
+        """l, the length of a descriptor."""
+        return self.descriptor if self.descriptor is not None else max(1, round(self.problem.clients / 4))
+
+    @property
+    def serves_unlabeled(self) -> bool:
+        return self.labels == "ignored" and not self.mask_labels
+
+    # The clients' side
+
+    @task
+    def describe(self, client: Client, embedding: Tensor) -> Sent:
+        """Alg. 8, lines 5-7: v of a batch of the client's data; the client remembers which batch."""
+        batch = client.draws.bits(1)[0]
+        return send(descriptor=self._describe_batch(client, embedding, batch), keep={"batch": batch})
+
+    @task
+    def introduce(self, client: Client, embedding: Tensor) -> Sent:
+        """Alg. 7, lines 2-4: the descriptor of a client that only wants a model."""
+        return send(descriptor=self._describe(client, embedding, client.draws.bits(1)[0], self.newcomer_rows))
+
+    @task
+    def fit(self, client: Client, theta: Tensor) -> Sent:
+        """Alg. 8, lines 10-11: local SGD on f_i from the generated θ; sends Δθ = θ_new − θ."""
+        # the gradient of λ_θ‖θ‖² is 2·λ_θ·θ, which is what weight decay adds
+        local = replace(self.local, weight_decay=self.local.weight_decay + 2 * self.lambda_theta)
+        objective = self._masked(client) if self.mask_labels else supervised(self.model)
+        fitted, loss = local.train(objective, theta, client)
+        return send(update=fitted - theta, loss=loss)
+
+    @task
+    def backpropagate(self, client: Client, embedding: Tensor, cotangent: Tensor) -> Sent:
+        """Alg. 8, lines 14-15: the gradient of η_v, from that of the descriptor the client sent before."""
+        batch = client.kept.get("batch", torch.zeros((), dtype=torch.int64))
+        _, back = vjp(lambda eta: self._describe_batch(client, eta, batch), embedding)[:2]
+        return send(gradient=back(cotangent)[0])
+
+    @task
+    def mask(self, client: Client, theta: Tensor) -> Sent:
+        """Label masking at the client, where the result stays."""
+        bias = self._class_bias()
+        return send(theta=torch.cat([theta[: bias.start], torch.where(self._present(client), theta[bias], NEVER)]))
+
+    def _describe_batch(self, client: Client, embedding: Tensor, batch: Tensor) -> Tensor:
+        """v of a training batch."""
+        if self.describe_rows is None:
+            return self._describe(client, embedding, batch, None)
+        return self._describe(client, embedding, batch, self.describe_rows, most=(client.n + 1) // 2)
+
+    def _describe(
+        self, client: Client, embedding: Tensor, batch: Tensor, rows: int | None, most: Tensor | None = None
+    ) -> Tensor:
+        """v(B; η_v): the mean of φ over a random batch without replacement (at most so many rows), or over all rows."""
+        index = torch.arange(client.capacity)
+        if rows is not None:
+            index = Draws(batch).permutation(client.n, client.capacity)[:rows]
+        own = torch.arange(len(index)) < (client.n if most is None else most)
+        points = self.embedding(embedding, client.x[index], *([] if self.labels == "ignored" else [client.y[index]]))
+        return torch.where(own[:, None], points, 0).sum(0) / own.sum()
+
+    def _masked(self, client: Client) -> Objective:
+        present = self._present(client)
+
+        def objective(theta: Params, batch: Batch) -> Tensor:
+            assert isinstance(theta, Tensor) and batch.y is not None
+            scores = torch.where(present, self.model(theta, batch.x), -torch.inf)
+            return batch.mean(F.cross_entropy(scores, batch.y, reduction="none"))
+
+        return objective
+
+    def _present(self, client: Client) -> Tensor:
+        """[classes] which classes the client has."""
+        assert self.problem.classes is not None
+        return client.sum((client.y[:, None] == torch.arange(self.problem.classes)).to(torch.float32)) > 0
+
+    def _class_bias(self) -> slice:
+        """Where θ holds the last layer's bias, by which a class can be ruled out."""
+        name, shape = list(self.model.shapes.items())[-1]
+        if self.problem.classes is None or tuple(shape) != (self.problem.classes,):
+            raise ValueError(
+                f"mask_labels needs a classifier that ends in a bias for each class, but the last parameter of "
+                f"{self.model!r} is {name} of shape {tuple(shape)} and there are {self.problem.classes} classes"
+            )
+        return self.model.span(name)
+
+    # The server's side
+
+    def start(self, seed: int) -> State:
+        hypernet, embedding = first_values(self.hypernet, self.model, seed), self.embedding.init(seed + 1)
+        state = State(hypernet=hypernet, embedding=embedding, shift=torch.zeros(self.length), scale=torch.zeros(()))
+        state = state.replace(rounds=torch.zeros(()), **{f"steady.{name}": state[name] for name in NETWORKS})
+        return begin(state, self.server, "hypernet", "embedding")
+
+    def round(self, state: State, federation: Federation) -> State:
+        if float(state.scale) == 0:
+            state = self._calibrated(state, federation)
+        cohort = federation.sample(self.cohort, labeled=True)
+        described = cohort.ask(self.describe, embedding=state.embedding)
+        cohort, v = cohort.only(described.answered), described["descriptor"]
+        theta, pull = generate_with_pull(self.hypernet, state.hypernet, v, state.shift, state.scale)
+        fitted = cohort.ask(self.fit, theta=each(theta), into=[Each("update"), Mean("loss")])
+        federation.report(loss=fitted["loss"])
+        count = len(fitted.answered)
+        delta = torch.zeros_like(theta).index_copy_(0, fitted.answered, fitted["update"])  # Δθ, 0 for who is gone
+        g_h, g_v = pull(-delta / count)
+        backward = cohort.only(fitted.answered).ask(
+            self.backpropagate,
+            embedding=state.embedding,
+            cotangent=each(g_v[fitted.answered] * count),
+            into=Mean("gradient"),
+        )
+        gradients = {"hypernet": g_h, "embedding": backward["gradient"]}
+        decay = {"hypernet": self.lambda_h, "embedding": self.lambda_v}
+        state = descend(state, gradients, self.server, self.clip, decay)
+        return self._steadied(state.replace(rounds=state.rounds + 1))
+
+    def _steadied(self, state: State) -> State:
+        """The state with its running means moved on: of all rounds at first, later of about the last ``steady``."""
+        share = 1 / min(float(state.rounds), self.steady)
+        means = {name: torch.lerp(state[f"steady.{name}"], state[name], share) for name in NETWORKS}
+        return state.with_part("steady", means)
+
+    def personalize(self, state: State, cohort: Cohort) -> Tensor:
+        theta = self.models(state, self.descriptors(state, cohort))
+        if not self.mask_labels:
+            return theta
+        return cohort.ask(self.mask, theta=each(theta), into=Each("theta", simulation_only=True))["theta"]
+
+    def descriptors(self, state: State, cohort: Cohort) -> Tensor:
+        """The clients' descriptors [C, l], as they come from φ."""
+        return cohort.ask(self.introduce, embedding=state["steady.embedding"])["descriptor"]
+
+    def models(self, state: State, v: Tensor) -> Tensor:
+        """θ [C, d] = h(v): what the server makes of descriptors."""
+        return generate(self.hypernet, state["steady.hypernet"], v, state.shift, state.scale)
+
+    def _calibrated(self, state: State, federation: Federation) -> State:
+        """The descriptors' shift and scale, from a few clients under the fresh φ; they stay what they are from now on.
+
+        A fresh φ gives all clients nearly the same descriptor. Centred and with a deviation of 1, clients differ enough
+        for h to tell them apart from the first round.
+        """
+        count = min(self.calibration, int(federation.clients.labeled.sum()))
+        v = federation.sample(max(1, count), labeled=True).ask(self.describe, embedding=state.embedding)["descriptor"]
+        spread = (v - v.mean(0)).square().mean().sqrt()
+        return state.replace(shift=v.mean(0), scale=1 / spread if float(spread) > 0 else torch.ones(()))

@@ -1,0 +1,180 @@
+"""pFedHN: a hypernetwork with a learned descriptor for every training client (Shamsian et al., ICML 2021).
+
+The nearest relative of PeFLL and ODPFL-HN, and their baseline: the server learns v_i by gradient descent instead of
+computing it from the client's data, so a newcomer must have its own optimised over rounds (T1 B.1.2).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from unalike.core.client import Client
+from unalike.core.draws import Draws, key
+from unalike.core.federation import Cohort, Federation, each
+from unalike.core.method import State
+from unalike.core.model import Model
+from unalike.core.release import Each, Mean
+from unalike.core.task import Sent, send, task
+from unalike.learn.local import LocalSGD
+from unalike.learn.server import ServerOptimizer
+from unalike.methods.problem import Problem
+from unalike.networks.hypernet import Size, begin, descend, first_values, generate, generate_with_pull, hypernetwork
+
+_TABLE, _NEWCOMERS = 1, 2  # domains of the seed
+
+
+@dataclass(frozen=True)
+class PFedHN:
+    """θ_i = h(v_i) with v_i learned by the server beside h.
+
+    In a round only the v_i of clients that answered move, with any server optimizer: the others' v and moments rest (an
+    adaptive optimizer corrects its bias by the rounds of all). A training client that never answered has a random v.
+
+    descriptor: length l of v; None: a quarter of the number of training clients. descriptor_lr: the step of the v_i.
+    newcomer_rounds: exchanges in which a newcomer's v, random at first, is optimised with h fixed, by newcomer_lr; an
+    evaluation of unseen clients takes as long, so evaluate seldom. server.warmup is not in the paper: see PeFLL.
+    """
+
+    problem: Problem
+    cohort: int | float = 5
+    local: LocalSGD = LocalSGD(steps=50, batch=32, lr=2e-3, momentum=0.9, weight_decay=5e-5)
+    server: ServerOptimizer = ServerOptimizer("adam", lr=2e-4, warmup=10)
+    descriptor: int | None = None
+    descriptor_lr: float = 1e-2
+    size: Size = "M"
+    newcomer_rounds: int = 20
+    newcomer_lr: float = 0.1
+    clip: float = 50.0
+    lambda_h: float = 1e-3
+    serves_unlabeled: ClassVar[bool] = False  # a newcomer's descriptor is learned from its labels
+
+    @classmethod
+    def for_problem(cls, problem: Problem, **hyperparameters: Any) -> PFedHN:
+        return cls(problem, **hyperparameters)
+
+    def __post_init__(self) -> None:
+        if self.newcomer_rounds < 0:
+            raise ValueError(f"newcomer_rounds={self.newcomer_rounds}; expected 0 or more")
+        _ = self.hypernet
+
+    @property
+    def model(self) -> Model:
+        return self.problem.model
+
+    @property
+    def length(self) -> int:
+        """l, the length of a descriptor."""
+        return self.descriptor if self.descriptor is not None else max(1, round(self.problem.clients / 4))
+
+    @cached_property
+    def hypernet(self) -> Model:
+        """h, sized for the problem."""
+        return hypernetwork(self.length, self.model, self.size)
+
+    @task
+    def fit(self, client: Client, theta: Tensor) -> Sent:
+        """Local SGD from the generated model; sends Δθ."""
+        fitted, loss = self.local.train(self.model, theta, client)
+        return send(update=fitted - theta, loss=loss)
+
+    def start(self, seed: int) -> State:
+        table = Draws(key(seed, _TABLE)).normal(self.problem.clients, self.length)
+        state = State(
+            hypernet=first_values(self.hypernet, self.model, seed), descriptors=table, **no_ids(self.problem.clients)
+        )
+        return begin(state, self.server, "hypernet", "descriptors")
+
+    def round(self, state: State, federation: Federation) -> State:
+        return self.step(state, federation)[0]
+
+    def step(self, state: State, federation: Federation) -> tuple[State, Cohort]:
+        """A round, and those of its cohort who answered."""
+        state = with_ids(state, federation)
+        cohort = federation.sample(self.cohort, labeled=True)
+        rows, _ = rows_of(state, cohort)
+        g_h, g_v, answered = self._exchange(state, cohort, state.descriptors[rows], federation)
+        g_table = torch.zeros_like(state.descriptors).index_copy_(0, rows, g_v)
+        gradients = {"hypernet": g_h, "descriptors": g_table}
+        after = descend(
+            state, gradients, self.server, self.clip, {"hypernet": self.lambda_h}, {"descriptors": self.descriptor_lr}
+        )
+        return only_rows(rows[answered], state, after), cohort.only(answered)
+
+    def personalize(self, state: State, cohort: Cohort) -> Tensor:
+        return generate(self.hypernet, state.hypernet, self.descriptors(state, cohort))
+
+    def descriptors(self, state: State, cohort: Cohort) -> Tensor:
+        """The clients' descriptors [C, l]: learned in training, or optimised now for a newcomer."""
+        rows, known = rows_of(state, cohort)
+        v = state.descriptors[rows].clone()
+        new = (~known).nonzero().flatten()
+        if len(new):
+            v[new] = self._new_descriptors(state, cohort.only(new))
+        return v
+
+    def _new_descriptors(self, state: State, cohort: Cohort) -> Tensor:
+        """v of newcomers: random, then moved by the same exchange as in training, h unchanged (T1 B.1.2)."""
+        ids = cohort.federation.clients.ids[cohort.positions]
+        seed = cohort.federation.seed
+        v = torch.stack([Draws(key(seed, _NEWCOMERS, number)).normal(self.length) for number in ids])
+        optimizer = ServerOptimizer("adam", lr=self.newcomer_lr)
+        moments: dict[str, Tensor] = optimizer.start(v)
+        for _ in range(self.newcomer_rounds):
+            _, g_v, _ = self._exchange(state, cohort, v, None)
+            v, moments = optimizer.step(v, -g_v, moments)
+        return v
+
+    def _exchange(
+        self, state: State, cohort: Cohort, v: Tensor, report: Federation | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Models out, updates back, what they mean for h and for each v (0 for who did not answer), and who answered.
+
+        The gradient is that of the mean loss over the clients that answered.
+        """
+        theta, pull = generate_with_pull(self.hypernet, state.hypernet, v)
+        fitted = cohort.ask(self.fit, theta=each(theta), into=[Each("update"), Mean("loss")])
+        if report is not None:
+            report.report(loss=fitted["loss"])
+        delta = torch.zeros_like(theta).index_copy_(0, fitted.answered, fitted["update"])
+        return *pull(-delta / len(fitted.answered)), fitted.answered
+
+
+# A table with a row for every training client, found by the client's id
+
+
+def no_ids(clients: int) -> dict[str, Tensor]:
+    """State for a table whose clients are not known yet."""
+    return {"ids": torch.full((clients,), -1)}
+
+
+def with_ids(state: State, federation: Federation) -> State:
+    """The state with the federation's client ids as the table's rows; they are set once, in the first round."""
+    ids = federation.clients.ids
+    if bool((state.ids >= 0).any()):
+        return state
+    if len(ids) != len(state.ids):
+        raise ValueError(
+            f"the method was built for {len(state.ids)} training clients, but the federation has {len(ids)}; "
+            "give the problem the right number"
+        )
+    return state.replace(ids=ids.clone())
+
+
+def rows_of(state: State, cohort: Cohort) -> tuple[Tensor, Tensor]:
+    """The table's row of each client of the cohort (0 for a newcomer), and whether the client has one."""
+    ids = cohort.federation.clients.ids[cohort.positions]
+    same = ids[:, None] == state.ids
+    return same.to(torch.int64).argmax(1), same.any(1)
+
+
+def only_rows(rows: Tensor, before: State, after: State) -> State:
+    """``after`` in these rows of the descriptors and of their moments, and ``before`` in all others."""
+    names = [name for name in after if name.startswith("server.descriptors.") and after[name].ndim == 2]
+    return after.replace(
+        **{name: before[name].index_copy(0, rows, after[name][rows]) for name in ("descriptors", *names)}
+    )

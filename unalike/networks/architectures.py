@@ -1,0 +1,130 @@
+"""Architectures by name: ``build("lenet", (3, 32, 32), 10)``, or any other ``nn.Module`` by its import path."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from unalike.core.outside import is_path, load
+from unalike.networks.classifiers import (
+    CNN,
+    MLP,
+    CharLSTM,
+    LeNet,
+    LeNetEmbedding,
+    Logistic,
+    ResNet18,
+    ResNet20,
+    SmallCNN,
+)
+
+__all__ = [
+    "CNN",
+    "MLP",
+    "CharLSTM",
+    "LeNet",
+    "LeNetEmbedding",
+    "Logistic",
+    "ResNet18",
+    "ResNet20",
+    "SmallCNN",
+    "build",
+    "default_for",
+    "names",
+]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    make: Callable[..., nn.Module]
+    about: str
+    reads_tokens: bool = False
+
+
+_CATALOG = {
+    "logistic": _Entry(Logistic, "one linear map: logistic or linear regression"),
+    "mlp": _Entry(MLP, "ReLU network, hidden=(64,); for features"),
+    "small-cnn": _Entry(SmallCNN, "two 3x3 convolutions; for tiny images such as 8x8 digits"),
+    "lenet": _Entry(LeNet, "PeFLL's client model (thesis Table B.1; ODPFL-HN App. C)"),
+    "lenet-embedding": _Entry(LeNetEmbedding, "PeFLL's embedding network, image and label in (thesis Table B.2)"),
+    "cnn": _Entry(CNN, "FLowDUP's client model, about 150,000 parameters (thesis C.1.2; McMahan et al. 2017)"),
+    "resnet20": _Entry(ResNet20, "ResNet20 without batch norm (thesis B.1.3; He et al. 2016)"),
+    "resnet18": _Entry(ResNet18, "ResNet18 with group norm (thesis C.1.2; He et al. 2016)"),
+    "lstm": _Entry(CharLSTM, "next-character LSTM of LEAF (thesis B.1.3; Caldas et al. 2018)", reads_tokens=True),
+}
+
+
+def names() -> dict[str, str]:
+    """Every built-in architecture with one line on what it is and where it comes from."""
+    return {name: entry.about for name, entry in _CATALOG.items()}
+
+
+def default_for(input_shape: Sequence[int], kind: str | None = None) -> str:
+    """The architecture to use when nobody chose one; ``kind`` is "image", "features" or "tokens" (see ``build``)."""
+    if kind == "tokens":
+        return "lstm"
+    if len(input_shape) != 3:
+        return "mlp"
+    side = min(input_shape[1:])
+    if side >= LeNet.smallest:
+        return "lenet"
+    return "small-cnn" if side >= SmallCNN.smallest else "mlp"
+
+
+def build(name: str, input_shape: Sequence[int], classes: int, kind: str | None = None, **options: object) -> nn.Module:
+    """A fresh module for inputs of this shape (of one sample) and this number of outputs.
+
+    ``name`` is one of ``names()`` or an import path, ``package.module:Class`` or ``file.py:Class``; a class from
+    outside is given ``input_shape`` and ``classes`` if its signature names them. ``options`` go to the class.
+    ``kind`` guards against feeding tokens to a network of real inputs and the reverse; None takes the shape's word.
+    """
+    if classes < 1:
+        raise ValueError(f"an architecture needs at least one output, got classes={classes}")
+    shape = tuple(input_shape)
+    if not shape or min(shape) < 1:
+        raise ValueError(f"one input must have a shape of positive sizes, got {shape}")
+    if is_path(name):
+        return _from_outside(name, shape, classes, options)
+    known = name.lower().replace("_", "-")
+    if known not in _CATALOG:
+        near = difflib.get_close_matches(known, _CATALOG, 1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(
+            f"no architecture {name!r}; {hint}there are {', '.join(_CATALOG)}, or an import path like 'file.py:Class'"
+        )
+    entry = _CATALOG[known]
+    if kind is not None and (kind == "tokens") != entry.reads_tokens:
+        reads = "tokens" if entry.reads_tokens else "numbers"
+        raise ValueError(f"{known} reads {reads}, but the inputs are {kind}; use {default_for(shape, kind)!r}")
+    return _call(known, entry.make, {"input_shape": shape, "classes": classes, **options})
+
+
+def _from_outside(path: str, input_shape: tuple[int, ...], classes: int, options: dict[str, object]) -> nn.Module:
+    make = load(path)
+    if not callable(make):
+        raise ValueError(f"{path} is no class or function that makes a module, but {make!r}")
+    accepted = inspect.signature(make).parameters
+    sizes: dict[str, object] = {"input_shape": input_shape, "classes": classes}
+    module = _call(path, make, {key: value for key, value in sizes.items() if key in accepted} | options)
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"{path} must make a torch.nn.Module, but made {type(module).__name__}")
+    return module
+
+
+def _call(name: str, make: Callable[..., nn.Module], arguments: dict[str, object]) -> nn.Module:
+    """Call the class; an option that it does not know, or one that it misses, is named with those it has."""
+    signature = inspect.signature(make)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        options = [key for key in signature.parameters if key not in ("input_shape", "classes")]
+        raise ValueError(f"{name}: {error}; its options are: {', '.join(options) or 'none'}") from error
+    # A parameter that no reset_parameters sets keeps what it is made with, so that must be the same in every process.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make(**arguments)

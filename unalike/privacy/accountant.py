@@ -1,0 +1,301 @@
+"""From a composition of DP events to ε or δ, with dp_accounting's privacy loss distributions, else its Rényi DP.
+
+Convention: every noise multiplier is standard deviation / sensitivity, and the sensitivity already belongs to the
+neighbouring relation (clip, or 2·clip for replace-one; see ``unalike.privacy.sampling``). dp_accounting's accountants
+disagree on this for replace-one: the one for loss distributions doubles the distance once more, the one for Rényi DP
+does not. Therefore the distributions are built here, from its parts, and composed with exact counts (its accountant
+also composes randomized response only once, whatever the count).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import dp_accounting
+import numpy as np
+from dp_accounting import DpEvent, NeighboringRelation
+from dp_accounting.pld import common, pld_pmf, privacy_loss_distribution
+from dp_accounting.rdp import rdp_privacy_accountant
+
+from unalike.privacy.checks import check_delta
+from unalike.privacy.events import ExponentialDpEvent, Unaccountable, leaves, merge_gaussians
+
+Account = frozenset[tuple[DpEvent, int]]
+"""What has been released: each different event, and how often."""
+
+NOTHING: Account = frozenset()
+_GRID = 1e-4  # dp_accounting's own discretization of the privacy loss
+_WIDEST = 400.0  # beyond this range of losses (ε in the hundreds) a coarser grid keeps it fast, still an upper bound
+_POISSON = dp_accounting.PoissonSampledDpEvent
+_FIXED_SIZE = dp_accounting.SampledWithoutReplacementDpEvent
+
+
+def account(parts: Iterable[tuple[DpEvent, int]]) -> Account:
+    """Gather equal events into counts."""
+    counts: dict[DpEvent, int] = {}
+    for event, count in parts:
+        for leaf, times in leaves(event, count):
+            _largest_loss(leaf)  # refuses what cannot be accounted
+            counts[leaf] = counts.get(leaf, 0) + times
+    return frozenset((event, count) for event, count in counts.items() if count > 0)
+
+
+def combine(*accounts: Account) -> Account:
+    """The composition of several accounts."""
+    return account(part for each in accounts for part in each)
+
+
+def epsilon(released: Account, delta: float, coarseness: int = 1) -> float:
+    """The smallest ε known for this δ; infinite if anything non-private was released, 0 if nothing was.
+
+    A ``coarseness`` above 1 computes on a coarser grid of losses: faster, a little larger, for searches.
+    """
+    check_delta(delta)
+    return _epsilon(released, delta, coarseness)
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(released: Account, delta: float, coarseness: int) -> float:
+    if not released:
+        return 0.0
+    if _is_non_private(released):
+        return math.inf
+    gaussian = merge_gaussians(tuple(released))
+    if gaussian is not None:  # the only composition with a closed form (Balle and Wang 2018, Thm 8)
+        return float(dp_accounting.get_epsilon_gaussian(gaussian.noise_multiplier, delta))
+    bounds = []
+    if _fits_pld(released):
+        bounds.append(float(_pld(released, coarseness * _grid(released)).get_epsilon_for_delta(delta)))
+    if not bounds or _has_two_bounds(released):
+        orders, rdp = _rdp(released)
+        bounds.append(float(rdp_privacy_accountant.compute_epsilon(orders, rdp, delta)[0]))
+    return max(0.0, min(bounds))
+
+
+def quick_bound(released: Account, delta: float) -> float:
+    """An ε that ``epsilon`` will hardly exceed, by Rényi DP: a few per cent larger, and hundreds of times faster."""
+    if not released:
+        return 0.0
+    if _is_non_private(released):
+        return math.inf
+    orders, rdp = _rdp(released, _WHOLE_ORDERS)
+    return float(rdp_privacy_accountant.compute_epsilon(orders, rdp, delta)[0])
+
+
+def largest(accounts: Iterable[Account], delta: float, coarseness: int = 1) -> float:
+    """The largest ε of several accounts; those that clearly have a smaller one are not worked out."""
+    check_delta(delta)
+    different = set(accounts)
+    if len(different) == 1:
+        return epsilon(different.pop(), delta, coarseness)
+    bounds = sorted(((quick_bound(one, delta), one) for one in different), key=lambda pair: -pair[0])
+    most = 0.0
+    for bound, one in bounds:
+        if 1.01 * bound + 1e-3 < most:  # the margin covers the rounding of a loss distribution to its grid
+            break
+        most = max(most, epsilon(one, delta, coarseness))
+    return most
+
+
+@lru_cache(maxsize=4096)
+def delta(released: Account, epsilon: float) -> float:
+    """The smallest δ known for this ε; 1 if anything non-private was released."""
+    if not (math.isfinite(epsilon) and epsilon >= 0):
+        raise ValueError(f"epsilon must be a finite number of at least 0, got {epsilon}; ask for the δ of a real ε")
+    if not released:
+        return 0.0
+    if _is_non_private(released):
+        return 1.0
+    bounds = []
+    if _fits_pld(released):
+        bounds.append(float(_pld(released, _grid(released)).get_delta_for_epsilon(epsilon)))
+    if not bounds or _has_two_bounds(released):
+        orders, rdp = _rdp(released)
+        bounds.append(float(rdp_privacy_accountant.compute_delta(orders, rdp, epsilon)[0]))
+    return min(1.0, max(0.0, min(bounds)))
+
+
+def method(released: Account) -> str:
+    """The name of the accounting that ``epsilon`` uses, for reports."""
+    if not released:
+        return "nothing released"
+    if _is_non_private(released):
+        return "non-private"
+    if merge_gaussians(tuple(released)) is not None:
+        return "analytic Gaussian"
+    if not _fits_pld(released):
+        return "RDP"
+    return "PLD or RDP, the smaller" if _has_two_bounds(released) else "PLD"
+
+
+def _is_non_private(released: Account) -> bool:
+    return any(isinstance(event, dp_accounting.NonPrivateDpEvent) for event, _ in released)
+
+
+def _fits_pld(released: Account) -> bool:
+    return not any(isinstance(event, _FIXED_SIZE | dp_accounting.ZCDpEvent) for event, _ in released)
+
+
+def _has_two_bounds(released: Account) -> bool:
+    """A selection's pure-DP bound is the better for a few, its zCDP bound for many."""
+    return any(isinstance(event, ExponentialDpEvent) for event, _ in released)
+
+
+# Privacy loss distributions
+
+
+@lru_cache(maxsize=1024)
+def _largest_loss(event: DpEvent) -> float:
+    """About the largest privacy loss of one use (beyond it lies a mass below 1e-21); refuses an unknown event."""
+    match event:
+        case dp_accounting.NonPrivateDpEvent() | dp_accounting.ZCDpEvent():
+            return math.inf
+        case dp_accounting.GaussianDpEvent(noise_multiplier=z) if z > 0:
+            return float(0.5 / z**2 + 10.0 / z)
+        case dp_accounting.LaplaceDpEvent(noise_multiplier=b) if b > 0:
+            return float(1.0 / b)
+        case dp_accounting.RandomizedResponseDpEvent(noise_parameter=p, num_buckets=k) if 0 < p < 1 and k > 1:
+            return math.log1p(k * (1.0 - p) / p)
+        case ExponentialDpEvent(epsilon=eps) if eps > 0:
+            return float(eps)
+        case dp_accounting.PoissonSampledDpEvent(sampling_probability=q, event=inner) if 0 < q < 1:
+            parts = tuple(leaves(inner))
+            if not any(isinstance(e, _POISSON | _FIXED_SIZE | dp_accounting.ZCDpEvent) for e, _ in parts):
+                return _amplified_loss(q, sum(n * _largest_loss(e) for e, n in parts))
+        case dp_accounting.SampledWithoutReplacementDpEvent(event=dp_accounting.GaussianDpEvent(noise_multiplier=z)):
+            if 0 < event.sample_size <= event.source_dataset_size and z > 0:
+                return math.inf
+    raise Unaccountable(
+        f"expected Gaussian, Laplace, randomized-response or exponential events, sampled at most once, got {event}; "
+        "release it with a mechanism of unalike.privacy.mechanisms, or record it as dp_accounting.NonPrivateDpEvent()"
+    )
+
+
+def _amplified_loss(q: float, loss: float) -> float:
+    """log(1 − q + q·e^loss) without overflow."""
+    return float(np.logaddexp(math.log1p(-q), math.log(q) + loss))
+
+
+def _grid(released: Account) -> float:
+    """Width of the loss grid: dp_accounting's default, doubled while the composed losses would need too many points."""
+    width = 0.0
+    for event, count in released:
+        loss = _largest_loss(event)
+        rate = event.sampling_probability if isinstance(event, _POISSON) else 1.0
+        width += min(count * loss, loss + 10.0 * math.sqrt(count) * rate * loss)
+    return float(_GRID * 2.0 ** max(0, math.ceil(math.log2(max(width, 1.0) / _WIDEST))))
+
+
+def _pld(released: Account, grid: float) -> Any:
+    gaussians = tuple(part for part in released if isinstance(part[0], dp_accounting.GaussianDpEvent))
+    rest = tuple(part for part in released if part not in gaussians)
+    parts = sorted(rest, key=repr)
+    merged = merge_gaussians(gaussians)
+    if merged is not None:
+        parts.append((merged, 1))
+    total = _repeated_pld(*parts[0], grid)
+    for event, count in parts[1:]:
+        total = total.compose(_repeated_pld(event, count, grid))
+    return total
+
+
+@lru_cache(maxsize=32)  # so that one more event of one kind does not recompose the other kinds
+def _repeated_pld(event: DpEvent, count: int, grid: float) -> Any:
+    single = _single_pld(event, grid)
+    return single if count == 1 else single.self_compose(count)
+
+
+@lru_cache(maxsize=128)
+def _single_pld(event: DpEvent, grid: float) -> Any:
+    match event:
+        case dp_accounting.GaussianDpEvent(noise_multiplier=z):
+            return privacy_loss_distribution.from_gaussian_mechanism(z, value_discretization_interval=grid)
+        case dp_accounting.LaplaceDpEvent(noise_multiplier=b):
+            return privacy_loss_distribution.from_laplace_mechanism(b, value_discretization_interval=grid)
+        case dp_accounting.RandomizedResponseDpEvent(noise_parameter=p, num_buckets=k):
+            return privacy_loss_distribution.from_randomized_response(p, k, value_discretization_interval=grid)
+        case ExponentialDpEvent(epsilon=eps):
+            pure = common.DifferentialPrivacyParameters(eps, 0.0)
+            return privacy_loss_distribution.from_privacy_parameters(pure, value_discretization_interval=grid)
+    q, inner = event.sampling_probability, event.event
+    match inner:
+        case dp_accounting.GaussianDpEvent(noise_multiplier=z):
+            return privacy_loss_distribution.from_gaussian_mechanism(
+                z, value_discretization_interval=grid, sampling_prob=q
+            )
+        case dp_accounting.LaplaceDpEvent(noise_multiplier=b):
+            return privacy_loss_distribution.from_laplace_mechanism(
+                b, value_discretization_interval=grid, sampling_prob=q
+            )
+    return _amplified_pld(q, account([(inner, 1)]), grid)
+
+
+def _amplified_pld(q: float, inner: Account, grid: float) -> Any:
+    """Poisson sampling of any composition whose loss distribution is the same both ways.
+
+    If (P, Q) dominates the composition, then ((1−q)Q + qP, Q) dominates its sampled form when a unit is removed and
+    (P, (1−q)P + qQ) when it is added (Zhu, Dong and Wang 2022, Thm 11). Their hockey-stick divergences follow from
+    those of (P, Q); dp_accounting connects the dots.
+    """
+    base = _pld(inner, grid)
+    largest = _amplified_loss(q, sum(count * _largest_loss(event) for event, count in inner))
+    least = math.log1p(-q)
+
+    def connect(low: float, high: float, added: bool) -> Any:
+        first, last = math.floor(low / grid) - 1, math.ceil(high / grid) + 1
+        gamma = np.exp(np.arange(first, last + 1) * grid)
+        if added:  # H_γ(P ‖ (1−q)P + qQ) = w·H_{γq/w}(P ‖ Q) with w = 1 − γ(1−q), and 0 where w <= 0
+            weight = 1.0 - gamma * (1.0 - q)
+            inside = weight > 0
+            ratio = gamma[inside] * q / weight[inside]
+            deltas = np.zeros_like(gamma)
+            deltas[inside] = weight[inside] * _hockey_stick(base, np.log(ratio))
+        else:  # H_γ((1−q)Q + qP ‖ Q) = q·H_{(γ−1+q)/q}(P ‖ Q), and 1 − γ where γ <= 1 − q
+            ratio = (gamma - 1.0 + q) / q
+            inside = ratio > 0
+            deltas = 1.0 - gamma
+            deltas[inside] = q * _hockey_stick(base, np.log(ratio[inside]))
+        deltas = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
+        return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, first, last, deltas)
+
+    return privacy_loss_distribution.PrivacyLossDistribution(
+        connect(least, largest, added=False), connect(-largest, -least, added=True)
+    )
+
+
+def _hockey_stick(pld: Any, epsilons: Any) -> Any:
+    """δ at many ε: what ``pld.get_delta_for_epsilon`` gives, without its loop over every point of the grid."""
+    pmf = pld._pmf_remove.to_dense_pmf()
+    losses = (np.arange(len(pmf._probs)) + pmf._lower_loss) * pmf._discretization
+    upper = pmf._infinity_mass + np.append(np.cumsum(pmf._probs[::-1])[::-1], 0.0)
+    lower = np.append(np.cumsum((pmf._probs * np.exp(-losses))[::-1])[::-1], 0.0)
+    first = np.searchsorted(losses, epsilons, side="right")
+    return upper[first] - np.exp(epsilons) * lower[first]
+
+
+# Rényi differential privacy
+
+
+_ALL_ORDERS = tuple(rdp_privacy_accountant.DEFAULT_RDP_ORDERS)
+_WHOLE_ORDERS = tuple(order for order in _ALL_ORDERS if order >= 2 and order == int(order))  # the fast ones
+
+
+def _rdp(released: Account, orders: tuple[float, ...] = _ALL_ORDERS) -> tuple[Any, Any]:
+    return np.array(orders), sum(count * _single_rdp(event, orders) for event, count in sorted(released, key=repr))
+
+
+@lru_cache(maxsize=512)
+def _single_rdp(event: DpEvent, orders: tuple[float, ...]) -> Any:
+    if isinstance(event, ExponentialDpEvent):
+        pure = _single_rdp(dp_accounting.RandomizedResponseDpEvent(2.0 / (math.exp(event.epsilon) + 1.0), 2), orders)
+        return np.minimum(pure, _single_rdp(dp_accounting.ZCDpEvent(event.epsilon**2 / 8.0), orders))
+    sampled = isinstance(event, _POISSON)
+    relation = NeighboringRelation.ADD_OR_REMOVE_ONE if sampled else NeighboringRelation.REPLACE_ONE
+    accountant = rdp_privacy_accountant.RdpAccountant(list(orders), relation)
+    if accountant.supports(event):
+        return accountant.compose(event).rdp
+    # Rényi accounting knows amplification of Gaussian noise only; without amplification the bound still holds.
+    return sum(count * _single_rdp(inner, orders) for inner, count in leaves(event.event))

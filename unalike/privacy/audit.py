@@ -1,0 +1,126 @@
+"""What an attack proves about ε: from scores of canaries that took part or not, with Clopper-Pearson bounds.
+
+(ε, δ)-DP allows no test of "did this unit take part?" with false positive rate α and false negative rate β unless
+1 − β <= e^ε·α + δ and 1 − α <= e^ε·β + δ (Kairouz, Oh and Viswanath 2015). An attack whose rates are below what ε
+allows refutes it. The rates are estimated from independent trials, so they come with confidence bounds, and the ε that
+they prove is a lower bound that holds with that confidence.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from dp_accounting import DpEvent
+from scipy.stats import beta
+from torch import Tensor
+
+from unalike.privacy.checks import check_delta
+from unalike.privacy.mechanisms import AdditiveNoise, DrawsLike, Norm
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The ε that an attack proves, and the rates that prove it."""
+
+    epsilon: float  # at least this, with the given confidence
+    delta: float
+    confidence: float
+    trials: int  # canaries that were tested (others chose the threshold)
+    false_positives: float  # observed rate among canaries that took no part
+    false_negatives: float  # observed rate among those that did
+    limit: float  # no attack can prove more with so few canaries
+
+
+@dataclass(frozen=True)
+class Quieter:
+    """Noise that is scaled down by ``factor``, while its event still speaks of the whole: what an audit must find."""
+
+    claimed: AdditiveNoise
+    factor: float
+
+    @property
+    def norm(self) -> Norm:
+        return self.claimed.norm
+
+    def std(self, sensitivity: float) -> float:
+        """Of the noise that is really made."""
+        return self.claimed.std(self.factor * sensitivity)
+
+    def add(self, value: Tensor, sensitivity: float, draws: DrawsLike) -> Tensor:
+        """The value with less noise than is claimed."""
+        return self.claimed.add(value, self.factor * sensitivity, draws)
+
+    def event(self) -> DpEvent:
+        """What the ledger is told."""
+        return self.claimed.event()
+
+
+def proven_epsilon(scores: Tensor, member: Tensor, delta: float, confidence: float = 0.95) -> Proof:
+    """The ε that these scores prove; a high score says that the canary took part.
+
+    Every second canary chooses the threshold, the others are tested with it: choosing on the tested ones would make
+    the bound too good. Both rates are bounded at once, each with half of the error that the confidence leaves.
+    """
+    check_delta(delta)
+    if not 0.5 <= confidence < 1:
+        raise ValueError(f"confidence must be from 0.5 to below 1, got {confidence}; take 0.95")
+    if scores.shape != member.shape or scores.ndim != 1:
+        raise ValueError(f"expected one score for each canary, got {tuple(scores.shape)} and {tuple(member.shape)}")
+    ins, outs = scores[member], scores[~member]
+    if min(len(ins), len(outs)) < 20:
+        raise ValueError(f"{len(ins)} canaries took part and {len(outs)} did not; expected at least 20 of each")
+    threshold, positive = _best(ins[::2], outs[::2], delta, confidence)
+    tested_in, tested_out = ins[1::2], outs[1::2]
+    false_positives = int((tested_out >= threshold).sum())
+    false_negatives = int((tested_in < threshold).sum())
+    error = (1 - confidence) / 2
+    fp = upper_bound(false_positives, len(tested_out), error)
+    fn = upper_bound(false_negatives, len(tested_in), error)
+    none_out, none_in = upper_bound(0, len(tested_out), error), upper_bound(0, len(tested_in), error)
+    epsilon = _epsilon(fp, fn, delta) if positive else _epsilon(fn, fp, delta)
+    return Proof(
+        epsilon=max(0.0, epsilon),
+        delta=delta,
+        confidence=confidence,
+        trials=len(tested_in) + len(tested_out),
+        false_positives=false_positives / len(tested_out),
+        false_negatives=false_negatives / len(tested_in),
+        limit=max(_epsilon(none_out, none_in, delta), _epsilon(none_in, none_out, delta)),
+    )
+
+
+def upper_bound(count: int, trials: int, error: float) -> float:
+    """Clopper and Pearson's bound: the true rate lies above it with probability at most ``error``."""
+    return 1.0 if count >= trials else float(beta.isf(error, count + 1, trials - count))
+
+
+def canaries_for(epsilon: float) -> int:
+    """Enough canaries to refute this ε, and half as much again, if the attack never errs (at most 200,000)."""
+    return int(min(200_000, max(16_000, 40 * math.exp(min(epsilon, 20.0)))))
+
+
+def _epsilon(false_positives: float, false_negatives: float, delta: float) -> float:
+    return math.log(max(1.0 - false_negatives - delta, 1e-12) / max(false_positives, 1e-12))
+
+
+def _best(ins: Tensor, outs: Tensor, delta: float, confidence: float) -> tuple[float, bool]:
+    """The threshold with the largest proven ε on these scores, and in which of the two directions.
+
+    Of so many thresholds one in the tails would look good by luck; a stricter error keeps it from being chosen.
+    """
+    error = (1 - confidence) / 200
+    high, low = torch.sort(ins).values, torch.sort(outs).values
+    candidates = torch.quantile(
+        torch.cat([ins, outs]).to(torch.float64), torch.linspace(0, 1, 201, dtype=torch.float64)
+    )
+    candidates = torch.cat([candidates, high[:: max(1, len(high) // 50)], low[-50:], low.max()[None] + 1e-9, high[:50]])
+    best, chosen, direction = -math.inf, float(candidates[100]), True
+    for candidate in candidates.tolist():
+        fp = upper_bound(len(low) - int(torch.searchsorted(low, candidate)), len(low), error)
+        fn = upper_bound(int(torch.searchsorted(high, candidate)), len(high), error)
+        for positive, value in ((True, _epsilon(fp, fn, delta)), (False, _epsilon(fn, fp, delta))):
+            if value > best:
+                best, chosen, direction = value, candidate, positive
+    return chosen, direction

@@ -1,0 +1,117 @@
+"""Plan a run before it starts: ε for given noise, or the least noise for a given (ε, δ)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import dp_accounting
+from dp_accounting import DpEvent
+from scipy.optimize import brentq
+
+from unalike.privacy import accountant
+from unalike.privacy.checks import check_at_least, check_delta, check_epsilon, check_positive
+from unalike.privacy.ledger import Ledger
+from unalike.privacy.sampling import Everyone, Sampling
+
+_COARSE = 16  # the search starts on a loss grid this many times coarser
+_TOLERANCE = 1e-4  # relative, in the noise multiplier; the answer errs on the private side
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run of Gaussian releases will cost: ``rounds`` rounds, each of a fresh cohort drawn by ``sampling``."""
+
+    noise_multiplier: float
+    rounds: int
+    sampling: Sampling
+    epsilon: float
+    delta: float
+    method: str
+
+
+def plan(
+    noise_multiplier: float,
+    rounds: int,
+    sampling: Sampling = Everyone(),
+    *,
+    delta: float,
+    also: Sequence[DpEvent] = (),
+) -> Plan:
+    """ε of a run that releases one Gaussian sum a round (and the events ``also``, of the same cohort) to the end."""
+    check_positive(noise_multiplier, "noise_multiplier", "it is standard deviation / sensitivity")
+    check_at_least(rounds, 1, "rounds", "give how many rounds the run will have")
+    check_delta(delta)
+    released = _run(noise_multiplier, rounds, sampling, tuple(also))
+    epsilon = accountant.epsilon(released, delta)
+    return Plan(noise_multiplier, rounds, sampling, epsilon, delta, accountant.method(released))
+
+
+@lru_cache(maxsize=256)
+def noise_multiplier(
+    epsilon: float, delta: float, rounds: int, sampling: Sampling = Everyone(), also: tuple[DpEvent, ...] = ()
+) -> float:
+    """The least noise multiplier with which the run of ``plan`` stays within (ε, δ)."""
+    check_at_least(rounds, 1, "rounds", "give how many rounds the run will have")
+    return least_noise(lambda z: _run(z, rounds, sampling, also), epsilon, delta)
+
+
+def least_noise(released: Callable[[float], accountant.Account], epsilon: float, delta: float) -> float:
+    """The least z for which ``released(z)`` is within (ε, δ), to a relative 1e-4 and never above ε.
+
+    ``released`` says what will have been released with noise multiplier z; its ε must fall as z grows.
+    """
+    check_epsilon(epsilon)
+    check_delta(delta)
+
+    def cost(log_z: float, coarseness: int = _COARSE) -> float:
+        return accountant.epsilon(released(math.exp(log_z)), delta, coarseness)
+
+    least = cost(math.log(1e6), 1)
+    if least > epsilon:
+        raise ValueError(
+            f"even with unlimited noise the run costs epsilon {least:.4g} at delta {delta:g}, more than the target "
+            f"{epsilon:g}: other releases of the run use it up; give them more noise, drop them, or raise the target"
+        )
+    # Downwards from much noise: little noise makes wide, slow loss distributions, so stop at the first too little.
+    high = math.log(dp_accounting.get_sigma_gaussian(epsilon, delta))
+    while cost(high) > epsilon:
+        high += 1.0
+    low = high - 0.5
+    while cost(low) <= epsilon:
+        high, low = low, low - 0.5
+        if low < math.log(1e-3):
+            raise ValueError(f"epsilon {epsilon:g} is reached with hardly any noise; expected a target below about 1e4")
+    rough = brentq(lambda x: math.log(max(cost(x), 1e-12) / epsilon), low, high, xtol=0.01)
+
+    # The fine grid is slow, and the coarse one knows the slope: Newton's steps, aimed a hair to the private side.
+    log_z = rough
+    for _ in range(6):
+        gap = math.log(max(cost(log_z, 1), 1e-12) / epsilon)
+        if -_TOLERANCE <= gap <= 0:
+            return math.exp(log_z)
+        slope = math.log(cost(log_z + 0.02) / cost(log_z)) / 0.02 if cost(log_z) > 0 else 0.0
+        if not slope < -0.1:
+            break
+        log_z -= (gap + _TOLERANCE / 2) / slope
+
+    # Where that does not settle: the fine grid costs a little less than the coarse one, so the answer lies just below.
+    low = high = rough
+    while cost(high, 1) > epsilon:
+        low, high = high, high + 0.01
+    while cost(low, 1) <= epsilon:
+        high, low = low, low - 0.01
+    log_z = brentq(lambda x: math.log(max(cost(x, 1), 1e-12) / epsilon), low, high, xtol=_TOLERANCE / 2)
+    while cost(log_z, 1) > epsilon:
+        log_z += _TOLERANCE / 2
+    return math.exp(log_z)
+
+
+def _run(z: float, rounds: int, sampling: Sampling, also: tuple[DpEvent, ...]) -> accountant.Account:
+    """What the ledger would hold at the end of the run: one round's, ``rounds`` times."""
+    one_round = Ledger()
+    for event in (dp_accounting.GaussianDpEvent(z), *also):
+        one_round.record(event, sampling=sampling, cohort=0)
+    return accountant.account([(one_round.event(), rounds)])

@@ -1,0 +1,213 @@
+"""Local DP-SGD (Abadi et al. 2016): what its steps cost a data point, the noise for a target, and the private gradient.
+
+A client takes Poisson batches of its own N points at rate q, clips every point's gradient to C, adds N(0, (z·C)²) to
+their sum and divides by the expected batch size q·N. One point, added or removed, is protected. Points of different
+clients do not meet, so every client has an ε of its own: ``ledger.record(event, unit="point", clients=[client])``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import dp_accounting
+import torch
+from dp_accounting import DpEvent
+from scipy.stats import poisson
+from torch import Tensor
+
+from unalike.privacy import accountant
+from unalike.privacy.calibrate import least_noise
+from unalike.privacy.checks import check_at_least, check_delta, check_epsilon, check_positive
+from unalike.privacy.ledger import Charge
+from unalike.privacy.mechanisms import DrawsLike
+from unalike.privacy.sampling import Local
+
+
+@dataclass(frozen=True)
+class Steps:
+    """``count`` steps of DP-SGD with Poisson batches at this rate; rate 1 is the full batch."""
+
+    rate: float
+    count: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ValueError(
+                f"the batch rate must be above 0 and at most 1, got {self.rate}; give batch size / data size"
+            )
+        check_at_least(self.count, 1, "count", "give how many steps are taken")
+
+    @classmethod
+    def of(cls, batch: int, size: int, count: int) -> Steps:
+        """Steps of an expected batch size on a client of ``size`` points (a larger batch is the full batch)."""
+        check_at_least(batch, 1, "batch", "give the expected batch size")
+        check_at_least(size, 1, "size", "a client without data takes no steps")
+        return cls(min(1.0, batch / size), count)
+
+    def rounded(self) -> Steps:
+        """The next rate and count of a short list (16 for each doubling): they cost at least as much.
+
+        Clients of a thousand sizes then share a few dozen calibrations; the noise is at most a few per cent too much.
+        """
+        rate = 2.0 ** (math.ceil(16.0 * math.log2(self.rate)) / 16.0)
+        count = math.ceil(2.0 ** (math.ceil(16.0 * math.log2(self.count)) / 16.0))
+        return Steps(min(1.0, rate), count)
+
+
+def event(noise_multiplier: float, *steps: Steps) -> DpEvent:
+    """The event of all steps with one noise multiplier, for example full batches first and small ones afterwards."""
+    check_positive(noise_multiplier, "noise_multiplier", "it is standard deviation / clip; noise_for(...) finds it")
+    gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
+    parts = tuple(
+        dp_accounting.SelfComposedDpEvent(dp_accounting.PoissonSampledDpEvent(phase.rate, gaussian), phase.count)
+        for phase in steps
+    )
+    return dp_accounting.ComposedDpEvent(parts)
+
+
+def epsilon(noise_multiplier: float, *steps: Steps, delta: float) -> float:
+    """ε of one point of a client that takes these steps."""
+    return accountant.epsilon(accountant.account([(event(noise_multiplier, *steps), 1)]), delta)
+
+
+@lru_cache(maxsize=4096)  # clients alike in size and target share the solution
+def noise_for(epsilon: float, delta: float, *steps: Steps, also: tuple[DpEvent, ...] = ()) -> float:
+    """The least noise multiplier with which a client's steps (and the events ``also``) stay within its (ε, δ)."""
+    others = tuple((other, 1) for other in also)
+    return least_noise(lambda z: accountant.account([(event(z, *steps), 1), *others]), epsilon, delta)
+
+
+@dataclass(frozen=True)
+class LocalCost:
+    """What a task that trains by DP-SGD has cost the points of each client of a cohort.
+
+    A release with ``cost=`` shows only what such a task made, so that it is as private as the training was, and the
+    ledger charges every client with its own event.
+    """
+
+    events: tuple[DpEvent, ...]  # in cohort order
+    clip: float
+    noise: str  # for the transcript
+
+    def charges(self, clients: Sequence[int]) -> list[Charge]:
+        """One charge for all clients with equal events."""
+        if len(clients) != len(self.events):
+            raise ValueError(f"the cost is of {len(self.events)} clients, but the cohort has {len(clients)}")
+        owners: dict[DpEvent, list[int]] = {}
+        for client, its_event in zip(clients, self.events, strict=True):
+            owners.setdefault(its_event, []).append(client)
+        return [Charge(one, "point", Local(), clients=tuple(who)) for one, who in owners.items()]
+
+
+@dataclass(frozen=True)
+class PointPrivacy:
+    """DP-SGD at the clients: every sample's gradient is clipped to ``clip``, and every step has noise.
+
+    The noise is ``noise_multiplier`` · clip for everybody; or, with ``epsilon`` and ``delta``, each client's own, found
+    from its number of samples so that ``rounds`` rounds of training cost it no more than that.
+    """
+
+    clip: float = 1.0
+    noise_multiplier: float | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    rounds: int | None = None
+    rounded: bool = False  # calibrate for rounded steps: for clients of very many sizes
+
+    def __post_init__(self) -> None:
+        check_positive(self.clip, "the clip bound", "give the largest norm that one point's gradient may have")
+        if self.noise_multiplier is not None:
+            check_positive(self.noise_multiplier, "noise_multiplier", "it is standard deviation / clip")
+        elif self.epsilon is None or self.delta is None or self.rounds is None:
+            raise ValueError(
+                "DP-SGD needs noise: give noise_multiplier, or epsilon, delta and rounds from which it is found"
+            )
+        else:
+            check_epsilon(self.epsilon)
+            check_delta(self.delta)
+            check_at_least(self.rounds, 1, "rounds", "give in how many rounds a client takes part at most")
+
+    def accounted(self, steps: Steps) -> Steps:
+        """What a client that takes these steps in a round is charged with."""
+        return steps.rounded() if self.rounded else steps
+
+    def multiplier(self, steps: Steps) -> float:
+        """The noise multiplier of a client that is charged with these steps in every round."""
+        if self.noise_multiplier is not None:
+            return self.noise_multiplier
+        assert self.epsilon is not None and self.delta is not None and self.rounds is not None
+        return noise_for(self.epsilon, self.delta, Steps(steps.rate, steps.count * self.rounds))
+
+    def __str__(self) -> str:
+        z = self.noise_multiplier
+        return "DP-SGD(noise by client)" if z is None else f"DP-SGD(noise_multiplier={z:g})"
+
+
+def clip_per_sample(gradients: Tensor, bound: float) -> Tensor:
+    """Scale every row of [batch, d] down to L2 norm at most ``bound``; a row that is not finite becomes zero."""
+    safe, factor = _bounded(gradients, bound)
+    return safe * factor.unsqueeze(-1)
+
+
+def _bounded(gradients: Tensor, bound: float) -> tuple[Tensor, Tensor]:
+    """Rows with those that are not finite set to zero, and the factor that brings each within the bound.
+
+    One pass for the norms and one for the rows: the gradients of all samples are by far the largest array of a step.
+    """
+    check_positive(bound, "the clip bound", "give the largest norm that one point's gradient may have, e.g. 1.0")
+    norms = torch.linalg.vector_norm(gradients, dim=-1)
+    limit = (1.0 - 2.0**-16) * bound  # a hair below, more than the error of a norm in the gradient's own precision
+    factor = limit / norms.nan_to_num(nan=torch.inf, posinf=torch.inf).clamp(min=limit)  # 0 where a row is not finite
+    return gradients.nan_to_num(0.0, 0.0, 0.0), factor
+
+
+def private_gradient(
+    gradients: Tensor,
+    taken: Tensor,
+    bound: float,
+    noise_multiplier: float | Tensor,
+    expected: float | Tensor,
+    draws: DrawsLike,
+) -> Tensor:
+    """The step's gradient [d] from per-point gradients [capacity, d]: clip, sum over the batch, add noise, divide.
+
+    ``taken`` [capacity] marks the points that the Poisson draw put into the batch. The divisor is the expected batch
+    size q·N, not the actual one, which would be a second release. Works inside vmap.
+    """
+    safe, factor = _bounded(gradients, bound)
+    total = (taken.to(factor.dtype) * factor) @ safe
+    return noisy_mean(total, bound, noise_multiplier, expected, draws)
+
+
+def noisy_mean(
+    total: Tensor, bound: float, noise_multiplier: float | Tensor, expected: float | Tensor, draws: DrawsLike
+) -> Tensor:
+    """The step's gradient from the sum of clipped gradients: add noise, divide by the expected batch size."""
+    noise = draws.normal(*total.shape).to(total.dtype)
+    return (total + noise_multiplier * bound * noise) / expected
+
+
+@lru_cache(maxsize=256)
+def batch_capacity(expected: int) -> int:
+    """Room for a Poisson batch of this expected size: it is too small with probability below 1e-12 in a step.
+
+    The size is binomial with mean ``expected``, whose upper tail lies below the Poisson distribution's. In the rare
+    case some points are left out at random; this can be told apart with that probability only, so it adds at most
+    1e-12 a step to δ.
+    """
+    return int(poisson.isf(1e-12, expected)) + 1
+
+
+def poisson_batch(n: Tensor | int, capacity: int, batch: int, draws: DrawsLike) -> tuple[Tensor, Tensor]:
+    """A Poisson batch at rate batch/n: rows [room] of 0..capacity−1, and which of them are really taken.
+
+    The rows with the smallest of n uniform numbers are candidates, and those with a number below the rate are taken.
+    """
+    room = min(batch_capacity(batch), capacity)
+    u = ((draws.bits(capacity) >> 11) & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
+    u = torch.where(torch.arange(capacity) < n, u, 2.0)
+    smallest, rows = torch.topk(u, room, largest=False, sorted=True)
+    return rows, smallest < batch / torch.as_tensor(n, dtype=torch.float64)

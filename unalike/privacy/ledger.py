@@ -1,0 +1,402 @@
+"""The ledger records every release and says what it has cost; a budget stops an ask before it is sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import dp_accounting
+from dp_accounting import DpEvent
+
+from unalike.privacy import accountant
+from unalike.privacy.accountant import NOTHING, Account, account, combine
+from unalike.privacy.checks import check_delta, check_epsilon
+from unalike.privacy.events import (
+    Unaccountable,
+    compose,
+    decode_event,
+    encode_event,
+    leaves,
+    merge_gaussians,
+    poisson_sampled,
+)
+from unalike.privacy.sampling import (
+    Everyone,
+    FixedSize,
+    Local,
+    Poisson,
+    Relation,
+    Sampling,
+    decode_sampling,
+    encode_sampling,
+)
+
+Unit = Literal["client", "point"]
+ClientId = int | str
+CohortId = int | str
+
+BARE: DpEvent = dp_accounting.NonPrivateDpEvent()
+"""The event of an ask without noise: ε = ∞, on purpose."""
+
+# If the sampled sum shows that a client took part, whoever sees it is as sure of one of its points as without sampling.
+_POINTS_OF_A_SAMPLE = (
+    "no amplification is claimed for points by the sampling of clients: a client that takes part may be recognised by "
+    "its other points; accounted as if every client had taken part"
+)
+
+
+@dataclass(frozen=True)
+class Charge:
+    """One release as the ledger sees it.
+
+    ``cohort`` names the sample that it was made of: all releases of one cohort are composed inside its one sampling;
+    without a name the sample counts as fresh. ``clients``: the release depends on the data of these clients alone, each
+    on its own (local DP-SGD, local noise). ``newcomers``: likewise, for clients that took no part in the run before.
+    """
+
+    event: DpEvent
+    unit: Unit = "client"
+    sampling: Sampling = Everyone()
+    cohort: CohortId | None = None
+    clients: tuple[ClientId, ...] | None = None
+    newcomers: tuple[ClientId, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.event, DpEvent):
+            raise TypeError(f"expected a DpEvent, got {self.event!r}; ask the mechanism for its event()")
+        if self.unit not in ("client", "point"):
+            raise ValueError(f"unit must be 'client' or 'point', got {self.unit!r}; say whom the noise protects")
+        if self.is_own and not isinstance(self.sampling, Everyone | Local):
+            raise Unaccountable(
+                f"a release of named clients is not hidden in a sample, got {self.sampling}; use sampling=Local()"
+            )
+
+    @property
+    def is_own(self) -> bool:
+        """Does it touch named clients only?"""
+        return self.clients is not None or self.newcomers is not None
+
+    @property
+    def relation(self) -> Relation | None:
+        """The neighbours that the sampling implies; between points it is those that the sensitivity was made for."""
+        return self.sampling.relation if self.unit == "client" else None
+
+    @property
+    def is_bare(self) -> bool:
+        """Does it release something without protection?"""
+        return any(isinstance(leaf, dp_accounting.NonPrivateDpEvent) for leaf, _ in leaves(self.event))
+
+
+class Ledger:
+    """What a run has released so far, and the ε of it.
+
+    A ledger speaks about one unit (a client's whole data or one data point) and one neighbouring relation; the first
+    private release fixes both unless they are given. Releases that touch everybody are shared; releases of named
+    clients (``clients=``) are kept for those alone, and those of newcomers, whose data was in no earlier release, apart
+    from both. Its size grows with the different events, the cohorts and the named clients, not with the population.
+    """
+
+    def __init__(self, unit: Unit | None = None, relation: Relation | None = None) -> None:
+        if unit not in (None, "client", "point"):
+            raise ValueError(f"unit must be 'client' or 'point', got {unit!r}; say whom the guarantee is for")
+        self.unit = unit
+        self.relation = relation
+        self.notes: list[str] = []  # what was accounted more carefully than one might expect, and why
+        self._shared: Account = NOTHING
+        self._cohorts: dict[CohortId, tuple[Sampling, Account]] = {}  # what one and the same sample was asked
+        self._clients: dict[ClientId, Account] = {}
+        self._newcomers: dict[ClientId, Account] = {}
+
+    def record(
+        self,
+        event: DpEvent,
+        *,
+        unit: Unit = "client",
+        sampling: Sampling = Everyone(),
+        cohort: CohortId | None = None,
+        clients: Iterable[ClientId] | None = None,
+        newcomers: Iterable[ClientId] | None = None,
+    ) -> None:
+        """Add one release; see ``Charge`` for the arguments."""
+        own = None if clients is None else tuple(clients)
+        new = None if newcomers is None else tuple(newcomers)
+        self._record(Charge(event, unit, sampling, cohort, own, new))
+
+    def charge(self, charges: Iterable[Charge], budget: Budget | None = None) -> None:
+        """Add the releases of one ask, all or none: ``BudgetExceeded`` if together they cost more than the budget."""
+        after = self.after(charges)
+        if budget is not None:
+            budget.compare(self, after)
+        vars(self).update(vars(after))
+
+    def after(self, charges: Iterable[Charge]) -> Ledger:
+        """The ledger as it would be after these releases; this one stays as it is."""
+        planned = Ledger()
+        vars(planned).update({name: copy(value) for name, value in vars(self).items()})
+        for charge in charges:
+            planned._record(charge)
+        return planned
+
+    def close_cohorts(self) -> None:
+        """Forget which samples are open: none of them is asked again, so the ledger need not grow with the rounds."""
+        self._cohorts.clear()
+
+    def epsilon(self, delta: float, *, client: ClientId | None = None, newcomer: ClientId | None = None) -> float:
+        """ε so far: the largest over all clients of the run, or that of one client or newcomer."""
+        return accountant.largest(self._of(client, newcomer), delta)
+
+    def delta(self, epsilon: float, *, client: ClientId | None = None, newcomer: ClientId | None = None) -> float:
+        """δ at this ε: the largest over all clients of the run, or that of one client or newcomer."""
+        return max(accountant.delta(each, epsilon) for each in self._of(client, newcomer))
+
+    def epsilons(self, delta: float) -> dict[ClientId, float]:
+        """ε of every client that has releases of its own; all others have ``epsilon(delta, client=...)`` alike."""
+        return {client: self.epsilon(delta, client=client) for client in self._clients}
+
+    def newcomer_epsilons(self, delta: float) -> dict[ClientId, float]:
+        """ε of every newcomer that was asked something."""
+        return {newcomer: self.epsilon(delta, newcomer=newcomer) for newcomer in self._newcomers}
+
+    def worst(self, delta: float, coarseness: int = 1) -> float:
+        """The largest ε of anybody, newcomers included; a ``coarseness`` above 1 is faster and errs upwards."""
+        everybody = {*self._of(None, None), *self._newcomers.values()}
+        return accountant.largest(everybody, delta, coarseness)
+
+    def quick_bound(self, delta: float) -> float:
+        """A little more than ``worst``, and known at once."""
+        return max(accountant.quick_bound(own, delta) for own in {*self._of(None, None), *self._newcomers.values()})
+
+    def event(self, *, client: ClientId | None = None) -> DpEvent:
+        """Everything shared (and one client's own) as one dp_accounting event, to check ε elsewhere."""
+        released = combine(self._shared, self._clients.get(client, NOTHING) if client is not None else NOTHING)
+        return compose(tuple(released)) if released else dp_accounting.NoOpDpEvent()
+
+    @property
+    def method(self) -> str:
+        """How ε is computed for what is shared: analytic Gaussian, PLD, RDP, or non-private."""
+        return accountant.method(self._shared)
+
+    def __add__(self, other: Ledger) -> Ledger:
+        """Two runs on the same population, composed; a sample of one run is independent of those of the other."""
+        total = Ledger.from_state(self.state())
+        for name in ("unit", "relation"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine and theirs and mine != theirs:
+                raise Unaccountable(
+                    f"cannot compose a ledger of {name} {mine!r} with one of {theirs!r}; use one {name} in both"
+                )
+            setattr(total, name, mine or theirs)
+        total._shared = combine(self._shared, other._shared)
+        total.notes += [note for note in other.notes if note not in total.notes]
+        for mine, theirs in ((total._clients, other._clients), (total._newcomers, other._newcomers)):
+            for identity, own in theirs.items():
+                mine[identity] = combine(mine.get(identity, NOTHING), own)
+        return total
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ledger) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    # What a record does
+
+    def _record(self, charge: Charge) -> None:
+        self._refuse_other_meaning(charge)
+        event, sampling, cohort = charge.event, charge.sampling, charge.cohort
+        if charge.is_own:
+            _add_to(self._clients, charge.clients or (), event)
+            _add_to(self._newcomers, charge.newcomers or (), event)
+        else:
+            if charge.unit == "point" and _amplifies(sampling):
+                sampling = Everyone()
+                self._note(_POINTS_OF_A_SAMPLE)
+            self._shared, notes = self._shared_after(event, sampling, cohort)
+            for note in notes:
+                self._note(note)
+            if cohort is not None and _amplifies(sampling):
+                asked = self._cohorts.get(cohort, (sampling, NOTHING))[1]
+                self._cohorts[cohort] = (sampling, _within(asked, event))
+        if not charge.is_bare:
+            self.unit = self.unit or charge.unit
+            self.relation = self.relation or charge.relation
+
+    def _note(self, note: str) -> None:
+        if note not in self.notes:
+            self.notes.append(note)
+
+    def _shared_after(self, event: DpEvent, sampling: Sampling, cohort: CohortId | None) -> tuple[Account, list[str]]:
+        if cohort is None or not _amplifies(sampling):
+            made, notes = _sampled(_within(NOTHING, event), sampling)
+            return combine(self._shared, made), notes
+        known, asked = self._cohorts.get(cohort, (sampling, NOTHING))
+        if known != sampling:
+            raise Unaccountable(
+                f"cohort {cohort!r} was drawn by {known}, now came {sampling}; give each cohort its own name"
+            )
+        before, _ = _sampled(asked, sampling)
+        after, notes = _sampled(_within(asked, event), sampling)
+        counts = dict(self._shared)
+        for part, count in before:
+            counts[part] -= count
+        return combine(account((part, count) for part, count in counts.items() if count), after), notes
+
+    def _of(self, client: ClientId | None, newcomer: ClientId | None) -> set[Account]:
+        if client is not None and newcomer is not None:
+            raise ValueError(f"give a client or a newcomer, got both ({client!r}, {newcomer!r})")
+        if newcomer is not None:
+            return {self._newcomers.get(newcomer, NOTHING)}
+        if client is not None:
+            return {combine(self._shared, self._clients.get(client, NOTHING))}
+        return {combine(self._shared, own) for own in {NOTHING, *self._clients.values()}}
+
+    def _refuse_other_meaning(self, charge: Charge) -> None:
+        """Refuse noise that protects another unit, or between other neighbours, than the ledger speaks about."""
+        if charge.is_bare:
+            return  # it reveals everything: unit and relation make no difference
+        unit, relation = charge.unit, charge.relation
+        if self.unit is not None and unit != self.unit:
+            raise Unaccountable(
+                f"this ledger protects one {self.unit}, but the release bounds the effect of one {unit}; noise for one "
+                "says nothing about the other: use the same unit in every release, or a ledger for each"
+            )
+        if self.relation is not None and relation not in (None, self.relation):
+            raise Unaccountable(
+                f"this ledger's neighbours are {self.relation!r}, but {charge.sampling} is {relation!r}; a "
+                "sensitivity of one does not hold for the other: use Poisson cohorts with Everyone('add_remove'), or "
+                "fixed-size cohorts with Everyone('replace_one')"
+            )
+
+    # Checkpoint
+
+    def state(self) -> dict[str, Any]:
+        """The ledger as plain dicts, lists, strings and numbers, for a checkpoint."""
+        table: dict[DpEvent, int] = {}
+
+        def plain(released: Account) -> list[list[int]]:
+            return sorted([table.setdefault(event, len(table)), count] for event, count in sorted(released, key=repr))
+
+        def grouped(owners: dict[ClientId, Account]) -> list[Any]:
+            groups: dict[Account, list[ClientId]] = {}
+            for identity, released in owners.items():
+                groups.setdefault(released, []).append(identity)
+            return [[plain(released), identities] for released, identities in groups.items()]
+
+        state: dict[str, Any] = {
+            "unit": self.unit,
+            "relation": self.relation,
+            "notes": list(self.notes),
+            "shared": plain(self._shared),
+            "cohorts": [[name, encode_sampling(how), plain(asked)] for name, (how, asked) in self._cohorts.items()],
+            "clients": grouped(self._clients),
+            "newcomers": grouped(self._newcomers),
+        }
+        return {**state, "events": [encode_event(event) for event in table]}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Ledger:
+        """The ledger that ``state`` was taken of; what is recorded from here on composes with it."""
+        table = [decode_event(plain) for plain in state["events"]]
+
+        def released(plain: list[list[int]]) -> Account:
+            return account((table[index], count) for index, count in plain)
+
+        ledger = cls(state["unit"], state["relation"])
+        ledger.notes = list(state["notes"])
+        ledger._shared = released(state["shared"])
+        ledger._cohorts = {name: (decode_sampling(how), released(asked)) for name, how, asked in state["cohorts"]}
+        for owners, saved in ((ledger._clients, state["clients"]), (ledger._newcomers, state["newcomers"])):
+            for plain, identities in saved:
+                own = released(plain)
+                owners.update(dict.fromkeys(identities, own))
+        return ledger
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that a run may cost: ε at this δ."""
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        check_epsilon(self.epsilon)
+        check_delta(self.delta)
+
+    def check(self, ledger: Ledger, *planned: Charge) -> None:
+        """Raise ``BudgetExceeded`` if the planned releases would cost too much; nothing is recorded."""
+        self.compare(ledger, ledger.after(planned))
+
+    def compare(self, before: Ledger, after: Ledger) -> None:
+        """Raise ``BudgetExceeded`` if ``after`` costs more than the budget."""
+        if after.quick_bound(self.delta) <= self.epsilon or after.worst(self.delta, coarseness=16) <= self.epsilon:
+            return
+        cost = after.worst(self.delta)
+        if cost > self.epsilon:
+            raise BudgetExceeded(self, before.worst(self.delta), cost)
+
+    def remaining(self, ledger: Ledger) -> float:
+        """Budgeted ε minus spent ε, at least 0; not additive, so only a measure of how far one is."""
+        return max(0.0, self.epsilon - ledger.worst(self.delta))
+
+
+class BudgetExceeded(RuntimeError):
+    """The next release would cost more than the budget; it was not sent."""
+
+    def __init__(self, budget: Budget, spent: float, after: float) -> None:
+        advice = (
+            "the ask has no noise, so give it a release with clip and noise"
+            if math.isinf(after)
+            else "stop here, raise the noise, or plan fewer rounds"
+        )
+        super().__init__(
+            f"the budget is ε = {budget.epsilon:g} at δ = {budget.delta:g}; {spent:.4g} is spent and the next ask "
+            f"would make it {after:.4g}; nothing was sent: {advice}"
+        )
+        self.budget, self.spent, self.after = budget, spent, after
+
+
+def _amplifies(sampling: Sampling) -> bool:
+    return isinstance(sampling, Poisson | FixedSize)
+
+
+def _within(asked: Account, event: DpEvent) -> Account:
+    return combine(asked, account([(event, 1)]))
+
+
+def _add_to(owners: dict[ClientId, Account], identities: Iterable[ClientId], event: DpEvent) -> None:
+    after: dict[Account, Account] = {}  # clients with the same history share one account
+    for identity in identities:
+        before = owners.get(identity, NOTHING)
+        if before not in after:
+            after[before] = _within(before, event)
+        owners[identity] = after[before]
+
+
+def _sampled(asked: Account, sampling: Sampling) -> tuple[Account, list[str]]:
+    """What one sample was asked, as events of the whole population, and a note where amplification is not claimed."""
+    parts = tuple(asked)
+    if not parts or not _amplifies(sampling):
+        return asked, []
+    if any(isinstance(event, dp_accounting.NonPrivateDpEvent) for event, _ in parts):
+        return account([(BARE, 1)]), []
+    match sampling:
+        case Poisson(rate) if not any(
+            isinstance(e, dp_accounting.PoissonSampledDpEvent | dp_accounting.ZCDpEvent) for e, _ in parts
+        ):
+            return account([(poisson_sampled(rate, parts), 1)]), []
+        case FixedSize(size, population) if size == population:
+            return asked, []
+        case FixedSize(size, population):
+            gaussian = merge_gaussians(parts)
+            if gaussian is not None:
+                sampled = dp_accounting.SampledWithoutReplacementDpEvent(population, size, gaussian)
+                return account([(sampled, 1)]), []
+    names = sorted({type(event).__name__.removesuffix("DpEvent") for event, _ in parts})
+    note = (
+        f"no amplification is claimed for {' + '.join(names)} in a sample drawn by {sampling}: accounted as if "
+        "everybody had taken part (Poisson cohorts amplify every mechanism, fixed-size cohorts only Gaussian noise)"
+    )
+    return asked, [note]

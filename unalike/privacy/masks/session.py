@@ -1,0 +1,197 @@
+"""What the two sides of a secure sum agree on: the ring of integers, who is whose peer, keys and masks."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import secrets
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unalike.privacy.checks import check_at_least, check_positive
+
+Message = dict[str, Tensor]
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Numbers in [−bound, bound] as 32-bit integers of which ``clients`` can be added without overflow."""
+
+    bound: float
+    clients: int
+
+    def __post_init__(self) -> None:
+        check_positive(self.bound, "bound", "give the largest magnitude of a coordinate, for example the clip")
+        check_at_least(self.clients, 2, "clients", "a sum of one client is that client's data")
+        if self.clients > 1 << 20:
+            raise ValueError(f"at most {1 << 20} clients fit the ring, got {self.clients}; sum in groups")
+
+    @property
+    def largest(self) -> int:
+        """The integer that stands for ``bound``."""
+        return int((2**31 - 1) // self.clients)
+
+    @property
+    def step(self) -> float:
+        """The width of the grid."""
+        return self.bound / self.largest
+
+    def encode(self, value: Tensor) -> NDArray[np.uint32]:
+        """The nearest grid points of a flat vector, as residues; coordinates beyond the bound are clamped to it."""
+        if not bool(torch.isfinite(value).all()):
+            raise ValueError(
+                "the vector has NaN or infinite entries, which no sum survives; clip it before it is masked"
+            )
+        grid = torch.round(value.detach().to(torch.float64) / self.step).clamp(-self.largest, self.largest)
+        return grid.to(torch.int32).numpy().view(np.uint32)
+
+    def decode(self, total: NDArray[np.uint32]) -> Tensor:
+        """The sum of encoded vectors as float64."""
+        return torch.from_numpy(total.view(np.int32).copy()).to(torch.float64) * self.step
+
+    def sensitivity(self, clip: float, length: int) -> float:
+        """L2 norm that a vector clipped to ``clip`` can have after rounding: what noise on the sum is calibrated to."""
+        return clip + 0.5 * self.step * math.sqrt(length)
+
+
+@dataclass(frozen=True)
+class Session:
+    """What server and clients agree on before one secure sum; identities are whole numbers of at least 0.
+
+    ``threshold``: how many of a client's peers must stay to the end; more than half of them, so that no two groups of
+    peers can each give away one of its two secrets. None: the least that is safe.
+    """
+
+    identities: tuple[int, ...]
+    length: int
+    bound: float
+    threshold: int | None = None
+    neighbours: int | None = None
+    number: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+
+    def __post_init__(self) -> None:
+        if len(set(self.identities)) != len(self.identities) or any(identity < 0 for identity in self.identities):
+            raise ValueError(f"the identities must be distinct and at least 0, got {self.identities[:10]}")
+        check_at_least(self.length, 1, "length", "give the number of coordinates of the vector")
+        if len(self.identities) < 3:
+            raise ValueError(
+                f"a secure sum needs at least 3 clients, got {len(self.identities)}; of two, each learns the other's "
+                "vector from the sum: sample more clients"
+            )
+        Ring(self.bound, len(self.identities))
+        most = len(self.identities) - 1
+        if self.neighbours is not None and (self.neighbours % 2 or not 2 <= self.neighbours <= most):
+            raise ValueError(
+                f"neighbours must be even and from 2 to {most}, got {self.neighbours}; None makes everybody a peer"
+            )
+        if not self.peer_count / 2 < self.needed <= self.peer_count:
+            raise ValueError(
+                f"the threshold must be more than half of the {self.peer_count} peers and at most all of them, got "
+                f"{self.threshold}; fewer could be split into two groups that open one client's vector"
+            )
+
+    def message(self) -> Message:
+        """The session as tensors, for the first message to a client; all of it is public."""
+        return {
+            "identities": torch.tensor(self.identities),
+            "length": torch.tensor(self.length),
+            "bound": torch.tensor(self.bound, dtype=torch.float64),
+            "threshold": torch.tensor(self.needed),
+            "neighbours": torch.tensor(self.neighbours or 0),
+            "number": to_tensor(self.number),
+        }
+
+    @classmethod
+    def from_message(cls, message: Message) -> Session:
+        """The session that ``message`` describes."""
+        return cls(
+            tuple(message["identities"].tolist()),
+            int(message["length"]),
+            float(message["bound"]),
+            int(message["threshold"]),
+            int(message["neighbours"]) or None,
+            from_tensor(message["number"]),
+        )
+
+    @property
+    def ring(self) -> Ring:
+        """The ring of the sum."""
+        return Ring(self.bound, len(self.identities))
+
+    @property
+    def peer_count(self) -> int:
+        """How many peers each client has."""
+        return self.neighbours if self.neighbours is not None else len(self.identities) - 1
+
+    @property
+    def needed(self) -> int:
+        """The threshold."""
+        return self.threshold if self.threshold is not None else self.peer_count // 2 + 1
+
+    def peers(self, identity: int) -> tuple[int, ...]:
+        """The clients with whom this one shares masks and keys, in rising order."""
+        if self.neighbours is None:
+            return tuple(sorted(other for other in self.identities if other != identity))
+        order = _shuffled(self.identities, self.number)
+        place, half = order.index(identity), self.neighbours // 2
+        around = [order[(place + step) % len(order)] for step in range(-half, half + 1) if step]
+        return tuple(sorted(around))
+
+
+@lru_cache(maxsize=16)
+def _shuffled(identities: tuple[int, ...], number: bytes) -> tuple[int, ...]:
+    """An order that nobody chose: by a hash of the session's random number and the identity."""
+    return tuple(sorted(identities, key=lambda one: hashlib.sha256(number + identity_bytes(one)).digest()))
+
+
+def identity_bytes(identity: int) -> bytes:
+    """An identity as part of a label."""
+    return identity.to_bytes(8, "big")
+
+
+def agree(own: X25519PrivateKey, other: bytes) -> bytes:
+    """The secret that the two have in common."""
+    return own.exchange(X25519PublicKey.from_public_bytes(other))
+
+
+def derive(secret: bytes, label: bytes, session: Session) -> bytes:
+    """A key from a common secret, for this session and this use only."""
+    return HKDF(SHA256(), KEY_BYTES, salt=session.number, info=b"unalike secure sum " + label).derive(secret)
+
+
+def expand(seed: bytes, session: Session) -> NDArray[np.uint32]:
+    """A seed as a uniform vector of the ring: AES-CTR's key stream (from counter 0, because a seed is used once)."""
+    stream = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor().update(bytes(4 * session.length))
+    return np.frombuffer(stream, dtype="<u4")
+
+
+def add_common_mask(
+    total: NDArray[np.uint32], own: X25519PrivateKey, other: bytes, me: int, peer: int, session: Session
+) -> None:
+    """Add the mask of a pair of clients, in place: the lower identity adds it, the higher subtracts it."""
+    label = b"mask" + identity_bytes(min(me, peer)) + identity_bytes(max(me, peer))
+    mask = expand(derive(agree(own, other), label, session), session)
+    if me < peer:
+        total += mask
+    else:
+        total -= mask
+
+
+def to_tensor(data: bytes) -> Tensor:
+    """Bytes as a uint8 tensor."""
+    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
+
+
+def from_tensor(tensor: Tensor) -> bytes:
+    """The bytes of a uint8 tensor."""
+    return tensor.contiguous().numpy().tobytes()

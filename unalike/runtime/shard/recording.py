@@ -1,0 +1,159 @@
+"""Tasks, recorded as flat lists of tensor operations and played back.
+
+In a step of a small model the layers of ``vmap`` and ``grad`` cost more than the arithmetic they lead to. It is the
+same in every round, so a task that is asked again and again with equal shapes is recorded once and from then on played
+back: the same operations on the same numbers, so the same bits, in about half the time.
+
+Hence a method's task is a pure function of its method's fields and of what it is given; anything else it reads is read
+only once, at the recording. Only tasks of frozen dataclasses are recorded: a plain function may lean on anything.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from unalike.core.request import Request
+
+Inputs = Mapping[str, Mapping[str, Tensor]]
+Function = Callable[[Inputs], Any]
+
+AFTER = 32  # calls, and
+SPENT = 1.0  # seconds of them: a recording takes as long as it saves in seventy calls, the first a second more
+LONGEST = 0.25  # seconds: where one call takes longer, its arithmetic is nearly all
+MOST = 256  # kinds of calls that are remembered; the one not called for longest goes first
+NODES = 100_000  # operations in all recordings, at some 15 kB each
+
+
+@dataclass
+class Kind:
+    """Calls of one task with equal shapes."""
+
+    owner: object  # kept alive, so that its id stays its own
+    calls: int = 0
+    fastest: float = math.inf  # seconds
+    tried: bool = False
+    recorded: Function | None = None
+    nodes: int = 0  # of the recording
+
+
+class Recordings:
+    """The kinds of calls that were made lately."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[Hashable, Kind] = {}
+        self._spent = 0.0  # seconds in calls that were not played back
+        self._nodes = 0
+        self._due: list[tuple[Kind, Function, Inputs]] = []
+
+    def called(self, kind: Kind, seconds: float, function: Function, inputs: Inputs) -> None:
+        """Count a call that was not played back; when it has come often enough, it is due to be recorded."""
+        kind.calls, kind.fastest, self._spent = kind.calls + 1, min(kind.fastest, seconds), self._spent + seconds
+        if kind.calls >= AFTER and self._spent >= SPENT and not kind.tried:
+            kind.tried = True
+            if kind.fastest < LONGEST and self._nodes < NODES:
+                self._due.append((kind, function, inputs))
+
+    def make(self) -> None:
+        """Record what is due. PyTorch traces for the whole process, so no other thread may be computing then."""
+        while self._due:
+            kind, function, inputs = self._due.pop()
+            if not any(kind is known for known in self._kinds.values()):
+                continue  # forgotten meanwhile
+            kind.recorded, kind.nodes = _recorded(function, inputs)
+            self._nodes += kind.nodes
+
+    def kind(self, request: Request, inputs: Inputs, *known: Hashable) -> Kind:
+        """Of the request's task with these inputs; ``known`` is all else that the call depends on."""
+        task, releases = request.task, request.releases
+        if not task.vectorised or not request.pure:
+            return Kind(None, tried=True)  # it may depend on what changes from call to call
+        halves = [(type(one), *(value for name, value in vars(one).items() if name != "cost")) for one in releases]
+        shapes = [(g, n, v.shape, v.stride(), v.dtype) for g, group in inputs.items() for n, v in group.items()]
+        name = (task.function, id(task.owner), known, *halves, *shapes)
+        kind = self._kinds.pop(name, None) or Kind(task.owner)
+        self._kinds[name] = kind  # the last one called is the last one in the dict
+        if len(self._kinds) > MOST:
+            self._nodes -= self._kinds.pop(next(iter(self._kinds))).nodes
+        return kind
+
+    def count(self) -> int:
+        """How many kinds are played back."""
+        return sum(kind.recorded is not None for kind in self._kinds.values())
+
+
+def _recorded(function: Function, inputs: Inputs) -> tuple[Function | None, int]:
+    """The recording and its size; None where the task looks at a value or has shapes that depend on one.
+
+    It is made with tensors that have no values, so a task that looks raises.
+    """
+    try:
+        module = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(inputs)
+        _fold(module)
+        _drop_idle(module)
+    except Exception:  # whatever stands against it, the task itself has just run
+        return None, 0
+    for node in module.graph.nodes:
+        node.meta.clear()  # half of the memory
+    return module, len(module.graph.nodes)
+
+
+_BY_SHAPE = (  # read nothing of a tensor but its shape
+    torch.ops.aten.ones_like.default,
+    torch.ops.aten.zeros_like.default,
+    torch.ops.aten.new_zeros.default,
+    torch.ops.aten.new_ones.default,
+)
+
+
+def _fold(module: fx.GraphModule) -> None:
+    """Compute once what depends on no input: index ranges, zeros, constants."""
+    calls = [node for node in module.graph.nodes if node.op == "call_function"]
+    operations = [node.target for node in calls if node.target is not operator.getitem]
+    if any(operation._schema.is_mutable for operation in operations):
+        return  # a constant must not be written to
+    values: dict[fx.Node, Any] = {
+        node: getattr(module, node.target) for node in module.graph.nodes if node.op == "get_attr"
+    }
+    for node in calls:
+        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        if node.target in _BY_SHAPE or (not random and all(source in values for source in node.all_input_nodes)):
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: _value(source, values))
+            values[node] = node.target(*args, **kwargs)
+    for number, (node, value) in enumerate(values.items()):
+        needed = isinstance(value, Tensor) and any(user not in values for user in node.users)
+        if node.op == "call_function" and needed:
+            name = f"folded_{number}"
+            module.register_buffer(name, value)
+            with module.graph.inserting_before(node):
+                node.replace_all_uses_with(module.graph.get_attr(name))
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _drop_idle(module: fx.GraphModule) -> None:
+    """Leave out views that change no shape, and products by 1; linear layers under ``vmap`` are full of them."""
+    aten = torch.ops.aten
+    views = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
+    for node in module.graph.nodes:
+        idle = node.op == "call_function" and (
+            node.target in views or (node.target is aten.mul.Scalar and node.args[1] == 1)
+        )
+        if idle and "val" in node.args[0].meta:
+            before, after = node.args[0].meta["val"], node.meta["val"]
+            if before.shape == after.shape and before.dtype == after.dtype:
+                node.replace_all_uses_with(node.args[0])
+    module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _value(node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
+    """What a node has computed, or any tensor of its shape."""
+    return known[node] if node in known else torch.empty(node.meta["val"].shape, dtype=node.meta["val"].dtype)

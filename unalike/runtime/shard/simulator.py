@@ -1,0 +1,389 @@
+"""The in-process simulator: runs a task for a block of clients at once.
+
+On small models nearly all the cost is Python and dispatch, so a task written for one client is vectorised over a block
+of clients with ``torch.func.vmap``. A task that cannot be vectorised runs client by client, and that is said once.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from unalike.core import wire
+from unalike.core.client import Block, Client, Kept
+from unalike.core.draws import Draws, key
+from unalike.core.request import Batch, Request
+from unalike.runtime.shard.recording import Inputs, Recordings
+from unalike.runtime.shard.tuning import Plan, Tuner, keep_freed_memory
+
+Arrays = dict[str, Tensor]
+Outputs = tuple[list[dict[str, Tensor]], dict[str, Tensor]]  # what each release lets out, and what is kept
+MAX_BLOCK_BYTES = 1 << 28  # of inputs in one block: a larger cohort streams through
+MAX_BYTES_AHEAD = 1 << 30  # of inputs in all blocks that workers have at a time
+TOGETHER = 8  # clients that are read together where they are computed one by one
+
+
+class LoopInstead(UserWarning):
+    """A task could not be vectorised and runs client by client."""
+
+
+@dataclass
+class Simulator:
+    """Delivers requests to clients that live in this process.
+
+    block: clients per vectorised call (1: no vectorisation); None measures and remembers what is fastest here.
+    threads: as many blocks are computed at a time, or threads work inside an operation (``Plan.of``); None: PyTorch's
+        number, but one for small samples.
+    strict: pass every request and reply through the wire codec, as on a network.
+    drop: fraction of clients that fail to answer, or a function (client id, ask's draws) -> bool; to rehearse failures.
+        Asks that only measure (``Federation.aside``) reach everybody.
+    """
+
+    block: int | None = None
+    threads: int | None = None
+    strict: bool = False
+    drop: float | Callable[[int, Draws], bool] = 0.0
+    _loop: set[str] = field(default_factory=set, init=False)  # tasks that cannot be vectorised
+    _tuner: Tuner = field(default_factory=Tuner, init=False)
+    _recordings: Recordings = field(default_factory=Recordings, init=False)
+
+    def __post_init__(self) -> None:
+        if self.block is not None and self.block < 1:
+            raise ValueError(f"block={self.block}; expected at least 1 client per block, or None to measure")
+        if isinstance(self.drop, float | int) and not 0 <= self.drop <= 1:
+            raise ValueError(f"drop={self.drop}; expected a fraction from 0 to 1")
+        keep_freed_memory()
+
+    def plans(self) -> dict[str, dict[str, Any]]:
+        """The blocks and threads measured so far, as plain values: a run that resumes goes on with the same ones."""
+        return {kind: asdict(plan) for kind, plan in self._tuner.plans.items()}
+
+    def use_plans(self, plans: Mapping[str, dict[str, Any]]) -> None:
+        self._tuner.plans.update({kind: Plan(**plan) for kind, plan in plans.items()})
+
+    def deliver(self, request: Request) -> Iterator[Batch]:
+        """Stream the cohort's replies, block by block."""
+        rows = torch.arange(len(request.positions))
+        dropped = self._dropped(request)
+        if dropped:
+            yield Batch(rows[:0], [], dict.fromkeys(dropped, "did not answer (simulated drop-out)"))
+            rows = rows[[row not in dropped for row in rows.tolist()]]
+        if len(rows) == 0:
+            return
+        if self.strict:
+            request = _through_the_wire(request)
+        with torch.no_grad():
+            rows = _by_size(request, rows)
+            plan = self._plan(request, rows)
+            with plan.threads_set():
+                yield from self._batches(request, rows, plan)
+
+    def _dropped(self, request: Request) -> set[int]:
+        if self.drop == 0.0 or request.measuring:
+            return set()
+        draws = Draws(key(request.key, -2))
+        ids = request.clients.ids[request.positions].tolist()
+        if callable(self.drop):
+            return {row for row, client in enumerate(ids) if self.drop(client, draws)}
+        fails = Draws(key(request.key, -2)).uniform(len(ids)) < self.drop
+        return set(fails.nonzero().flatten().tolist())
+
+    def _plan(self, request: Request, rows: Tensor) -> Plan:
+        if request.task.name in self._loop or not request.task.vectorised:
+            return Plan.of(request, self.threads, block=1)
+        if self.block is not None:
+            return Plan.of(request, self.threads, self.block)
+
+        def rehearse(plan: Plan, some: Tensor) -> None:
+            deque(self._batches(request, some, plan, rehearsal=True), maxlen=0)
+
+        return self._tuner.plan(request, rows, self.threads, rehearse)
+
+    def _batches(self, request: Request, rows: Tensor, plan: Plan, rehearsal: bool = False) -> Iterator[Batch]:
+        """Block by block, or one for each worker at a time.
+
+        A block is computed by one worker, so how many there are changes no bit.
+        """
+        singly = plan.block == 1
+        blocks = _singles(request, rows, plan) if singly else self._that_work(request, _blocks(request, rows, plan))
+        if plan.workers > 1:
+            yield from self._side_by_side(request, blocks, plan.workers, singly, rehearsal)
+            if not rehearsal:
+                self._recordings.make()  # now that no worker is at work
+        else:
+            for block_rows in blocks:
+                yield self._finished(request, block_rows, self._prepared(request, block_rows, singly), rehearsal)
+                if not rehearsal:
+                    self._recordings.make()
+
+    def _that_work(self, request: Request, blocks: Iterator[Tensor]) -> Iterator[Tensor]:
+        """The blocks; from where the task has turned out not to be vectorisable on, its clients one by one."""
+        for rows in blocks:
+            yield from rows[:, None] if request.task.name in self._loop else (rows,)
+
+    def _side_by_side(
+        self, request: Request, blocks: Iterator[Tensor], workers: int, singly: bool, rehearsal: bool
+    ) -> Iterator[Batch]:
+        ahead: deque[tuple[Tensor, Future[Outputs]]] = deque()
+        try:
+            for block_rows in blocks:
+                held = sum(_input_bytes(request, rows) for rows in (block_rows, *(rows for rows, _ in ahead)))
+                while len(ahead) > workers or (ahead and held > MAX_BYTES_AHEAD):
+                    first, future = ahead.popleft()
+                    held -= _input_bytes(request, first)
+                    yield self._finished(request, first, future.result, rehearsal)
+                call = self._prepared(request, block_rows, singly)
+                ahead.append((block_rows, _workers(workers).submit(_without_gradients, call)))
+            while ahead:
+                first, future = ahead.popleft()
+                yield self._finished(request, first, future.result, rehearsal)
+        finally:  # whoever asked may have given up
+            for _, future in ahead:
+                future.cancel()
+            wait([future for _, future in ahead])
+
+    def _finished(self, request: Request, rows: Tensor, result: Callable[[], Outputs], rehearsal: bool) -> Batch:
+        """One block's replies; if its call raised, those of its clients one by one: an error stays its client's."""
+        try:
+            return self._batch(request, rows, result(), rehearsal)
+        except Exception as error:  # a client's own failure is data
+            reason = f"{type(error).__name__}: {error}"
+        if len(rows) == 1:
+            return Batch(rows[:0], [], {int(rows): reason})
+        singles = [self._finished(request, row, self._prepared(request, row), rehearsal) for row in rows[:, None]]
+        if request.task.name not in self._loop and not any(batch.failed for batch in singles):
+            self._loop.add(request.task.name)
+            warnings.warn(
+                f"task {request.task.name} cannot be vectorised over clients and runs one client at a time, which is "
+                f"slower. The operation that prevents it: {reason.splitlines()[0]}",
+                LoopInstead,
+                stacklevel=2,
+            )
+        return _joined(singles)
+
+    def _prepared(self, request: Request, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
+        """The call for a block of clients, or for one of them after the other.
+
+        All that it needs is read here; it may run in any thread.
+        """
+        block = request.clients.block(request.positions[rows])
+        kept = request.kept.read(block.ids)
+        # an input that is one row repeated for everybody (stride 0) is shared, which vectorises far better
+        shared = {**request.shared, **{name: v[0] for name, v in request.each.items() if v.stride(0) == 0}}
+        own = {
+            "columns": _columns(request, block),
+            "kept": dict(kept.values),
+            "present": dict(kept.present),
+            "each": {name: value[rows] for name, value in request.each.items() if value.stride(0) != 0},
+        }
+        vectorised = len(rows) > 1 and not singly
+        turns = [slice(None)] if vectorised else [slice(i, i + 1) for i in range(len(rows))]
+        inputs: list[Inputs] = [
+            {
+                "shared": shared,
+                **{group: {name: v[turn] for name, v in arrays.items()} for group, arrays in own.items()},
+            }
+            for turn in turns
+        ]
+
+        def work(inputs: Inputs) -> Outputs:
+            def one(columns: Arrays, values: Arrays, present: Arrays, each: Arrays) -> Outputs:
+                client = _client(block, columns, Kept(values, present))
+                return _answer(request, client, {**inputs["shared"], **each}, Draws(columns["key"], 1))
+
+            arguments = [dict(inputs[name]) for name in own]
+            if vectorised:
+                result: Outputs = vmap(one)(*arguments)
+                return result
+            out, keep = one(*({name: value[0] for name, value in arrays.items()} for arrays in arguments))
+            return [{name: value[None] for name, value in release.items()} for release in out], {
+                name: value[None] for name, value in keep.items()
+            }
+
+        kind = self._recordings.kind(request, inputs[0], vectorised, block.full, block.all_labeled)
+
+        def turn(inputs: Inputs) -> Outputs:
+            begin = time.perf_counter()
+            made: Outputs = (kind.recorded or work)(inputs)
+            if kind.recorded is None:
+                self._recordings.called(kind, time.perf_counter() - begin, work, inputs)
+            return made
+
+        return lambda: _stacked([turn(one) for one in inputs])
+
+    def _batch(self, request: Request, rows: Tensor, outputs: Outputs, rehearsal: bool) -> Batch:
+        """Leave out replies that are not finite, let the rest keep what they keep, and hand over what they sent."""
+        arrays, kept = outputs
+        sound = torch.ones(len(rows), dtype=torch.bool)
+        failed: dict[int, str] = {}
+        sent = {name: value for release in arrays for name, value in release.items()}
+        for name, value in [*sent.items(), *((f"kept {name}", value) for name, value in kept.items())]:
+            if value.is_floating_point():
+                finite = torch.isfinite(value.reshape(len(rows), -1).sum(1))  # NaN or inf anywhere survives a sum
+                if not finite.all():
+                    for row in rows[~finite & sound].tolist():
+                        failed[row] = f"the array {name!r} is not finite (NaN or infinite)"
+                    sound &= finite
+        if failed:
+            rows = rows[sound]
+            arrays = [{name: value[sound] for name, value in release.items()} for release in arrays]
+            kept = {name: value[sound] for name, value in kept.items()}
+        if self.strict:
+            arrays = [_decoded(release, len(rows)) for release in arrays]
+        if kept and not rehearsal and len(rows):  # last: who fails on the way must not have kept anything
+            request.kept.write(request.clients.ids[request.positions[rows]], kept)
+        return Batch(rows, arrays, failed)
+
+
+def _columns(request: Request, block: Block) -> dict[str, Tensor]:
+    columns = {"x": block.x, "n": block.n, "labeled": block.labeled, "key": key(request.key, block.ids)}
+    if block.y is not None:
+        columns["y"] = block.y
+    return columns
+
+
+def _client(block: Block, columns: Mapping[str, Tensor], kept: Kept) -> Client:
+    return Client(
+        columns["x"],
+        columns.get("y"),
+        columns["n"],
+        columns["labeled"],
+        all_labeled=block.all_labeled,
+        full=block.full,
+        kept=kept,
+        draws=Draws(columns["key"]),
+        noise=Draws(columns["key"], 2),
+    )
+
+
+def _without_gradients(call: Callable[[], Outputs]) -> Outputs:
+    with torch.no_grad():  # it holds for one thread only
+        return call()
+
+
+@functools.cache
+def _workers(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, "unalike", initializer=torch.set_num_threads, initargs=(1,))
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_workers.cache_clear)  # a child has no threads but the one that forked
+
+
+def _answer(request: Request, client: Client, inputs: Mapping[str, Tensor], noise: Draws) -> Outputs:
+    """All that happens at a client: the task, and what each release lets out of it."""
+    sent = request.task(client, **inputs)
+    out, keep = [], dict(sent.keep)
+    for release in request.releases:
+        out.append(release.at_client(sent.arrays, noise))
+        keep |= release.held(sent.arrays)
+    return out, keep
+
+
+def _by_size(request: Request, rows: Tensor) -> Tensor:
+    """The rows, largest clients first, so that those of a block are alike and little of it is padding."""
+    return rows[torch.argsort(request.clients.size[request.positions[rows]], descending=True, stable=True)]
+
+
+def _blocks(request: Request, rows: Tensor, plan: Plan) -> Iterator[Tensor]:
+    """Rows (largest clients first) in the blocks that take the least time.
+
+    A block takes as long as its largest client's samples, times its clients plus what it costs besides them
+    (``plan.overhead``); so it ends where its padding would cost more than one more block. Blocks begin and end where
+    the size changes, unless one is full.
+    """
+    sizes = request.clients.size[request.positions[rows]].numpy()
+    row_bytes = _row_bytes(request)
+    first = np.flatnonzero(np.diff(sizes, prepend=-1))  # where each distinct size begins
+    edges = [*first.tolist(), len(rows)]
+    least = np.zeros(len(edges))  # [g]: time of all rows before the g-th distinct size
+    begins = [0] * len(edges)  # and where the last block of those begins
+    limits = np.minimum(plan.block, np.maximum(1, MAX_BLOCK_BYTES // (np.maximum(1, sizes[first]) * row_bytes)))
+    for end in range(1, len(edges)):
+        count = edges[end] - first[:end]
+        taken = least[:end] + np.maximum(1, sizes[first[:end]]) * (count + plan.overhead * -(-count // limits[:end]))
+        begins[end] = int(taken.argmin())
+        least[end] = taken[begins[end]]
+    cuts, end = [], len(edges) - 1
+    while end:
+        cuts.append((begins[end], end))
+        end = begins[end]
+    for group, end in reversed(cuts):
+        for begin in range(edges[group], edges[end], int(limits[group])):
+            yield rows[begin : min(begin + int(limits[group]), edges[end])]
+
+
+def _singles(request: Request, rows: Tensor, plan: Plan) -> Iterator[Tensor]:
+    """Rows (largest clients first) that are computed one by one: a few alike together, because reading costs too."""
+    few = min(TOGETHER, len(rows) // (16 * plan.workers)) if request.pure else 1
+    where = request.positions[rows]
+    sizes, labeled = request.clients.size[where].numpy(), request.clients.labeled[where].numpy()
+    changes = np.flatnonzero((np.diff(sizes) != 0) | (np.diff(labeled) != 0)) + 1
+    for begin, end in itertools.pairwise([0, *changes.tolist(), len(rows)]):
+        fit = max(1, min(few, MAX_BLOCK_BYTES // (max(1, int(sizes[begin])) * _row_bytes(request))))
+        yield from (rows[i : min(i + fit, end)] for i in range(begin, end, fit))
+
+
+def _row_bytes(request: Request) -> int:
+    return max(1, request.clients.x[0].numel() * 4)
+
+
+def _input_bytes(request: Request, rows: Tensor) -> int:
+    return len(rows) * int(request.clients.size[request.positions[rows]].max()) * _row_bytes(request)
+
+
+def _joined(batches: list[Batch]) -> Batch:
+    """Batches of single clients as one; a reply that differs in names or shapes from the first one is a failure."""
+    failed = {row: reason for batch in batches for row, reason in batch.failed.items()}
+    good = [batch for batch in batches if len(batch.rows)]
+    if not good:
+        return Batch(torch.zeros(0, dtype=torch.int64), [], failed)
+    first = good[0].shapes()
+    for batch in good:
+        if batch.shapes() != first:
+            failed[int(batch.rows[0])] = f"sent arrays of shapes {batch.shapes()}, but others sent {first}"
+    good = [batch for batch in good if int(batch.rows[0]) not in failed]
+    arrays = [_concatenated(release) for release in zip(*(batch.arrays for batch in good), strict=True)]
+    return Batch(torch.cat([batch.rows for batch in good]), arrays, failed)
+
+
+def _stacked(outputs: list[Outputs]) -> Outputs:
+    """Outputs of one client each as those of a block."""
+    if len(outputs) == 1:
+        return outputs[0]
+    releases = zip(*(out for out, _ in outputs), strict=True)
+    return [_concatenated(one) for one in releases], _concatenated([keep for _, keep in outputs])
+
+
+def _concatenated(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    if any(part.keys() != parts[0].keys() for part in parts):
+        raise ValueError("clients sent arrays of different names")
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _through_the_wire(request: Request) -> Request:
+    decoded = wire.decode(wire.encode(request.shared))
+    shared = {name: torch.as_tensor(decoded[name]) for name in request.shared}
+    each = _decoded(request.each, len(request.positions)) if request.each else {}
+    return replace(request, shared=shared, each=each)
+
+
+def _decoded(arrays: Mapping[str, Tensor], clients: int) -> dict[str, Tensor]:
+    """Every client's message encoded and decoded again."""
+    messages = [wire.decode(wire.encode({name: value[i] for name, value in arrays.items()})) for i in range(clients)]
+    if not messages:
+        return dict(arrays)
+    return {name: torch.stack([torch.as_tensor(message[name]) for message in messages]) for name in arrays}

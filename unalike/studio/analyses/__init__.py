@@ -1,0 +1,1 @@
+"""What the papers look at beside accuracy, for a finished run."""

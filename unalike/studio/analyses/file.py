@@ -1,0 +1,205 @@
+"""``analyses.json`` of a run folder: what ``unalike analyse`` found, as plain values that a report is made from.
+
+A run folder may come from somebody else, so every length and every number is bounded when the file is read.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from unalike.studio.errors import UserError
+from unalike.studio.runs.folder import ANALYSES, write_json
+
+MOST_CLIENTS = 1000  # of a map: more dots cannot be told apart, and t-SNE takes long
+MOST_POINTS = 200  # of a curve
+MOST_LETTERS = 1000  # of a name or a reason
+MOST_BYTES = 8_000_000
+
+PAPERS = "T1: Scott's thesis (PeFLL is its chapter 4); P2: Amosy, Eyal and Chechik, ODPFL-HN"
+NAMES = {
+    "map": "map of descriptors",
+    "correlation": "rank correlation",
+    "same_classes": "clients with the same classes",
+    "label_mask": "absent classes ruled out",
+    "alpha": "other class shares",
+    "rotation": "turned images",
+    "blur": "blurred images",
+    "size": "number of samples",
+    "bytes": "bytes sent",
+}
+FIGURES = {
+    "map": "P2 Fig. 7",
+    "correlation": "T1 Fig. 4.1",
+    "same_classes": "T1 Table 4.1",
+    "label_mask": "T1 Table B.4",
+    "alpha": "T1 Fig. B.1",
+    "rotation": "P2 Fig. 4",
+    "blur": "P2 Fig. 4",
+    "size": "P2 Fig. 5",
+    "bytes": "T1 Fig. B.5",
+}
+
+_LARGEST = 1e30  # of a number that a chart has to place
+Finite = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, le=_LARGEST, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=_LARGEST, allow_inf_nan=False)]
+Probability = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
+Coefficient = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=10**12)]
+Words = Annotated[str, Field(max_length=MOST_LETTERS)]
+Spot = tuple[Finite, Finite]
+Name = Literal["map", "correlation", "same_classes", "label_mask", "alpha", "rotation", "blur", "size", "bytes"]
+
+
+class CurvePoint(BaseModel):
+    """One place of a curve: the mean score over newcomers, with its standard error (None: of a single newcomer)."""
+
+    at: NotNegative
+    mean: Finite
+    error: NotNegative | None
+
+
+class CurvePointAboveZero(CurvePoint):
+    """One place of a curve with a logarithmic axis, which has no 0."""
+
+    at: Positive
+
+
+class PrivatePoint(CurvePointAboveZero):
+    """One place of a curve of private newcomers; without δ if there is no noise, or in a file of an older version."""
+
+    delta: Probability | None = None
+
+
+Curve = Annotated[list[CurvePoint], Field(max_length=MOST_POINTS)]
+CurveAboveZero = Annotated[list[CurvePointAboveZero], Field(max_length=MOST_POINTS)]
+
+
+class AtEpsilon(BaseModel):
+    """Scores over a newcomer's number of samples, its descriptor protected by ε (None: no noise)."""
+
+    epsilon: Positive | None
+    points: Annotated[list[PrivatePoint], Field(max_length=MOST_POINTS)]
+
+    @property
+    def label(self) -> str:
+        return "no noise" if self.epsilon is None else f"ε = {self.epsilon:g}"
+
+    @property
+    def delta_label(self) -> str:
+        """δ, which falls with the number of samples; empty where there is no noise."""
+        if self.epsilon is None:
+            return ""
+        deltas = [point.delta for point in self.points if point.delta is not None]
+        if len(deltas) < len(self.points) or not deltas:
+            return "δ unknown"
+        low, high = f"{min(deltas):.2g}", f"{max(deltas):.2g}"
+        return f"δ = {high}" if low == high else f"δ = {high} to {low}"
+
+
+class DescriptorMap(BaseModel):
+    """Clients on a plane, by their descriptors."""
+
+    names: Annotated[list[Words], Field(min_length=3, max_length=MOST_CLIENTS)]
+    group: Annotated[list[Literal["seen", "unseen"]], Field(max_length=MOST_CLIENTS)]
+    main_class: Annotated[list[Words | None], Field(max_length=MOST_CLIENTS)]
+    pca: Annotated[list[Spot], Field(max_length=MOST_CLIENTS)]
+    t_sne: Annotated[list[Spot], Field(max_length=MOST_CLIENTS)]
+
+    @model_validator(mode="after")
+    def _equal_lengths(self) -> DescriptorMap:
+        for name in ("group", "main_class", "pca", "t_sne"):
+            if len(getattr(self, name)) != len(self.names):
+                raise ValueError(f"{name} has {len(getattr(self, name))} entries for {len(self.names)} names")
+        return self
+
+
+class Correlation(BaseModel):
+    """Of descriptor distances and label distances, over so many unseen clients; ``untrained``: before training."""
+
+    mean: Coefficient
+    low: Coefficient
+    high: Coefficient
+    clients: Count
+    untrained: Coefficient | None = None
+
+
+class LikeWithLike(BaseModel):
+    """Mean scores of unseen clients and of training clients with the same classes (``analyses.SameClasses``).
+
+    And those of twins (``analyses.twins``) of training clients, and of the clients that they are twins of; None in a
+    file of an older version.
+    """
+
+    unseen: Finite
+    seen: Finite
+    clients: Count
+    novel: Finite | None
+    novel_clients: Count
+    twins: Finite | None = None
+    twins_of: Finite | None = None
+    pairs: Count = 0
+
+
+class LabelMask(BaseModel):
+    """Mean scores of seen and unseen clients, when they choose among all classes and among their own alone."""
+
+    seen: Finite
+    unseen: Finite
+    seen_masked: Finite
+    unseen_masked: Finite
+
+
+class AtBytes(BaseModel):
+    """Mean scores when so many gigabytes had been sent, both ways together."""
+
+    gigabytes: NotNegative
+    seen: Finite | None
+    unseen: Finite | None
+
+
+class Analyses(BaseModel):
+    """``analyses.json``. An analysis that does not apply is empty, and ``left_out`` says why."""
+
+    round: Count
+    quick: bool
+    map: DescriptorMap | None = None
+    correlation: Correlation | None = None
+    same_classes: LikeWithLike | None = None
+    label_mask: LabelMask | None = None
+    alpha: CurveAboveZero = []
+    rotation: Curve = []
+    blur: Curve = []
+    size: Annotated[list[AtEpsilon], Field(max_length=10)] = []
+    bytes: Annotated[list[AtBytes], Field(max_length=MOST_POINTS)] = []
+    left_out: dict[Name, Words] = {}
+
+
+def write_analyses(run: Path, found: Analyses) -> None:
+    write_json(run / ANALYSES, found.model_dump())
+
+
+def read_analyses(run: Path) -> Analyses | None:
+    """What the run folder holds; None if the run was not analysed."""
+    file = run / ANALYSES
+    advice = f"make it anew with: unalike analyse {run}, or remove it"
+    try:
+        with file.open("rb") as stream:
+            text = stream.read(MOST_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(
+            f"{file} cannot be read: {error.strerror}; remove it, then make it anew with: unalike analyse {run}"
+        ) from None
+    if len(text) > MOST_BYTES:
+        raise UserError(f"{file} has more than {MOST_BYTES:,} bytes, which no analysis needs; {advice}")
+    try:
+        return Analyses.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{file}: {where + ': ' if where else ''}{first['msg']}; {advice}") from None

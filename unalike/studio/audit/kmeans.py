@@ -1,0 +1,150 @@
+"""Audit FedDP-KMeans by an attack on its own ``fit``.
+
+The population is made so that one run holds many independent trials. There are as many clusters, server points and
+dimensions as canaries, and canary i lies on axis i, far outside the radius Δ: after clipping it changes the Gram
+matrix, the weight of server point i, and the sum and count of cluster i, each by all that the noise was made for, and
+nothing of what another canary changes. A coin decides whether it takes part. Other points, the same in every run, keep
+the centres near their axes while Lloyd steps are taken.
+
+The attacker hears every question and every noisy answer, and knows all points that are not canaries. Its score for a
+canary is the exact log-likelihood ratio of all answers, with the canary against without it: no test is better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from unalike.analytics.kmeans.algorithm import FedDPKMeans
+from unalike.analytics.kmeans.budget import Noise, Privacy
+from unalike.core.client import Clients
+from unalike.core.draws import Draws, key
+from unalike.core.federation import Cohort, Federation, PerClient, Replies
+from unalike.core.release import Each, Release, Sum
+from unalike.core.task import Task
+from unalike.privacy.audit import Quieter, canaries_for, proven_epsilon
+from unalike.privacy.sampling import Sampling
+from unalike.runtime.shard.simulator import Simulator
+from unalike.studio.audit.training import Audit, check_cut
+
+_SLOTS = 64  # canaries in one run
+_FEW_SLOTS = 32  # where thousands of other clients have to be asked as well
+_FAR = 100.0  # norm of a canary, in radii: clipping must bring it back
+_TYPICAL = 0.9  # norm of all other points, in radii; the bounds on a client follow from it, and a canary is above them
+_CLIENTS = 4  # that hold the points, where points are protected
+_STEADY = 10.0  # other points in a cluster, over the noise of its sums and counts: its centre stays where it is
+
+
+def audit_kmeans(
+    privacy: Privacy,
+    *,
+    steps: int = 0,
+    canaries: int | None = None,
+    cut_noise: float = 1.0,
+    seed: int = 0,
+    confidence: float = 0.95,
+    progress: Callable[[int, int], None] | None = None,
+) -> Audit:
+    """Attack FedDP-Init and ``steps`` of FedDP-Lloyds with this budget.
+
+    ``cut_noise`` below 1 scales the real noise of all answers down behind the ledger's back.
+    """
+    check_cut(cut_noise)
+    slots = _FEW_SLOTS if steps and privacy.unit == "client" else _SLOTS
+    method = FedDPKMeans(k=slots, privacy=privacy, steps=steps, radius=1.0, center=False, client_points=1, starts=1)
+    plan = method.plan()
+    noise = Noise(**{name: None if one is None else Quieter(one, cut_noise) for name, one in vars(plan).items()})
+    known, canary = _TYPICAL * torch.eye(slots).repeat(_others(method, plan), 1), _FAR * torch.eye(slots)
+    runs = -(-(canaries or canaries_for(privacy.epsilon)) // slots)
+    scores, member, promised = [], [], 0.0
+    for number in range(runs):
+        if progress is not None:
+            progress(number, runs)
+        coins = Draws(key(seed + number, 78)).uniform(slots) < 0.5
+        clients = _clients(torch.cat([known, canary[coins]]), privacy)
+        federation = _Tapped(clients, seed + number, _simulator())
+        method.fit(federation, _TYPICAL * torch.eye(slots), noise=noise)
+        scores.append(_score(federation.heard, _clients(known, privacy), canary))
+        member.append(coins)
+        promised = max(promised, federation.ledger.epsilon(privacy.delta))
+    proof = proven_epsilon(torch.cat(scores), torch.cat(member), privacy.delta, confidence)
+    return Audit(privacy.unit, promised, proof, runs * slots, steps, cut_noise)
+
+
+def _others(method: FedDPKMeans, plan: Noise) -> int:
+    """How many points other than canaries a cluster needs."""
+    if method.steps == 0:
+        return 2  # the centres are the server points and nothing can move them
+    assert plan.sums is not None and plan.counts is not None
+    return math.ceil(_STEADY * max(plan.sums.std(1.0), plan.counts.std(1.0)))
+
+
+def _clients(points: Tensor, privacy: Privacy) -> Clients:
+    """A few clients with all points; where clients are protected, one for each point."""
+    count = len(points) if privacy.unit == "client" else _CLIENTS
+    sizes = torch.full((count,), len(points) // count)
+    sizes[-1] += len(points) - int(sizes.sum())
+    return Clients.from_sizes(points, None, sizes)
+
+
+def _simulator() -> Simulator:
+    return Simulator(block=4096, threads=1)
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """One ask as the server sees it."""
+
+    task: Task
+    inputs: Mapping[str, Tensor | PerClient | float]
+    releases: list[Sum]
+    replies: Replies
+    sampling: Sampling
+
+
+@dataclass
+class _Tapped(Federation):
+    """A federation that remembers every question and answer."""
+
+    heard: list[_Heard] = field(default_factory=list)
+
+    def cohort(self, positions: Tensor | Sequence[int]) -> Cohort:
+        one = super().cohort(positions)
+        return _TappedCohort(self, one.positions, one.sampling, one.expected, one.name)
+
+
+class _TappedCohort(Cohort):
+    def ask(
+        self, task: Task, /, into: Release | Sequence[Release] | None = None, **inputs: Tensor | PerClient | float
+    ) -> Replies:
+        replies = super().ask(task, into=into, **inputs)
+        releases = [into] if isinstance(into, Sum) else into
+        assert isinstance(self.federation, _Tapped) and isinstance(releases, list)
+        self.federation.heard.append(_Heard(task, inputs, releases, replies, self.sampling))
+        return replies
+
+
+def _score(heard: list[_Heard], rest: Clients, canary: Tensor) -> Tensor:
+    """[canaries] log-likelihood ratio of all answers, for each canary's presence against its absence."""
+    known = Federation(rest, runtime=_simulator(), simulation_only=True).everyone()
+    single = Clients.from_sizes(canary, None, torch.ones(len(canary), dtype=torch.int64))
+    alone = Federation(single, runtime=_simulator(), simulation_only=True).everyone()
+    score = torch.zeros(len(canary), dtype=torch.float64)
+    for one in heard:
+        # Clients of one point have counts that are as long in L1 as in L2, so that bounds without noise are the same.
+        without = known.ask(one.task, into=[Sum(each.name, clip=each.clip) for each in one.releases], **one.inputs)
+        shares = alone.ask(one.task, into=[Each(each.name, clip=each.clip) for each in one.releases], **one.inputs)
+        for release in one.releases:
+            assert release.noise is not None
+            std = release.noise.std(release.change(one.sampling))
+            seen = (one.replies[release.name].double() - without[release.name].double()).flatten()
+            share = shares[release.name].double().flatten(1)  # [canaries, numbers]
+            if release.noise.norm == "l2":
+                score += (share @ seen - 0.5 * share.square().sum(1)) / std**2
+            else:
+                score += math.sqrt(2.0) * (seen.abs() - (seen - share).abs()).sum(1) / std
+    return score

@@ -1,0 +1,187 @@
+"""Audit a recipe's privacy by an attack on the code that would run.
+
+The attacked run is the recipe's method with its clip, noise, sampling rate and number of rounds, on a population made
+of canaries. Every canary owns one coordinate of a small model (an embedding table) that no other data moves, and pulls
+it as hard as its clip allows. A coin decides whether it takes part. Because the coordinates do not touch each other,
+all canaries of a run are independent trials of one and the same question, and one run is worth thousands of runs on
+neighbouring data sets. The attacker sees every released sum and tells by it who took part; ``proven_epsilon`` says what
+that proves, and the ledger of the attacked run says what was promised.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from unalike.core.client import Clients
+from unalike.core.draws import Draws, key
+from unalike.core.federation import Federation
+from unalike.core.model import Model
+from unalike.learn.local import LocalSGD
+from unalike.learn.schedules import Schedule
+from unalike.learn.server import ServerOptimizer
+from unalike.methods.fedavg import FedAvg
+from unalike.privacy import Gaussian
+from unalike.privacy.audit import Proof, Quieter, canaries_for, proven_epsilon
+from unalike.privacy.dpsgd import PointPrivacy
+from unalike.runtime.shard.simulator import Simulator
+from unalike.studio.errors import UserError
+from unalike.studio.runs.prepare import Prepared
+from unalike.studio.runs.privacy import participations, sampling_rate, training_sizes
+
+SLOTS = 4096  # canaries in one run; more canaries are more runs
+_PULL = 1e4  # the target that a canary pulls its coordinate to: far beyond what the clip lets through
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What the ledger promises about the attacked runs, and what the attack proves."""
+
+    unit: str
+    promised: float  # the ledger's ε
+    proof: Proof
+    canaries: int
+    rounds: int
+    cut_noise: float
+
+    @property
+    def holds(self) -> bool:
+        """Is the promise compatible with the attack?"""
+        return self.proof.epsilon <= self.promised
+
+
+def audit(
+    prepared: Prepared,
+    *,
+    canaries: int | None = None,
+    cut_noise: float = 1.0,
+    seed: int = 0,
+    confidence: float = 0.95,
+    progress: Callable[[int, int], None] | None = None,
+) -> Audit:
+    """Attack the recipe's method. ``cut_noise`` below 1 scales the real noise down behind the ledger's back."""
+    method = prepared.method
+    if not isinstance(method, FedAvg):
+        raise UserError(f"the audit knows fedavg and its relatives, not {prepared.recipe.method}")
+    check_cut(cut_noise)
+    attack: Callable[[FedAvg, Prepared, int, float, int], _Attacked]
+    if method.noise is not None:
+        attack = _attack_clients
+    elif method.local.private is not None:
+        attack = _attack_points
+    else:
+        raise UserError("this recipe promises no privacy: give --epsilon or --noise-multiplier with --clip")
+    first = attack(method, prepared, SLOTS, cut_noise, seed)
+    wanted = canaries or canaries_for(first.promised)
+    runs = max(1, -(-wanted // SLOTS))
+    done = [first]
+    for number in range(1, runs):
+        if progress is not None:
+            progress(number, runs)
+        done.append(attack(method, prepared, SLOTS, cut_noise, seed + number))
+    scores, member = torch.cat([one.scores for one in done]), torch.cat([one.member for one in done])
+    proof = proven_epsilon(scores, member, prepared.delta, confidence)
+    promised = max(one.promised for one in done)
+    return Audit(first.unit, promised, proof, len(scores), first.rounds, cut_noise)
+
+
+def check_cut(cut_noise: float) -> None:
+    """Refuse a factor that would not cut the noise."""
+    if not 0 < cut_noise <= 1:
+        raise UserError(f"--cut-noise {cut_noise}: expected above 0 and at most 1 (1: the noise as it is)")
+
+
+@dataclass(frozen=True)
+class _Attacked:
+    """One attacked run: a score for every canary, whether it took part, and what the run's ledger says."""
+
+    unit: str
+    scores: Tensor
+    member: Tensor
+    promised: float
+    rounds: int
+
+
+def _attack_clients(method: FedAvg, prepared: Prepared, slots: int, cut_noise: float, seed: int) -> _Attacked:
+    """Canaries are clients with one sample each, in or out of the population."""
+    noise, clip = method.noise, method.clip
+    assert isinstance(noise, Gaussian) and clip is not None
+    rate = sampling_rate(method.cohort, prepared.population)
+    member = _coins(slots, seed)
+    slot = member.nonzero()
+    clients = Clients.from_sizes(slot, torch.full((len(slot),), _PULL), torch.ones(len(slot)))
+    attacked = dataclasses.replace(
+        method,
+        model=Model(nn.Embedding(slots, 1)),
+        cohort=float(rate),
+        local=LocalSGD(steps=1, batch=1, lr=1.0),
+        server=ServerOptimizer(),
+        schedule=Schedule(),
+        finetune=None,
+        mu=0.0,
+        noise=Quieter(noise, cut_noise),
+    )
+    federation = Federation(clients, seed, Simulator(block=256))
+    expected, z = rate * len(clients), noise.noise_multiplier
+    score = torch.zeros(slots, dtype=torch.float64)
+    state, rounds = attacked.start(seed), max(1, prepared.recipe.rounds)
+    for number in range(1, rounds + 1):
+        after = attacked.round(state, federation.begin_round(number))
+        seen = (after.theta - state.theta).to(torch.float64) * expected / clip  # 0 or 1, plus noise of deviation z
+        # Log-likelihood ratio of a canary that is drawn at this rate against one that is not there.
+        score += torch.log1p(rate * torch.expm1((2 * seen - 1) / (2 * z * z)))
+        state = after
+    return _Attacked("client", score, member, federation.ledger.epsilon(prepared.delta), rounds)
+
+
+def _attack_points(method: FedAvg, prepared: Prepared, slots: int, cut_noise: float, seed: int) -> _Attacked:
+    """Canaries are samples of one client, whose batches have the rate and number of the recipe's smallest client."""
+    private = method.local.private
+    assert private is not None
+    steps = method.local.steps_of(min(training_sizes(prepared.population)))
+    z = private.multiplier(steps)
+    rounds = participations(method.cohort, prepared.population, max(1, prepared.recipe.rounds))
+    member = _coins(slots, seed)
+    slot = member.nonzero()
+    clients = Clients.from_sizes(slot, torch.full((len(slot),), _PULL), torch.tensor([len(slot)]))
+    batch = max(1, int(steps.rate * len(slot)))  # rounded down: the attacked rate is at most that of the recipe
+    local = _Honest(
+        steps=steps.count, batch=batch, lr=1.0, private=PointPrivacy(private.clip, cut_noise * z), claimed=z
+    )
+    attacked = dataclasses.replace(
+        method,
+        model=Model(nn.Embedding(slots, 1)),
+        cohort=1,
+        local=local,
+        server=ServerOptimizer(),
+        schedule=Schedule(),
+        finetune=None,
+        mu=0.0,
+    )
+    federation = Federation(clients, seed, Simulator(block=1))
+    start = state = attacked.start(seed)
+    for number in range(1, rounds + 1):
+        state = attacked.round(state, federation.begin_round(number))
+    score = (state.theta - start.theta).to(torch.float64)
+    return _Attacked("point", score, member, federation.ledger.epsilon(prepared.delta), rounds)
+
+
+@dataclass(frozen=True)
+class _Honest(LocalSGD):
+    """Local training whose cost is that of the ``claimed`` noise, whatever noise it really has."""
+
+    claimed: float = 1.0
+
+    def cost(self, sizes: Tensor) -> Any:
+        assert self.private is not None
+        promised = dataclasses.replace(self, private=PointPrivacy(self.private.clip, self.claimed))
+        return LocalSGD.cost(promised, sizes)
+
+
+def _coins(count: int, seed: int) -> Tensor:
+    return Draws(key(seed, 77)).uniform(count) < 0.5

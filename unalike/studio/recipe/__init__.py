@@ -1,0 +1,1 @@
+"""Recipes: everything that decides a run, and the names by which people set it."""

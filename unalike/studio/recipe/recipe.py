@@ -1,0 +1,242 @@
+"""Recipes: everything that decides a run, in one TOML file that is checked before anything starts."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from unalike.core.suggest import nearest
+from unalike.data.spec import literal
+from unalike.studio.errors import UserError
+from unalike.studio.recipe.hyperparameters import merged
+from unalike.studio.recipe.keys import PARTITION_OPTIONS, flag_of
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Data(_Section):
+    """Which data, and how it is dealt out to clients; the fields are the arguments of ``unalike.data.load``."""
+
+    name: str = "digits"  # a named source, a file or a folder
+    partition: str | None = None  # e.g. "dirichlet:0.3", "pathological:2"; None: the source's own clients, else iid
+    clients: int | None = Field(None, ge=1)
+    samples: int | None = Field(None, ge=1)  # at most so many rows for each client
+    min_samples: int | None = Field(None, ge=1)
+    test: float | Literal["source"] | None = None
+    validation: float = Field(0.0, ge=0, lt=1)
+    unseen: int | float | list[int] = 0.1  # share (or number, or positions) of clients that arrive after training
+    labeled: float = Field(1.0, ge=0, le=1)  # share of the training clients that have labels
+    rotate: list[float] | None = None
+    normalize: bool = True
+    seed: int | None = Field(None, ge=0)  # None: the run's seed
+    options: dict[str, Any] = {}  # of the source or file reader, e.g. client_column
+
+
+class Network(_Section):
+    """The personal model's architecture."""
+
+    name: str | None = None  # None: chosen by the shape of the inputs
+    options: dict[str, Any] = {}
+
+
+class Privacy(_Section):
+    """What the run may cost; all empty: nothing is promised. See ``unalike.studio.runs.privacy``."""
+
+    epsilon: float | None = Field(None, gt=0)
+    delta: float | None = Field(None, gt=0, lt=1)
+    noise_multiplier: float | None = Field(None, gt=0)
+    clip: float | None = Field(None, gt=0)
+    unit: Literal["client", "point"] = "client"
+
+
+class Runtime(_Section):
+    """How the simulator runs; nothing here changes a result by more than rounding."""
+
+    block: int | None = Field(None, ge=1)  # clients at once; None: measured
+    threads: int | None = Field(None, ge=1)
+    strict: bool = False  # every message through the wire codec, as on a network
+    drop: float = Field(0.0, ge=0, le=1)  # share of clients that fail to answer, to rehearse failures
+    quorum: float = Field(0.5, ge=0, le=1)
+
+
+class Expected(_Section):
+    """The mean scores that the run is to reach, for example those of a paper's table."""
+
+    seen: float | None = None
+    unseen: float | None = None
+    unlabeled: float | None = None
+
+
+class Recipe(_Section):
+    """One run."""
+
+    title: str = ""
+    method: str  # a name of `unalike methods`, or path/to/file.py:Class
+    rounds: int = Field(50, ge=0)
+    seed: int = Field(0, ge=0)
+    eval_every: int | None = Field(None, ge=1)  # None: about ten times in a run
+    checkpoint_every: int = Field(10, ge=1)
+    data: Data = Data()
+    model: Network = Network()
+    hyperparameters: dict[str, Any] = {}  # the fields of the method; see `unalike methods NAME`
+    privacy: Privacy = Privacy()
+    runtime: Runtime = Runtime()
+    expected: Expected = Expected()
+
+    @property
+    def evaluate_every(self) -> int:
+        return self.eval_every or max(1, self.rounds // 10)
+
+    def to_toml(self) -> str:
+        """The recipe as text; what is empty is left out."""
+        return tomli_w.dumps(_without_empty(self.model_dump(exclude_none=True)))
+
+
+def _without_empty(values: dict[str, Any]) -> dict[str, Any]:
+    filled = {key: _without_empty(value) if isinstance(value, dict) else value for key, value in values.items()}
+    return {key: value for key, value in filled.items() if value not in ({}, "")}
+
+
+class Plan(BaseModel):
+    """What one command does: a run, or several over the same data that are compared."""
+
+    model_config = ConfigDict(frozen=True)
+
+    title: str = ""
+    runs: list[tuple[str, Recipe]]  # label and recipe
+    seeds: int = 1  # every run once for each of so many seeds
+
+    def with_seeds(self) -> list[tuple[str, Recipe]]:
+        return [
+            (label, recipe.model_copy(update={"seed": recipe.seed + extra}))
+            for label, recipe in self.runs
+            for extra in range(self.seeds)
+        ]
+
+
+PLAN_KEYS = ("seeds", "compare")
+
+
+def checked(values: Mapping[str, Any], where: str) -> Recipe:
+    """A recipe from plain values; an unknown key is answered with the nearest one that exists."""
+    try:
+        return Recipe.model_validate(dict(values))
+    except ValidationError as error:
+        raise UserError(f"{where}: " + "; ".join(map(_explained, error.errors()))) from error
+
+
+def _explained(problem: Any) -> str:
+    path = [str(part) for part in problem["loc"]]
+    dotted = ".".join(path)
+    if problem["type"] == "extra_forbidden":
+        known = [".".join([*path[:-1], key]) for key in _keys(path[:-1])]
+        meant = get_close_matches(path[-1], PARTITION_OPTIONS, 1)
+        if meant and not get_close_matches(path[-1], _keys(path[:-1]), 1):
+            partition, option = PARTITION_OPTIONS[meant[0]]
+            return (
+                f"unknown key {dotted!r}; {meant[0]} is an option of a partition: --{meant[0]}, or "
+                f'data.partition = "{partition}:{option}=..."'
+            )
+        return f"unknown key {dotted!r}{nearest(dotted, known)}"
+    if problem["type"] == "missing":
+        return f"the key {dotted!r} is missing"
+    return f"{dotted} = {problem['input']!r}{flag_of(dotted)}: {_lower(problem['msg'])}"
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _keys(path: Sequence[str]) -> list[str]:
+    section: type[BaseModel] = Recipe
+    for part in path:
+        inner = section.model_fields[part].annotation
+        assert isinstance(inner, type) and issubclass(inner, BaseModel)
+        section = inner
+    return [*section.model_fields, *(PLAN_KEYS if section is Recipe else ())]
+
+
+def all_keys(section: type[BaseModel] = Recipe, path: str = "") -> list[str]:
+    """Every key of a recipe, dotted."""
+    keys = list(PLAN_KEYS[:1]) if section is Recipe else []
+    for name, one in section.model_fields.items():
+        inner = one.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            keys += all_keys(inner, f"{path}{name}.")
+        else:
+            keys.append(path + name)
+    return keys
+
+
+def plan_of(values: Mapping[str, Any], where: str) -> Plan:
+    """A plan from plain values: ``[[compare]]`` entries are laid over the rest, one run each."""
+    base = {key: value for key, value in values.items() if key not in PLAN_KEYS}
+    seeds = values.get("seeds", 1)
+    if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
+        raise UserError(f"{where}: seeds = {seeds!r} (--seeds): expected a whole number of at least 1")
+    entries = values.get("compare", [{}])
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise UserError(f"{where}: `compare` is a list of tables; write [[compare]] above each")
+    runs: list[tuple[str, Recipe]] = []
+    for entry in entries:
+        own = {key: value for key, value in entry.items() if key != "label"}
+        recipe = checked(merged(base, own), where)
+        runs.append((str(entry.get("label", recipe.method)), recipe))
+    labels = [label for label, _ in runs]
+    doubled = sorted({label for label in labels if labels.count(label) > 1})
+    if doubled:
+        raise UserError(f"{where}: two runs are called {doubled[0]!r}; give each [[compare]] a `label` of its own")
+    return Plan(title=str(values.get("title", "")), runs=runs, seeds=seeds)
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """A TOML file as plain values."""
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no recipe {file}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{file} is not valid TOML: {error}") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not a text file in UTF-8: {error.reason} at byte {error.start}") from error
+
+
+def read_recipe(file: Path) -> Recipe:
+    """A single run's recipe, for example that of a run folder."""
+    return checked(read_toml(file), str(file))
+
+
+def overridden(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """``key=value`` overrides with dotted keys. A key that is none of a recipe's is one of the method's own:
+    ``local.lr=0.05`` means ``hyperparameters.local.lr=0.05``.
+    """
+    result = dict(values)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        path = key.strip().split(".")
+        if not equals or not all(path):
+            raise UserError(f"--set {setting}: expected key=value, for example --set local.lr=0.05")
+        if path[0] not in (*Recipe.model_fields, *PLAN_KEYS):
+            path = ["hyperparameters", *path]
+        value: Any = _value(text)
+        for part in reversed(path):
+            value = {part: value}
+        result = merged(result, value)
+    return result
+
+
+def _value(text: str) -> Any:
+    """A TOML value if the text reads like one (numbers, lists, tables, quoted words), else the plain word."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = literal(text)
+        return "none" if value is None else value

@@ -1,0 +1,1 @@
+"""Runs: prepared, carried out, saved, resumed and compared."""

@@ -1,0 +1,252 @@
+"""A run folder: everything about a run, in files that are either whole or not there.
+
+Every file but ``metrics.jsonl`` is written beside its place, brought to the disk and then renamed, so a crash leaves
+the old one or the new one. ``metrics.jsonl`` grows by a line each round and is cut back to the checkpoint when a run
+resumes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import errno
+import importlib.metadata
+import io
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from unalike.studio.errors import UserError
+from unalike.studio.recipe.recipe import Recipe
+
+RECIPE, VERSIONS, RESULT, CHECKPOINT = "recipe.toml", "versions.json", "result.json", "checkpoint.safetensors"
+METRICS, METRICS_TABLE, CLIENTS, CLIENT_MAP = "metrics.jsonl", "metrics.csv", "clients.csv", "clients.json"
+TRANSCRIPT, LEDGER, ANALYSES, REPORT, COMPARISON, LOCK = (
+    "transcript.json",
+    "ledger.json",
+    "analyses.json",
+    "report.html",
+    "comparison.json",
+    ".lock",
+)
+_LIBRARIES = ("unalike", "torch", "numpy", "scikit-learn", "dp-accounting", "safetensors", "pydantic")
+
+
+@contextlib.contextmanager
+def disk_errors_told(folder: Path, again: str | None = None) -> Iterator[None]:
+    """Turn what the operating system says about files into a sentence and advice.
+
+    ``again`` is the command to repeat, where neither ``unalike resume`` nor ``--out`` would help.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        where = error.filename or folder
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise UserError(
+                f"the disk is full: {where} could not be written. Nothing that was there is lost; free some space, "
+                f"then go on with: {again or f'unalike resume {folder}'}"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            advice = "choose another folder with --out" if again is None else f"change that, then repeat: {again}"
+            raise UserError(f"no permission to write {where}; {advice}") from error
+        raise UserError(f"cannot use {where}: {error.strerror}") from error
+
+
+def check_writable(file: Path) -> None:
+    """Fail as ``write_whole`` would, before long work instead of after it."""
+    if file.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+    trial = _beside(file)
+    trial.open("wb").close()
+    trial.unlink()
+
+
+def _beside(file: Path) -> Path:
+    return file.with_name(f".{file.name}.part")
+
+
+def write_whole(file: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file so that a crash at any moment leaves the old one or the new one; ``mode``: who may read it."""
+    fresh = _beside(file)
+    try:
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        fresh.replace(file)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+    _to_disk(file.parent)
+
+
+def _to_disk(folder: Path) -> None:
+    """The renaming itself must survive a power cut, too; not every system lets one ask for that."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def write_json(file: Path, content: Any, mode: int = 0o666) -> None:
+    write_whole(file, json.dumps(content, indent=2, allow_nan=False).encode() + b"\n", mode)
+
+
+def read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{file.parent} has no {file.name}; is it the folder of a finished run?") from None
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{file} is damaged: {error}") from error
+
+
+def compared_runs(comparison: Path) -> list[Path]:
+    """The folders of a comparison's runs, at least one."""
+    file = comparison / COMPARISON
+    content = read_json(file)
+    runs = content.get("runs") if isinstance(content, dict) else None
+    if not isinstance(runs, list) or not runs:
+        raise UserError(f'{file} is damaged: expected "runs", a list of one or more, got {_short(content)}')
+    for one in runs:
+        name = one.get("folder") if isinstance(one, dict) else None
+        if not isinstance(name, str) or not name or Path(name).name != name:
+            raise UserError(f'{file} is damaged: expected a run with "folder", the name of one, got {_short(one)}')
+    return [comparison / one["folder"] for one in runs]
+
+
+def _short(content: Any) -> str:
+    text = json.dumps(content)
+    return text if len(text) <= 80 else text[:79] + "…"
+
+
+def write_table(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """CSV with the columns of all rows; nested values as ``group.name``."""
+    flat = [_flat(row) for row in rows]
+    columns = list(dict.fromkeys(name for row in flat for name in row))
+    text = io.StringIO()
+    table = csv.DictWriter(text, columns, lineterminator="\n")
+    table.writeheader()
+    table.writerows(flat)
+    write_whole(file, text.getvalue().encode())
+
+
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        inner = {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, Mapping) else {name: value}
+        flat.update(inner)
+    return flat
+
+
+def create(path: Path, recipe: Recipe) -> RunFolder:
+    """A fresh run folder; one that holds anything already is refused."""
+    with disk_errors_told(path):
+        claim(path)
+        folder = RunFolder(path)
+        write_json(path / VERSIONS, versions())
+        write_whole(path / RECIPE, recipe.to_toml().encode())
+    return folder
+
+
+def claim(path: Path) -> None:
+    """Make the folder, or take an empty one."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is a file, not a folder; choose another with --out")
+    if path.is_dir() and any(path.iterdir()):
+        unfinished = (path / RECIPE).exists() and not (path / RESULT).exists()
+        advice = f"go on with its unfinished run (unalike resume {path}), or " if unfinished else ""
+        raise UserError(f"{path} exists already, and nothing is overwritten: {advice}choose another with --out")
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def fresh_name(base: Path) -> Path:
+    """``base``, or ``base-2``, ``base-3``, ...: the first that does not exist."""
+    number, path = 1, base
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
+
+
+def versions() -> dict[str, str]:
+    """What the run was made with."""
+    found = {"python": platform.python_version(), "system": platform.platform()}
+    for name in _LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+class RunFolder:
+    """The files of one run; only one process at a time may hold it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._metrics: IO[str] | None = None
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> RunFolder:
+        self._lock = (self.path / LOCK).open("w")
+        try:
+            import fcntl
+        except ImportError:  # no such locks on this system
+            return self
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise UserError(f"{self.path} is in use by another run that is still going") from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._lock is not None:
+            self._lock.close()
+            (self.path / LOCK).unlink(missing_ok=True)
+
+    def keep_metrics(self, rounds: int) -> list[dict[str, Any]]:
+        """Drop the lines of rounds after ``rounds`` (and a line cut short by a crash): they will be made again."""
+        kept = [record for record in read_metrics(self.path / METRICS) if record["round"] <= rounds]
+        lines = "".join(json.dumps(record) + "\n" for record in kept)
+        write_whole(self.path / METRICS, lines.encode())
+        return kept
+
+    def add_metrics(self, record: Mapping[str, Any]) -> None:
+        if self._metrics is None:
+            self._metrics = (self.path / METRICS).open("a", encoding="utf-8")
+        self._metrics.write(json.dumps(record, allow_nan=False) + "\n")
+        self._metrics.flush()
+
+    def sync_metrics(self) -> None:
+        """Bring the lines to the disk, before a checkpoint says that they are there."""
+        if self._metrics is not None:
+            os.fsync(self._metrics.fileno())
+        write_table(self.path / METRICS_TABLE, read_metrics(self.path / METRICS))
+
+
+def read_metrics(file: Path) -> list[dict[str, Any]]:
+    """The whole lines of a metrics file; a last line that was cut short is left out."""
+    if not file.exists():
+        return []
+    records: list[dict[str, Any]] = []
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            break
+        if not isinstance(record, dict) or "round" not in record:
+            break
+        records.append(record)
+    return records

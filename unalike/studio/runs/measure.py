@@ -1,0 +1,111 @@
+"""How good the personal models are: on seen clients, on unseen ones, and on newcomers without labels.
+
+Every score is made by the models that ``personalize`` gives, on the clients' own test rows. It is simulation only:
+nothing of it reaches the ledger or the method.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from unalike.core.client import Clients
+from unalike.data.population import Population
+from unalike.core.federation import Federation
+from unalike.learn.evaluation import Scores, evaluate
+from unalike.core.method import Method, State
+
+Group = Literal["seen", "unseen", "unlabeled"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+Measurement = dict[Group, "Measured | None"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One group's scores; ``scores`` is NaN for a client that the method does not serve or that has no test labels.
+
+    ``failed`` of them should have a score and have none: their model or its loss is not finite.
+    """
+
+    group: Group
+    train: Clients
+    test: Clients
+    scores: Scores
+    failed: int = 0
+
+    def summary(self) -> dict[str, float] | None:
+        """Mean, standard deviation and 10th percentile over the clients with a score; None if no client has one."""
+        scored = int((~self.scores.score.isnan()).sum())
+        if scored == 0:
+            return None
+        mean, std, p10 = self.scores.mean, self.scores.std, self.scores.p10
+        return {
+            "mean": mean,
+            "std": std,
+            "p10": p10,
+            "clients": len(self.train),
+            "scored": scored,
+            "failed": self.failed,
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The per-client table."""
+        score, loss = self.scores.score.tolist(), self.scores.loss.tolist()
+        return [
+            {
+                "client": self.train.name(i),
+                "group": self.group,
+                "n_train": int(self.train.size[i]),
+                "n_test": int(self.test.size[i]),
+                "score": None if math.isnan(score[i]) else score[i],
+                "loss": None if math.isnan(loss[i]) else loss[i],
+            }
+            for i in range(len(self.train))
+        ]
+
+
+def serves_unlabeled(method: Method) -> bool:
+    """A user's own method may leave it out; then it serves no client without labels."""
+    return bool(getattr(method, "serves_unlabeled", False))
+
+
+def measure(method: Method, state: State, federation: Federation, population: Population) -> Measurement:
+    """Score all three groups; None: there is no such client, or the method does not serve clients without labels."""
+    without_labels = serves_unlabeled(method)
+
+    def score(group: Group, which: Tensor, hidden: bool = False) -> Measured | None:
+        if len(which) == 0 or (hidden and not without_labels):
+            return None
+        train, test = population.train.select(which), population.test.select(which)
+        train = train.without_labels() if hidden else train
+        served = test.labeled & (train.labeled | without_labels)
+        rows = served.nonzero().flatten()
+        empty = torch.full((len(which),), float("nan"))
+        scores = Scores(empty, empty.clone())
+        failed = 0
+        if len(rows):
+            part = evaluate(
+                method.model,
+                lambda cohort: method.personalize(state, cohort),
+                federation,
+                train.select(rows),
+                test.select(rows),
+            )
+            scores.score[rows], scores.loss[rows] = part.score, part.loss
+            failed = int((part.score.isnan() & (train.size[rows] > 0) & (test.size[rows] > 0)).sum())
+        return Measured(group, train, test, scores, failed)
+
+    return {
+        "seen": score("seen", population.seen),
+        "unseen": score("unseen", population.unseen),
+        "unlabeled": score("unlabeled", population.unseen, hidden=True),
+    }
+
+
+def metric_of(population: Population) -> str:
+    """What a score is: the share of right classes, or minus the mean squared error."""
+    return "accuracy" if population.classes is not None else "negative mean squared error"
