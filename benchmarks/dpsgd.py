@@ -20,9 +20,10 @@ from torch.func import grad, vmap
 
 from unalike import Clients, Federation, Model, Simulator
 from unalike.core.release import Mean
+from unalike.learn.dpsgd import batch_capacity
 from unalike.learn.local import LocalSGD
 from unalike.methods.fedavg import FedAvg
-from unalike.privacy.dpsgd import PointPrivacy, batch_capacity
+from unalike.privacy.dpsgd import PointPrivacy
 
 CLIENTS, SIZE, BATCH, STEPS = 128, 100, 10, 20
 CLIP, NOISE, LR = 1.0, 1.0, 0.05

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unalike.core.draws import Draws, key
+from unalike.learn import dpsgd as private_steps
 from unalike.privacy import Everyone, FixedSize, Gaussian, Laplace, Ledger, Poisson, Sampling, calibrate, dpsgd
 from unalike.privacy.dpsgd import Steps
 
@@ -79,7 +80,7 @@ def test_every_client_gets_the_noise_for_its_own_target() -> None:
 )
 def test_every_row_is_clipped_on_its_own(rows: list[list[float]], bound: float) -> None:
     gradients = torch.tensor(rows)
-    clipped = dpsgd.clip_per_sample(gradients, bound)
+    clipped = private_steps.clip_per_sample(gradients, bound)
     assert bool((torch.linalg.vector_norm(clipped.double(), dim=-1) <= bound).all())
     small = torch.linalg.vector_norm(gradients, dim=-1) <= 0.999 * bound
     assert torch.equal(clipped[small], gradients[small])
@@ -88,11 +89,11 @@ def test_every_row_is_clipped_on_its_own(rows: list[list[float]], bound: float) 
 def test_private_gradient_is_clipped_sum_plus_noise_over_the_expected_batch() -> None:
     gradients = torch.tensor([[3.0, 4.0], [0.3, 0.4], [30.0, 40.0], [math.nan, 1.0]])
     taken = torch.tensor([True, True, False, True])
-    still = dpsgd.private_gradient(gradients, taken, 1.0, 1e-9, 2.0, Draws(key(1)))
+    still = private_steps.private_gradient(gradients, taken, 1.0, 1e-9, 2.0, Draws(key(1)))
     torch.testing.assert_close(still, torch.tensor([0.45, 0.6]), atol=1e-4, rtol=0.0)
 
     def once(client: torch.Tensor) -> torch.Tensor:
-        return dpsgd.private_gradient(torch.zeros(4, 50), taken, 1.5, 2.0, 4.0, Draws(key(2, client)))
+        return private_steps.private_gradient(torch.zeros(4, 50), taken, 1.5, 2.0, 4.0, Draws(key(2, client)))
 
     noise = torch.func.vmap(once)(torch.arange(2000))
     assert float(noise.var()) == pytest.approx((1.5 * 2.0 / 4.0) ** 2, rel=0.03)

@@ -17,6 +17,7 @@ from unalike.core.draws import Draws, key
 from unalike.core.federation import each
 from unalike.core.method import train
 from unalike.core.release import Each, Mean
+from unalike.learn import dpsgd as private_steps
 from unalike.learn.ghost import GhostNorms
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import loss_of
@@ -63,7 +64,7 @@ def test_ghost_norms_give_the_sum_of_clipped_gradients(hidden: tuple[int, ...]) 
     rows = torch.stack(
         [grad(lambda t, i=i: loss_of(model(t, x[i : i + 1]), y[i : i + 1]).sum())(theta) for i in range(9)]
     )
-    assert torch.allclose(total, taken @ dpsgd.clip_per_sample(rows, 0.4), atol=1e-5)
+    assert torch.allclose(total, taken @ private_steps.clip_per_sample(rows, 0.4), atol=1e-5)
     assert torch.allclose(losses, loss_of(model(theta, x), y))
 
 
@@ -107,7 +108,7 @@ def test_poisson_batches_have_the_right_rate_and_never_take_padding() -> None:
     counts = torch.zeros(capacity)
     sizes = []
     for i in range(1500):
-        rows, taken = dpsgd.poisson_batch(n, capacity, batch, Draws(key(5, i)))
+        rows, taken = private_steps.poisson_batch(n, capacity, batch, Draws(key(5, i)))
         assert len(set(rows.tolist())) == len(rows)
         counts[rows[taken]] += 1
         sizes.append(int(taken.sum()))
@@ -121,7 +122,7 @@ def test_poisson_batches_have_the_right_rate_and_never_take_padding() -> None:
 
 @pytest.mark.parametrize("batch", [1, 8, 32, 256])
 def test_the_room_of_a_batch_overflows_with_probability_below_1e_12(batch: int) -> None:
-    room = dpsgd.batch_capacity(batch)
+    room = private_steps.batch_capacity(batch)
     for n in (batch, 2 * batch, 10 * batch, 1000 * batch):
         assert binom.sf(room, n, batch / n) < 1e-12
     assert room < 4 * batch + 20  # and the work does not grow with the client
@@ -130,7 +131,7 @@ def test_the_room_of_a_batch_overflows_with_probability_below_1e_12(batch: int) 
 def test_noise_has_the_deviation_that_the_ledger_is_told() -> None:
     z, clip = 2.0, 0.5
     gradients = torch.zeros(4, 4000)
-    made = dpsgd.private_gradient(gradients, torch.ones(4), clip, z, 8.0, Draws(key(3)))
+    made = private_steps.private_gradient(gradients, torch.ones(4), clip, z, 8.0, Draws(key(3)))
     assert float(made.std()) == pytest.approx(z * clip / 8.0, rel=0.05)
 
 

@@ -34,8 +34,9 @@ def load(
 ) -> Population:
     """A population from a named source (``"mnist"``, ``"acs:race"``), a file, a folder or a ``Source``.
 
-    - ``partition``: a name with options such as ``"dirichlet:0.1"`` or ``"pathological:2"`` (``list_partitions()``), or a
-      function ``(labels, clients, rng) -> list of row indices``. Default: the source's own clients, else ``iid``.
+    - ``partition``: a name with options such as ``"dirichlet:0.1"`` or ``"pathological:2"`` (see
+      ``list_partitions()``), or a function ``(labels, clients, rng) -> list of row indices``. Default: the source's
+      own clients, else ``iid``.
     - ``clients``: how many (default 100, or all natural ones); ``samples``: at most so many rows for each.
     - ``test``: the fraction of each client's rows kept for testing, or ``"source"`` for the source's own test rows (the
       default where there are some; else 0.2). ``validation``: the fraction kept for validation. Both are rounded, give

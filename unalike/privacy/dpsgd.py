@@ -1,4 +1,6 @@
-"""Local DP-SGD (Abadi et al. 2016): what its steps cost a data point, the noise for a target, and the private gradient.
+"""Local DP-SGD (Abadi et al. 2016): what its steps cost a data point, and the noise for a target.
+
+The steps themselves are in ``learn/dpsgd.py``.
 
 A client takes Poisson batches of its own N points at rate q, clips every point's gradient to C, adds N(0, (z·C)²) to
 their sum and divides by the expected batch size q·N. One point, added or removed, is protected. Points of different
@@ -13,16 +15,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import dp_accounting
-import torch
 from dp_accounting import DpEvent
-from scipy.stats import poisson
-from torch import Tensor
 
 from unalike.privacy import accountant
 from unalike.privacy.calibrate import least_noise
 from unalike.privacy.checks import check_at_least, check_delta, check_epsilon, check_positive
 from unalike.privacy.ledger import Charge
-from unalike.privacy.mechanisms import DrawsLike
 from unalike.privacy.sampling import Local
 
 
@@ -144,70 +142,3 @@ class PointPrivacy:
     def __str__(self) -> str:
         z = self.noise_multiplier
         return "DP-SGD(noise by client)" if z is None else f"DP-SGD(noise_multiplier={z:g})"
-
-
-def clip_per_sample(gradients: Tensor, bound: float) -> Tensor:
-    """Scale every row of [batch, d] down to L2 norm at most ``bound``; a row that is not finite becomes zero."""
-    safe, factor = _bounded(gradients, bound)
-    return safe * factor.unsqueeze(-1)
-
-
-def _bounded(gradients: Tensor, bound: float) -> tuple[Tensor, Tensor]:
-    """Rows with those that are not finite set to zero, and the factor that brings each within the bound.
-
-    One pass for the norms and one for the rows: the gradients of all samples are by far the largest array of a step.
-    """
-    check_positive(bound, "the clip bound", "give the largest norm that one point's gradient may have, e.g. 1.0")
-    norms = torch.linalg.vector_norm(gradients, dim=-1)
-    limit = (1.0 - 2.0**-16) * bound  # a hair below, more than the error of a norm in the gradient's own precision
-    factor = limit / norms.nan_to_num(nan=torch.inf, posinf=torch.inf).clamp(min=limit)  # 0 where a row is not finite
-    return gradients.nan_to_num(0.0, 0.0, 0.0), factor
-
-
-def private_gradient(
-    gradients: Tensor,
-    taken: Tensor,
-    bound: float,
-    noise_multiplier: float | Tensor,
-    expected: float | Tensor,
-    draws: DrawsLike,
-) -> Tensor:
-    """The step's gradient [d] from per-point gradients [capacity, d]: clip, sum over the batch, add noise, divide.
-
-    ``taken`` [capacity] marks the points that the Poisson draw put into the batch. The divisor is the expected batch
-    size q·N, not the actual one, which would be a second release. Works inside vmap.
-    """
-    safe, factor = _bounded(gradients, bound)
-    total = (taken.to(factor.dtype) * factor) @ safe
-    return noisy_mean(total, bound, noise_multiplier, expected, draws)
-
-
-def noisy_mean(
-    total: Tensor, bound: float, noise_multiplier: float | Tensor, expected: float | Tensor, draws: DrawsLike
-) -> Tensor:
-    """The step's gradient from the sum of clipped gradients: add noise, divide by the expected batch size."""
-    noise = draws.normal(*total.shape).to(total.dtype)
-    return (total + noise_multiplier * bound * noise) / expected
-
-
-@lru_cache(maxsize=256)
-def batch_capacity(expected: int) -> int:
-    """Room for a Poisson batch of this expected size: it is too small with probability below 1e-12 in a step.
-
-    The size is binomial with mean ``expected``, whose upper tail lies below the Poisson distribution's. In the rare
-    case some points are left out at random; this can be told apart with that probability only, so it adds at most
-    1e-12 a step to δ.
-    """
-    return int(poisson.isf(1e-12, expected)) + 1
-
-
-def poisson_batch(n: Tensor | int, capacity: int, batch: int, draws: DrawsLike) -> tuple[Tensor, Tensor]:
-    """A Poisson batch at rate batch/n: rows [room] of 0..capacity−1, and which of them are really taken.
-
-    The rows with the smallest of n uniform numbers are candidates, and those with a number below the rate are taken.
-    """
-    room = min(batch_capacity(batch), capacity)
-    u = ((draws.bits(capacity) >> 11) & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
-    u = torch.where(torch.arange(capacity) < n, u, 2.0)
-    smallest, rows = torch.topk(u, room, largest=False, sorted=True)
-    return rows, smallest < batch / torch.as_tensor(n, dtype=torch.float64)

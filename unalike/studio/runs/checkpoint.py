@@ -15,12 +15,12 @@ from torch import Tensor
 
 from unalike.core.federation import Federation
 from unalike.core.method import State
+from unalike.core.transcript import Traffic, Transcript
 from unalike.privacy.ledger import Ledger
 from unalike.runtime.shard.kept import KeptStore
 from unalike.runtime.shard.simulator import Simulator
 from unalike.studio.errors import UserError
 from unalike.studio.runs.folder import CHECKPOINT, read_json, write_whole
-from unalike.core.transcript import Traffic, Transcript
 
 STATE, KEPT, METADATA = "state.", "kept.", "unalike"
 JOURNAL = "ledger.journal.json"

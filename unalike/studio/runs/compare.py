@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from unalike.data.population import Population
-from unalike.studio.runs import folder
 from unalike.studio.errors import UserError
+from unalike.studio.recipe.recipe import Data, Plan, Recipe, checked
+from unalike.studio.report.page import write_report
+from unalike.studio.runs import folder
 from unalike.studio.runs.folder import disk_errors_told, read_json, write_json
 from unalike.studio.runs.prepare import FROM_PYTHON, load_data, prepare
 from unalike.studio.runs.progress import Watcher
-from unalike.studio.recipe.recipe import Data, Plan, Recipe, checked
-from unalike.studio.report.page import write_report
 from unalike.studio.runs.result import Result, as_text, table
 from unalike.studio.runs.run import execute, resume_run
 

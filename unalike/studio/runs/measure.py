@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from unalike.core.client import Clients
-from unalike.data.population import Population
 from unalike.core.federation import Federation
-from unalike.learn.evaluation import Scores, evaluate
 from unalike.core.method import Method, State
+from unalike.data.population import Population
+from unalike.learn.evaluation import Scores, evaluate
 
 Group = Literal["seen", "unseen", "unlabeled"]
 GROUPS: tuple[Group, ...] = get_args(Group)

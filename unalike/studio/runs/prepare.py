@@ -11,21 +11,21 @@ import torch
 
 from unalike import data
 from unalike.core import outside
-from unalike.data import DataError
-from unalike.data.population import Population
 from unalike.core.federation import Federation
 from unalike.core.method import Method
+from unalike.core.model import Model
+from unalike.core.suggest import nearest
+from unalike.data import DataError
+from unalike.data.population import Population
 from unalike.methods import METHODS
 from unalike.methods.problem import Problem
-from unalike.core.model import Model
 from unalike.networks import architectures
 from unalike.runtime.shard.simulator import Simulator
-from unalike.studio.recipe import hyperparameters
 from unalike.studio.errors import UserError
+from unalike.studio.recipe import hyperparameters
 from unalike.studio.recipe.keys import PARTITION_OPTIONS
-from unalike.studio.runs.privacy import budget_of, make_private, target_delta
 from unalike.studio.recipe.recipe import Network, Privacy, Recipe, all_keys
-from unalike.core.suggest import nearest
+from unalike.studio.runs.privacy import budget_of, make_private, target_delta
 
 FROM_PYTHON = "python:"  # before the name of data that was handed over as an object
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from scipy.stats import binom
 
-from unalike.data.population import Population
 from unalike.core.federation import Federation
+from unalike.data.population import Population
 from unalike.learn.local import LocalSGD
 from unalike.privacy import Budget, Gaussian, Poisson, calibrate, dpsgd
 from unalike.privacy.checks import check_delta

@@ -15,20 +15,20 @@ from typing import Any
 
 from torch import Tensor
 
-from unalike.data.population import Population
 from unalike.core.federation import Federation, QuorumError
-from unalike.learn.local import LocalSGD
 from unalike.core.method import Method, State, train
+from unalike.data.population import Population
+from unalike.learn.local import LocalSGD
 from unalike.runtime.shard.simulator import Simulator
+from unalike.studio.errors import Interrupted, UserError
+from unalike.studio.recipe.recipe import Recipe, read_recipe
 from unalike.studio.runs import checkpoint, folder
 from unalike.studio.runs.checkpoint import Checkpoint
-from unalike.studio.errors import Interrupted, UserError
 from unalike.studio.runs.folder import RunFolder, disk_errors_told
 from unalike.studio.runs.measure import GROUPS, Measurement, measure, metric_of, serves_unlabeled
 from unalike.studio.runs.prepare import Prepared, prepare
 from unalike.studio.runs.privacy import spent
 from unalike.studio.runs.progress import Quiet, Watcher
-from unalike.studio.recipe.recipe import Recipe, read_recipe
 from unalike.studio.runs.result import Result
 
 MAP_CLIENTS = 5000  # at most so many clients are in the file for the report's map
