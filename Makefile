@@ -28,10 +28,11 @@ demo: $(STAMP) ## Train and compare methods on unlike clients; ends in a table a
 test: $(STAMP) ## Run all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
-lint: $(STAMP) ## Check style, format and types
+lint: $(STAMP) ## Check style, format, types and who imports whom
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(STAMP) ## Bring all files into the house format
 	$(BIN)/ruff check --fix .

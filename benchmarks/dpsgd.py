@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from unalike import Clients, Federation, Model, Simulator
+from unalike import Clients, Model, simulate
 from unalike.core.release import Mean
 from unalike.learn.dpsgd import batch_capacity
 from unalike.learn.local import LocalSGD
@@ -46,7 +46,7 @@ def simulated(private: PointPrivacy | None) -> float:
     people = Clients.from_sizes(x, y, torch.full((CLIENTS,), SIZE))
     local = LocalSGD(steps=STEPS, batch=BATCH, lr=LR, private=private)
     method = FedAvg(Model(network()), cohort=1.0, local=local)
-    federation = Federation(people, runtime=Simulator(block=32))
+    federation = simulate(people, block=32)
     theta = method.model.init(0)
     cost = None if private is None else local.cost(torch.full((CLIENTS,), SIZE))
     into = Mean("update", cost=cost)

@@ -15,7 +15,7 @@ from torch.nn.utils import vector_to_parameters
 from benchmarks.report import Ratio, Row
 from benchmarks.rounds import Rounds, Work, alternate, data, quotients
 from benchmarks.workloads import LENET, MLP, Shared
-from unalike import Clients, Each, Federation, LocalSGD, Mean, Model, Simulator, each, train
+from unalike import Clients, Each, LocalSGD, Mean, Model, Simulator, each, simulate, train
 from unalike.analytics.kmeans.algorithm import FedDPKMeans
 from unalike.analytics.mdm.algorithm import MDM
 from unalike.analytics.mdm.counts import histogram_clients, known_mixture
@@ -116,7 +116,7 @@ def pefll(repetitions: int, quick: bool) -> Measured:
     problem = Problem(model, LENET.shape, LENET.classes, len(clients), "image")
     local = LocalSGD(steps=5 if quick else 50, batch=32, lr=2e-3, momentum=0.9)
     method = PeFLL(problem, cohort=5, local=local)
-    federation = Federation(clients)
+    federation = simulate(clients)
     state = train(method, federation, 1)
     theta = model.init(0).repeat(5, 1)
 
@@ -135,7 +135,7 @@ def pefll(repetitions: int, quick: bool) -> Measured:
 
 
 def _evaluate(model: Model, theta: Tensor, clients: Clients) -> Work:
-    federation = Federation(clients)
+    federation = simulate(clients)
     return lambda: evaluate(model, lambda cohort: theta[cohort.federation.clients.ids], federation, clients, clients)
 
 
@@ -177,7 +177,7 @@ def mdm(repetitions: int, quick: bool) -> Measured:
 
     def fit(count: int, simulator: Simulator) -> Work:
         method = MDM(truth.categories, truth.largest, components=truth.components, rounds=rounds, cohort=count)
-        return lambda: method.fit(Federation(clients, runtime=simulator))
+        return lambda: method.fit(simulate(clients, runtime=simulator))
 
     taken = alternate(repetitions, fit(cohort, Simulator()), fit(one_by_one, Simulator(block=1)))
     name = f"MDM, {truth.components} components, cohort {cohort}"
@@ -201,8 +201,8 @@ def kmeans(repetitions: int, quick: bool) -> Measured:
     method = FedDPKMeans(k=k, steps=1)
     taken = alternate(
         repetitions,
-        lambda: method.fit(Federation(clients), server),
-        lambda: method.fit(Federation(clients, runtime=Simulator(block=1)), server),
+        lambda: method.fit(simulate(clients), server),
+        lambda: method.fit(simulate(clients, block=1), server),
         lambda: KMeans(k, n_init=1, random_state=0).fit(draw.astype(np.float32)),
     )
     name = f"FedDP-KMeans, {count} clients x {points} points"

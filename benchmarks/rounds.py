@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.report import Ratio
 from benchmarks.workloads import Shared
-from unalike import Clients, Federation, LocalSGD, Model, Simulator, State, train
+from unalike import Clients, LocalSGD, Model, Simulator, State, simulate, train
 from unalike.methods.fedavg import FedAvg
 from unalike.networks.architectures import build
 
@@ -48,7 +48,7 @@ class Rounds:
         local = LocalSGD(epochs=1, batch=shared.batch, lr=shared.lr)
         self._method = FedAvg(self.model, cohort=cohort or len(clients), local=local)
         self.simulator = Simulator()
-        self.federation = Federation(clients, runtime=self.simulator)
+        self.federation = simulate(clients, runtime=self.simulator)
         self.state: State | None = None
         self(2)
 

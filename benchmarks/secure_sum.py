@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from unalike import Clients, Federation, Simulator, Sum, send, task
+from unalike import Clients, Simulator, Sum, send, simulate, task
 from unalike.core.client import Client
 from unalike.core.request import Batch, Request
 from unalike.core.task import Sent
@@ -38,7 +38,7 @@ def run() -> dict[str, float]:
     """Seconds and megabytes for one sum."""
     x = torch.randn(CLIENTS, LENGTH, generator=torch.Generator().manual_seed(0))
     people = Clients.from_sizes(x, None, torch.ones(CLIENTS))
-    plain, secure = Federation(people), Federation(people, runtime=Losing())
+    plain, secure = simulate(people), simulate(people, runtime=Losing())
     begin = time.perf_counter()
     plain.everyone().ask(vector, into=Sum("vector", clip=400.0))
     middle = time.perf_counter()

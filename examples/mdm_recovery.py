@@ -11,17 +11,17 @@ import time
 
 import numpy as np
 
-from unalike import Federation, Simulator
+from unalike import Federation, simulate
 from unalike.analytics.mdm.algorithm import MDM
 from unalike.analytics.mdm.counts import histogram_clients, known_mixture
-from unalike.analytics.mdm.mixture import Mixture, relative_error
+from unalike.data.partition.mixture import Mixture, relative_error
 
 SEEDS = (0, 1, 2)
 
 
 def federation_of(mixture: Mixture, clients: int, seed: int) -> Federation:
     counts = mixture.sample(clients, np.random.default_rng(seed))
-    return Federation(histogram_clients(counts), seed=seed, runtime=Simulator(block=4096, threads=1))
+    return simulate(histogram_clients(counts), seed=seed, block=4096, threads=1)
 
 
 def recovery(name: str, start: str = "concentration") -> tuple[list[float], list[float], list[float], list[float]]:

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unalike import Clients, Federation, LocalSGD, Model, Simulator, State, data, train
+from unalike import Clients, LocalSGD, Model, State, data, simulate, train
 from unalike.analytics.mdm.algorithm import MDM
 from unalike.analytics.mdm.counts import histogram_clients, known_mixture
-from unalike.analytics.mdm.partition import conditional_partition, iid_partition, mdm_partition
+from unalike.data.partition.mdm import conditional_partition, iid_partition, mdm_partition
 from unalike.methods.fedavg import FedAvg
 
 CLIENTS, ROUNDS, LAST = 150, 60, 10
@@ -42,7 +42,7 @@ def accuracy(clients: Clients, method: FedAvg, test_x: Tensor, test_y: Tensor) -
         if number > ROUNDS - LAST:
             scores.append(float((method.model(state.theta, test_x).argmax(1) == test_y).float().mean()))
 
-    train(method, Federation(clients, seed=0, runtime=Simulator(block=10, threads=1)), ROUNDS, after_round=watch)
+    train(method, simulate(clients, seed=0, block=10, threads=1), ROUNDS, after_round=watch)
     return sum(scores) / len(scores)
 
 
@@ -57,7 +57,7 @@ def main() -> dict[str, float]:
     rng = np.random.default_rng(0)
     true = mdm_partition(labels, CLIENTS, rng, known_mixture("high-1"))
     counts = np.stack([np.bincount(labels[part], minlength=10) for part in true])
-    fitted = MDM(10, 100, components=1, cohort=CLIENTS).fit(Federation(histogram_clients(counts))).mixture
+    fitted = MDM(10, 100, components=1, cohort=CLIENTS).fit(simulate(histogram_clients(counts))).mixture
     kinds = {
         "true": clients_of(true),
         "MDM": clients_of(mdm_partition(labels, CLIENTS, rng, fitted)),

@@ -1,6 +1,6 @@
 """Clients with two classes each: a model of one's own beats one model for all."""
 
-from unalike import Federation, LocalSGD, Model, data, train
+from unalike import LocalSGD, Model, data, simulate, train
 from unalike.learn.evaluation import evaluate
 from unalike.methods.fedavg import FedAvg, Local
 from unalike.networks.architectures import build
@@ -14,7 +14,7 @@ for name, method in {
     "Local": Local(model, cohort=48, local=sgd, newcomer=longer),
     "FedAvg + fine-tuning": FedAvg(model, cohort=10, local=sgd, finetune=longer),
 }.items():
-    federation = Federation(digits.train.select(digits.seen), seed=0)
+    federation = simulate(digits.train.select(digits.seen), seed=0)
     state = train(method, federation, rounds=20)
     results[name] = [
         evaluate(model, lambda cohort: method.personalize(state, cohort), federation, *parts).mean  # noqa: B023  (called at once)

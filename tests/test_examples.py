@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from unalike import Federation, Model, data, train
+from unalike import Model, data, simulate, train
 from unalike.learn.evaluation import evaluate
 from unalike.networks.architectures import build
 
@@ -30,7 +30,7 @@ def test_a_method_from_outside_the_package() -> None:
     assert len(file.read_text().splitlines()) <= 60
     digits = data.load("digits", partition="pathological", clients=40, seed=0)
     method = runpy.run_path(str(file))["FedRep"](Model(build("mlp", digits.input_shape, 10)))
-    federation = Federation(digits.train.select(digits.seen))
+    federation = simulate(digits.train.select(digits.seen))
     state = train(method, federation, 5)
     body = method.is_head() == 0
     assert bool((state.theta[~body] == method.start(0).theta[~body]).all())  # heads are never averaged

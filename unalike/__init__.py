@@ -14,6 +14,7 @@ from unalike.core.release import Each, Mean, Sum
 from unalike.core.task import send, task
 from unalike.learn.local import LocalSGD
 from unalike.runtime.shard.simulator import Simulator
+from unalike.studio.simulate import simulate
 from unalike.version import __version__
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "__version__",
     "each",
     "send",
+    "simulate",
     "task",
     "train",
 ]

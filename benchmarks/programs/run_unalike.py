@@ -7,7 +7,7 @@ import sys
 import torch
 from common import Pace, read
 
-from unalike import Clients, Federation, Model
+from unalike import Clients, Model, simulate
 from unalike.core.method import State, train
 from unalike.learn.local import LocalSGD
 from unalike.methods.fedavg import FedAvg
@@ -31,7 +31,7 @@ def main(folder: str) -> None:
             raise Done
 
     try:
-        train(method, Federation(clients), 1_000_000, after_round=after_round)
+        train(method, simulate(clients), 1_000_000, after_round=after_round)
     except Done:
         return
 

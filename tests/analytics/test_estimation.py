@@ -11,6 +11,7 @@ from scipy.integrate import quad
 from scipy.stats import beta as beta_distribution
 from torch import Tensor
 
+from unalike import simulate
 from unalike.analytics.estimation.means import BernoulliRates, GaussianMeans, check_flips, gaussian_mse
 from unalike.analytics.estimation.problem import counts_clients, flip_noise, folds, score_means
 from unalike.analytics.estimation.shared import Channel, EstimationError, gain, mse
@@ -22,11 +23,10 @@ from unalike.core.task import Sent, send, task
 from unalike.data import load
 from unalike.privacy.ledger import Budget, BudgetExceeded
 from unalike.privacy.mechanisms import Quantizer, RandomizedResponse
-from unalike.runtime.shard.simulator import Simulator
 
 
 def federation(clients: Clients, seed: int = 0, **more: object) -> Federation:
-    return Federation(clients, seed=seed, runtime=Simulator(block=4096), **more)  # type: ignore[arg-type]
+    return simulate(clients, seed=seed, block=4096, **more)  # type: ignore[arg-type]
 
 
 def uneven(seed: int = 0, clients: int = 40, dim: int = 3) -> Clients:

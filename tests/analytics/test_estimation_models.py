@@ -11,6 +11,7 @@ from scipy.integrate import quad
 from scipy.stats import multivariate_normal
 from torch import Tensor
 
+from unalike import simulate
 from unalike.analytics.estimation.mixture import (
     Clusters,
     DiscreteMixture,
@@ -26,11 +27,10 @@ from unalike.core.client import Clients
 from unalike.core.federation import Federation
 from unalike.data import load
 from unalike.data.population import Population
-from unalike.runtime.shard.simulator import Simulator
 
 
 def federation(clients: Clients, seed: int = 0, block: int = 4096) -> Federation:
-    return Federation(clients, seed=seed, runtime=Simulator(block=block))
+    return simulate(clients, seed=seed, block=block)
 
 
 def regressions(sizes: list[int], dim: int, seed: int = 0, classes: bool = False) -> Clients:

@@ -10,6 +10,7 @@ import torch
 from sklearn.cluster import KMeans
 from torch import Tensor
 
+from unalike import simulate
 from unalike.analytics.kmeans.algorithm import (
     FedDPKMeans,
     cluster_means,
@@ -23,7 +24,6 @@ from unalike.analytics.kmeans.server import elbow
 from unalike.core.client import Clients
 from unalike.core.federation import Federation
 from unalike.privacy.ledger import Ledger
-from unalike.runtime.shard.simulator import Simulator
 
 
 def mixture(
@@ -39,7 +39,7 @@ def mixture(
 
 
 def federation(clients: Clients, seed: int = 0, block: int = 3) -> Federation:
-    return Federation(clients, seed=seed, runtime=Simulator(block=block))
+    return simulate(clients, seed=seed, block=block)
 
 
 def pooled(x: np.ndarray, server: np.ndarray, k: int, steps: int, center: bool) -> np.ndarray:
@@ -92,7 +92,7 @@ def difference(task, clients: Clients, without: int, **inputs: Tensor | float) -
     whole = Clients.from_sizes(clients.x, None, torch.tensor([len(clients.x)]))
     names = {outer_product: ["gram"], nearest_counts: ["weights"]}.get(task, ["sums", "counts"])
     releases = [Sum(name) for name in names]
-    answers = [Federation(c).everyone().ask(task, into=releases, **inputs) for c in (whole, fewer)]
+    answers = [simulate(c).everyone().ask(task, into=releases, **inputs) for c in (whole, fewer)]
     return {name: (answers[0][name] - answers[1][name]).flatten() for name in names}
 
 
@@ -146,7 +146,7 @@ def test_a_clients_means_and_presence() -> None:
     x = torch.tensor([[0.0, 1.0], [0.0, 3.0], [5.0, 0.0]])
     clients = Clients.from_sizes(x, None, torch.tensor([3]))
     centers = torch.tensor([[0.0, 2.0], [5.0, 0.0], [-9.0, -9.0]])
-    sent = Federation(clients).everyone().ask(cluster_means, origin=torch.zeros(2), radius=10.0, centers=centers)
+    sent = simulate(clients).everyone().ask(cluster_means, origin=torch.zeros(2), radius=10.0, centers=centers)
     torch.testing.assert_close(sent["sums"][0], torch.tensor([[0.0, 2.0], [5.0, 0.0], [0.0, 0.0]]))
     assert sent["counts"][0].tolist() == [1.0, 1.0, 0.0]
 

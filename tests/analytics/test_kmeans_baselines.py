@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.analytics.test_kmeans import federation, mixture
+from unalike import simulate
 from unalike.analytics.kmeans.algorithm import FedDPKMeans, cost
 from unalike.analytics.kmeans.baselines import (
     INITIAL,
@@ -27,11 +28,11 @@ from unalike.analytics.kmeans.study import Measured, front, run
 def test_a_baseline_spends_its_whole_budget_on_lloyd_steps(name: str) -> None:
     clients, server, _ = mixture()
     method = FedDPKMeans(k=4, privacy=Privacy(1.0), steps=2)
-    asked, found = run(name, method, Points("mixture", clients, server), 0)
+    asked, found = run(name, method, Points("mixture", clients, server), 0, simulate)
     assert 0.998 <= asked.ledger.epsilon(1e-6) <= 1.0
     assert {row["array"] for row in asked.transcript.rows()} == {"sums", "counts"}
     assert found.centers.shape == (4, 6)
-    unasked, _ = run(name, replace(method, steps=0), Points("mixture", clients, server), 0)
+    unasked, _ = run(name, replace(method, steps=0), Points("mixture", clients, server), 0, simulate)
     assert unasked.transcript.rows() == []
 
 
@@ -50,7 +51,7 @@ def test_spheres_are_packed_apart_from_each_other_and_from_the_corners() -> None
     assert float(centers.abs().max()) <= radius
     assert float(torch.minimum(apart, corners)) > 0.5 * radius  # four random points would be nearer
     with pytest.raises(ValueError, match="needs to be told k"):
-        run("SpherePacking", FedDPKMeans(k=None), Points("mixture", *mixture()[:2]), 0)
+        run("SpherePacking", FedDPKMeans(k=None), Points("mixture", *mixture()[:2]), 0, simulate)
 
 
 def test_k_fed_and_optimal_find_clear_clusters_and_are_not_private() -> None:

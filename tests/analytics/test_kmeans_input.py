@@ -12,12 +12,12 @@ import torch
 from typer.testing import CliRunner
 
 from tests.analytics.test_kmeans import federation, in_order, mixture
+from unalike import simulate
 from unalike.analytics.kmeans.algorithm import FedDPKMeans
 from unalike.analytics.kmeans.budget import Privacy, Split
 from unalike.analytics.kmeans.points import read_points
 from unalike.commands.main import app
 from unalike.core.client import Clients
-from unalike.core.federation import Federation
 from unalike.data import DataError
 
 
@@ -74,7 +74,7 @@ def test_settings_that_make_no_sense() -> None:
 def test_a_client_with_no_data() -> None:
     clients = Clients.from_sizes(torch.zeros(3, 2), None, torch.tensor([2, 0, 1]))
     with pytest.raises(ValueError, match=r"1 clients have no samples \(1"):
-        Federation(clients)
+        simulate(clients)
 
 
 def test_all_points_identical(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from scipy.special import digamma, gammaln
 from scipy.stats import dirichlet_multinomial
 from torch import Tensor
 
+from unalike import simulate
 from unalike.analytics.mdm.algorithm import MDM, MOST_PRECISION
 from unalike.analytics.mdm.counts import histogram_clients, known_mixture
-from unalike.analytics.mdm.mixture import MDMError, Mixture, look_up, relative_error, rise_table, size_edges
 from unalike.analytics.mdm.privacy import noise_for_budget
 from unalike.core.federation import Federation
+from unalike.data.partition.mixture import MDMError, Mixture, look_up, relative_error, rise_table, size_edges
 from unalike.privacy.mechanisms import Gaussian
-from unalike.runtime.shard.simulator import Simulator
 
 
 def population(name: str, clients: int, seed: int = 0) -> tuple[Tensor, Mixture]:
@@ -28,7 +28,7 @@ def population(name: str, clients: int, seed: int = 0) -> tuple[Tensor, Mixture]
 
 
 def federation(counts: Tensor, seed: int = 0, block: int = 4096) -> Federation:
-    return Federation(histogram_clients(counts), seed=seed, runtime=Simulator(block=block))
+    return simulate(histogram_clients(counts), seed=seed, block=block)
 
 
 def test_the_table_equals_the_special_functions() -> None:

@@ -13,16 +13,15 @@ from scipy.stats import dirichlet as scipy_dirichlet
 from typer.testing import CliRunner
 
 from unalike.analytics.mdm.counts import histogram_clients, known_mixture, population_histograms, read_counts
-from unalike.analytics.mdm.mixture import MDMError, Mixture, dirichlet
-from unalike.analytics.mdm.partition import (
-    client_distance,
-    compare,
+from unalike.analytics.mdm.distance import client_distance, compare
+from unalike.commands import mdm as command
+from unalike.data import from_arrays, load
+from unalike.data.partition.mdm import (
     conditional_partition,
     iid_partition,
     mdm_partition,
 )
-from unalike.commands import mdm as command
-from unalike.data import from_arrays, load
+from unalike.data.partition.mixture import MDMError, Mixture, dirichlet
 from unalike.studio.errors import UserError
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.core.helpers import clients, scaled, total
-from unalike import Client, Each, Federation, Mean, Simulator, Sum, each, send, task
+from unalike import Client, Each, Federation, Mean, Sum, each, send, simulate, task
 from unalike.core.federation import QuorumError
 from unalike.core.task import Sent
 from unalike.privacy import Budget, BudgetExceeded, Gaussian
@@ -15,7 +15,7 @@ from unalike.privacy import Budget, BudgetExceeded, Gaussian
 
 def test_each_sum_and_mean_release_what_they_say() -> None:
     store = clients([2, 5, 3])
-    federation = Federation(store)
+    federation = simulate(store)
     everyone = federation.everyone()
     own = torch.stack([store.rows(i)[0].sum(0) for i in range(3)])
     n = torch.tensor([2.0, 5.0, 3.0])
@@ -31,7 +31,7 @@ def test_each_sum_and_mean_release_what_they_say() -> None:
 
 def test_inputs_shared_and_each() -> None:
     store = clients([4, 4, 6])
-    federation = Federation(store)
+    federation = simulate(store)
     means = torch.stack([store.rows(i)[0].mean(0) for i in range(3)])
     cohort = federation.cohort([2, 0])
     assert torch.allclose(cohort.ask(scaled, factor=2.0, shift=1.0)["value"], 2 * means[[2, 0]] + 1, atol=1e-6)
@@ -45,7 +45,7 @@ def test_inputs_shared_and_each() -> None:
 
 
 def test_a_wrong_call_is_refused_before_anything_is_sent() -> None:
-    federation = Federation(clients([2, 2]))
+    federation = simulate(clients([2, 2]))
     cohort = federation.everyone()
     with pytest.raises(TypeError, match=r"no input 'facter'; did you mean 'factor'\?"):
         cohort.ask(scaled, facter=1.0)
@@ -62,30 +62,30 @@ def test_a_wrong_call_is_refused_before_anything_is_sent() -> None:
 
 def test_a_release_of_an_array_that_the_task_does_not_send_is_said() -> None:
     with pytest.raises(QuorumError, match="release wants 'totl', which the task does not send; did you mean 'total'"):
-        Federation(clients([2])).everyone().ask(total, into=Sum("totl"))
+        simulate(clients([2])).everyone().ask(total, into=Sum("totl"))
 
 
 def test_a_name_that_was_not_released_is_said() -> None:
     with pytest.raises(KeyError, match="no array 'mean' was released by this ask; there are: total, n"):
-        Federation(clients([2])).everyone().ask(total)["mean"]
+        simulate(clients([2])).everyone().ask(total)["mean"]
 
 
 def test_sampling_is_a_function_of_seed_and_round() -> None:
     store = clients([1] * 50)
 
     def chosen(seed: int, number: int) -> list[int]:
-        return Federation(store, seed=seed).begin_round(number).sample(10).positions.tolist()
+        return simulate(store, seed=seed).begin_round(number).sample(10).positions.tolist()
 
     assert chosen(0, 1) == chosen(0, 1)
     assert chosen(0, 1) != chosen(0, 2) != chosen(1, 2)
     assert len(set(chosen(0, 1))) == 10
-    assert len(Federation(store).sample(0.2)) == 10
+    assert len(simulate(store).sample(0.2)) == 10
     with pytest.raises(ValueError, match="cannot sample 51 of 50 clients"):
-        Federation(store).sample(51)
+        simulate(store).sample(51)
 
 
 def test_poisson_cohorts_have_the_binomial_mean_and_spread() -> None:
-    federation = Federation(clients([1] * 100))
+    federation = simulate(clients([1] * 100))
     sizes = torch.tensor([float(len(federation.begin_round(r).sample(10, poisson=True))) for r in range(1000)])
     assert abs(float(sizes.mean()) - 10) < 0.4
     assert abs(float(sizes.var()) - 9) < 1.5
@@ -94,11 +94,11 @@ def test_poisson_cohorts_have_the_binomial_mean_and_spread() -> None:
 def test_only_labeled_clients_are_sampled_when_asked() -> None:
     store = clients([2] * 10)
     store.labeled[:7] = False
-    federation = Federation(store)
+    federation = simulate(store)
     assert set(federation.sample(3, labeled=True).positions.tolist()) == {7, 8, 9}
     assert set(federation.sample(7, labeled=False).positions.tolist()) == set(range(7))
     with pytest.raises(ValueError, match="no client has labels"):
-        Federation(store.without_labels()).sample(1, labeled=True)
+        simulate(store.without_labels()).sample(1, labeled=True)
 
 
 @task
@@ -109,11 +109,11 @@ def reads_labels(client: Client) -> Sent:
 def test_reading_labels_that_are_not_there_is_that_clients_failure() -> None:
     store = clients([3, 3, 3])
     store.labeled[1] = False
-    replies = Federation(store).everyone().ask(reads_labels)
+    replies = simulate(store).everyone().ask(reads_labels)
     assert replies.answered.tolist() == [0, 2]
     assert "client 1, round 0, task reads_labels: NoLabels" in str(replies.failures[0])
     with pytest.raises(QuorumError, match="only 0 of 3 clients answered reads_labels"):
-        Federation(store.without_labels()).everyone().ask(reads_labels)
+        simulate(store.without_labels()).everyone().ask(reads_labels)
 
 
 @task
@@ -129,7 +129,7 @@ def picky(client: Client) -> Sent:
 def test_errors_and_nans_become_failures_that_name_task_round_and_client() -> None:
     store = clients([2] * 6)
     store.x[0, 0], store.x[4, 0] = 9.0, -9.0  # clients 0 and 2
-    federation = Federation(store).begin_round(7)
+    federation = simulate(store).begin_round(7)
     replies = federation.everyone().ask(picky)
     assert replies.answered.tolist() == [1, 3, 4, 5]
     assert replies["value"].shape == (4,)
@@ -144,8 +144,8 @@ def test_below_the_quorum_the_run_stops_with_the_reasons() -> None:
     store = clients([2] * 4)
     store.x[[0, 2, 4], 0] = 9.0
     with pytest.raises(QuorumError, match=r"only 1 of 4 clients answered picky.*quorum is 50%.*\n.*sensor is broken"):
-        Federation(store).everyone().ask(picky)
-    assert len(Federation(store, quorum=0.25).everyone().ask(picky).answered) == 1
+        simulate(store).everyone().ask(picky)
+    assert len(simulate(store, quorum=0.25).everyone().ask(picky).answered) == 1
 
 
 @task
@@ -158,7 +158,7 @@ def uneven(client: Client) -> Sent:
 def test_a_reply_of_another_shape_is_a_failure(block: int) -> None:
     store = clients([2] * 4)
     store.x[2, 0] = 9.0
-    replies = Federation(store, runtime=Simulator(block=block)).everyone().ask(uneven)
+    replies = simulate(store, block=block).everyone().ask(uneven)
     assert replies["value"].shape == (3, 3)
     assert "shapes [{'value': (2,)}], but others sent [{'value': (3,)}]" in str(replies.failures[0])
 
@@ -170,15 +170,15 @@ def not_sent(client: Client) -> Sent:
 
 def test_a_task_must_send() -> None:
     with pytest.raises(QuorumError, match=r"must return send\(...\), but it returned Tensor"):
-        Federation(clients([1, 1])).everyone().ask(not_sent)
+        simulate(clients([1, 1])).everyone().ask(not_sent)
 
 
 def test_drop_outs_are_failures_and_sums_go_on_without_them() -> None:
-    federation = Federation(clients([1] * 40), runtime=Simulator(drop=0.3), quorum=0.2)
+    federation = simulate(clients([1] * 40), drop=0.3, quorum=0.2)
     replies = federation.everyone().ask(total, into=Sum("n"))
     assert 0 < len(replies.failures) < 40
     assert float(replies["n"]) == 40 - len(replies.failures) == len(replies.answered)
-    some = Federation(clients([1] * 4), runtime=Simulator(drop=lambda client, _: client == 2))
+    some = simulate(clients([1] * 4), drop=lambda client, _: client == 2)
     assert some.everyone().ask(total).answered.tolist() == [0, 1, 3]
 
 
@@ -189,7 +189,7 @@ def counts_up(client: Client) -> Sent:
 
 
 def test_kept_state_is_each_clients_own_and_asides_do_not_change_it() -> None:
-    federation = Federation(clients([1] * 5))
+    federation = simulate(clients([1] * 5))
     federation.cohort([1, 3]).ask(counts_up)
     federation.cohort([3, 4]).ask(counts_up)
     aside = federation.aside()
@@ -201,14 +201,14 @@ def test_kept_state_is_each_clients_own_and_asides_do_not_change_it() -> None:
 
 
 def test_kept_state_survives_a_checkpoint() -> None:
-    federation = Federation(clients([1] * 5))
+    federation = simulate(clients([1] * 5))
     federation.cohort([1, 3]).ask(counts_up)
-    restored = Federation(clients([1] * 5), kept=type(federation.kept).from_state(federation.kept.state()))
+    restored = simulate(clients([1] * 5), kept=type(federation.kept).from_state(federation.kept.state()))
     assert restored.everyone().ask(counts_up)["times"].tolist() == [1, 2, 1, 2, 1]
 
 
 def test_traffic_and_transcript_say_what_crossed() -> None:
-    federation = Federation(clients([2] * 4)).begin_round(1)
+    federation = simulate(clients([2] * 4)).begin_round(1)
     federation.everyone().ask(scaled, factor=torch.ones(3), into=Mean("value", clip=1.0))
     federation.begin_round(2).cohort([0]).ask(scaled, factor=each(torch.ones(1, 3)))
     assert federation.traffic.down["factor"] == 4 * 12 + 12
@@ -222,7 +222,7 @@ def test_traffic_and_transcript_say_what_crossed() -> None:
 
 
 def test_the_transcript_does_not_grow_with_the_rounds() -> None:
-    federation = Federation(clients([2] * 4))
+    federation = simulate(clients([2] * 4))
     for number in range(1, 20):
         federation.begin_round(number).everyone().ask(total, into=Sum("n"))
     (row,) = federation.transcript.rows()
@@ -231,7 +231,7 @@ def test_the_transcript_does_not_grow_with_the_rounds() -> None:
 
 def test_a_bare_ask_is_not_private_and_noise_is_recorded() -> None:
     noise = Gaussian(2.0)
-    federation = Federation(clients([2] * 4))
+    federation = simulate(clients([2] * 4))
     federation.everyone().ask(total, into=Sum("total", clip=1.0, noise=noise))
     assert federation.ledger.epsilon(1e-5) == pytest.approx(_epsilon(noise), abs=1e-6)
     federation.everyone().ask(total, into=[])
@@ -241,7 +241,7 @@ def test_a_bare_ask_is_not_private_and_noise_is_recorded() -> None:
 
 
 def test_measuring_aside_costs_nothing_and_is_marked() -> None:
-    federation = Federation(clients([2] * 4))
+    federation = simulate(clients([2] * 4))
     aside = federation.aside()
     aside.everyone().ask(total)
     assert federation.ledger.epsilon(1e-5) == 0
@@ -250,7 +250,7 @@ def test_measuring_aside_costs_nothing_and_is_marked() -> None:
 
 
 def test_a_budget_stops_an_ask_before_it_is_sent() -> None:
-    federation = Federation(clients([2] * 4), budget=Budget(1.0, 1e-5))
+    federation = simulate(clients([2] * 4), budget=Budget(1.0, 1e-5))
     private = Sum("total", clip=1.0, noise=Gaussian(8.0))
     federation.everyone().ask(total, into=private)
     sent = federation.traffic.total_up
@@ -274,17 +274,17 @@ def _epsilon(noise: Gaussian) -> float:
 
 
 def test_two_asks_of_one_poisson_cohort_are_composed_inside_its_sampling() -> None:
-    federation = Federation(clients([2] * 100)).begin_round(1)
+    federation = simulate(clients([2] * 100)).begin_round(1)
     cohort = federation.sample(10, poisson=True)
     for _ in range(2):
         cohort.ask(total, into=Sum("total", clip=1.0, noise=Gaussian(2.0)))
-    once = Federation(clients([2] * 100)).begin_round(1)
+    once = simulate(clients([2] * 100)).begin_round(1)
     once.sample(10, poisson=True).ask(total, into=Sum("total", clip=1.0, noise=Gaussian(2.0**0.5)))
     assert federation.ledger.epsilon(1e-5) == pytest.approx(once.ledger.epsilon(1e-5), rel=1e-6)
 
 
 def test_a_cohort_of_an_earlier_round_is_refused() -> None:
-    federation = Federation(clients([2] * 4)).begin_round(1)
+    federation = simulate(clients([2] * 4)).begin_round(1)
     cohort = federation.sample(2)
     federation.begin_round(2)
     with pytest.raises(ValueError, match="earlier round"):
@@ -293,9 +293,9 @@ def test_a_cohort_of_an_earlier_round_is_refused() -> None:
 
 def test_empty_federations_and_empty_clients_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one client"):
-        Federation(clients([2]).select([]))
+        simulate(clients([2]).select([]))
     with pytest.raises(ValueError, match=r"1 clients have no samples \(1"):
-        Federation(clients([2, 0, 3]))
+        simulate(clients([2, 0, 3]))
 
 
 @task
@@ -304,7 +304,7 @@ def negative(client: Client, w: Tensor) -> Sent:
 
 
 def test_negative_and_zero_weights_are_refused() -> None:
-    cohort = Federation(clients([2, 2])).everyone()
+    cohort = simulate(clients([2, 2])).everyone()
     with pytest.raises(ValueError, match="negative weight"):
         cohort.ask(negative, w=each(torch.tensor([1.0, -1.0])), into=Mean("value", weight="w"))
     with pytest.raises(ValueError, match="of all 2 replies are 0"):
@@ -313,7 +313,7 @@ def test_negative_and_zero_weights_are_refused() -> None:
 
 def test_what_stays_at_a_served_client_is_charged_in_training() -> None:
     def asked(serving: bool) -> Federation:
-        federation = Federation(clients([3, 4]), serving=serving)
+        federation = simulate(clients([3, 4]), serving=serving)
         federation.everyone().ask(total, into=Each(simulation_only=True))
         return federation
 

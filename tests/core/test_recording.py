@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from unalike import Client, Clients, Each, Federation, LocalSGD, Model, Simulator, Sum, send, task, train
+from unalike import Client, Clients, Each, LocalSGD, Model, Simulator, Sum, send, simulate, task, train
 from unalike.core.release import Release
 from unalike.core.task import Sent, Task
 from unalike.methods.fedavg import FedAvg
@@ -65,7 +65,7 @@ def test_training_gives_the_same_bits(sizes: list[int], monkeypatch: pytest.Monk
         simulator = Simulator(block=6)
         local = LocalSGD(epochs=2, batch=4, momentum=0.9, weight_decay=1e-3, clip=1.0)
         method = FedAvg(Model(build("mlp", (6,), 3)), cohort=12, local=local)
-        found[after] = train(method, Federation(clients(sizes), runtime=simulator, seed=3), 8)
+        found[after] = train(method, simulate(clients(sizes), runtime=simulator, seed=3), 8)
         assert (simulator._recordings.count() > 0) == (after == 2)
     for name in found[2]:
         assert torch.equal(found[2][name], found[1_000][name]), name
@@ -79,7 +79,7 @@ def test_draws_inputs_kept_state_and_releases_are_those_of_the_round(
     for after in (2, 1_000):
         monkeypatch.setattr(recording, "AFTER", after)
         simulator = Simulator(block=5)
-        federation = Federation(clients([4] * 5), runtime=simulator, seed=1)
+        federation = simulate(clients([4] * 5), runtime=simulator, seed=1)
         values = []
         for number in range(1, 7):
             replies = federation.begin_round(number).everyone().ask(Tasks().noisy, shift=float(number), into=into)
@@ -95,7 +95,7 @@ def test_draws_inputs_kept_state_and_releases_are_those_of_the_round(
 def test_another_methods_task_is_another_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "AFTER", 2)
     simulator = Simulator(block=5)
-    federation = Federation(clients([4] * 5), runtime=simulator)
+    federation = simulate(clients([4] * 5), runtime=simulator)
     first, second = Tasks(2.0), Tasks(-2.0)
     for number in range(1, 6):
         cohort = federation.begin_round(number).everyone()
@@ -109,7 +109,7 @@ def test_another_methods_task_is_another_recording(monkeypatch: pytest.MonkeyPat
 def test_a_task_that_looks_at_a_value_is_not_recorded_and_stays_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "AFTER", 2)
     simulator = Simulator(block=5)
-    federation = Federation(clients([4] * 5), runtime=simulator)
+    federation = simulate(clients([4] * 5), runtime=simulator)
     means = [
         federation.begin_round(number).everyone().ask(Tasks().branching, shift=float(number))["value"]
         for number in range(1, 6)
@@ -122,7 +122,7 @@ def test_a_task_that_looks_at_a_value_is_not_recorded_and_stays_right(monkeypatc
 @pytest.mark.parametrize("name", ["listing", "selecting"])
 def test_values_that_become_python_numbers_are_not_frozen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "AFTER", 2)
-    federation = Federation(clients([4] * 5), runtime=Simulator(block=5))
+    federation = simulate(clients([4] * 5), block=5)
     for number in range(1, 6):
         replies = federation.begin_round(number).everyone().ask(getattr(Tasks(), name), shift=float(number))
         assert replies["value"][0, 0] == number
@@ -139,7 +139,7 @@ class Secretive:
 
 def test_a_task_of_python_values_is_never_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "AFTER", 2)
-    federation = Federation(clients([4] * 5), runtime=Simulator())
+    federation = simulate(clients([4] * 5))
     drawn = [federation.begin_round(turn).everyone().ask(Secretive().secret)["value"] for turn in range(1, 6)]
     assert len(torch.cat(drawn).unique()) > 20
 
@@ -148,7 +148,7 @@ def test_plain_functions_are_not_recorded_and_the_memory_of_calls_is_bounded(mon
     monkeypatch.setattr(recording, "AFTER", 2)
     monkeypatch.setattr(recording, "MOST", 3)
     simulator = Simulator(block=5)
-    federation = Federation(clients([4] * 5), runtime=simulator)
+    federation = simulate(clients([4] * 5), runtime=simulator)
     for number in range(1, 6):
         federation.begin_round(number).everyone().ask(free, shift=1.0)
     assert simulator._recordings.count() == 0

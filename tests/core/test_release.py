@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.core.helpers import clients
-from unalike import Client, Each, Federation, Mean, Sum, each, send, task
+from unalike import Client, Each, Mean, Sum, each, send, simulate, task
 from unalike.core.task import Sent
 from unalike.privacy import Gaussian, Laplace
 
@@ -16,7 +16,7 @@ def echo(client: Client, value: Tensor) -> Sent:
 
 
 def ask(release: Each | Sum, values: Tensor, poisson: bool = False, seed: int = 0) -> Tensor:
-    federation = Federation(clients([1] * len(values)), seed=seed)
+    federation = simulate(clients([1] * len(values)), seed=seed)
     return federation.everyone().ask(echo, value=each(values), into=release)["value"]
 
 
@@ -46,7 +46,7 @@ def test_a_fixed_size_cohort_doubles_the_sensitivity() -> None:
     def spread(poisson: bool) -> float:
         noise = []
         for seed in range(40):
-            federation = Federation(clients([1] * 20), seed=seed)
+            federation = simulate(clients([1] * 20), seed=seed)
             cohort = federation.sample(10, poisson=poisson)
             values = each(torch.zeros(len(cohort), 100))
             noise.append(cohort.ask(echo, value=values, into=Sum("value", clip=1.0, noise=Gaussian(1.0)))["value"])
@@ -57,7 +57,7 @@ def test_a_fixed_size_cohort_doubles_the_sensitivity() -> None:
 
 
 def test_a_noisy_mean_divides_by_the_expected_number_of_clients() -> None:
-    federation = Federation(clients([1] * 20), seed=4)
+    federation = simulate(clients([1] * 20), seed=4)
     cohort = federation.sample(10, poisson=True)
     assert len(cohort) != 10
     released = cohort.ask(
@@ -72,7 +72,7 @@ def counted(client: Client) -> Sent:
 
 
 def test_whole_numbers_are_weighed_by_weights_that_are_not_whole() -> None:
-    mean = Federation(clients([1, 3])).everyone().ask(counted, into=Mean("count", weight="weight"))["count"]
+    mean = simulate(clients([1, 3])).everyone().ask(counted, into=Mean("count", weight="weight"))["count"]
     assert float(mean) == pytest.approx((1 * 0.25 + 3 * 0.75) / 1.0)
 
 
@@ -86,7 +86,7 @@ def test_local_noise_differs_from_client_to_client() -> None:
     "release", [Each("value", clip=1.0, noise=Gaussian(1.0)), Sum("value", clip=1.0, noise=Gaussian(1.0))]
 )
 def test_every_ask_and_every_round_has_noise_of_its_own(release: Each | Sum) -> None:
-    federation = Federation(clients([1] * 3))
+    federation = simulate(clients([1] * 3))
     seen = []
     for number in (1, 2):
         cohort = federation.begin_round(number).everyone()
@@ -97,7 +97,7 @@ def test_every_ask_and_every_round_has_noise_of_its_own(release: Each | Sum) -> 
 
 
 def test_an_empty_poisson_cohort_still_releases_noise() -> None:
-    federation = Federation(clients([1] * 4))
+    federation = simulate(clients([1] * 4))
     release = Sum("value", clip=1.0, noise=Gaussian(1.0))
     sizes = set()
     for number in range(1, 60):

@@ -15,15 +15,29 @@ import torch
 from torch import Tensor, nn
 
 from tests.core.helpers import clients, linear, scaled, total
-from unalike import Client, Clients, Each, Federation, LocalSGD, Model, Simulator, Sum, each, send, task, train
+from unalike import (
+    Client,
+    Clients,
+    Each,
+    Federation,
+    LocalSGD,
+    Model,
+    Simulator,
+    Sum,
+    each,
+    send,
+    simulate,
+    task,
+    train,
+)
 from unalike.core.draws import key
 from unalike.core.federation import QuorumError
+from unalike.core.kept import KeptStore
 from unalike.core.request import Batch, Request
 from unalike.core.task import Sent
 from unalike.methods.fedavg import FedAvg
 from unalike.privacy import Gaussian
-from unalike.runtime.shard import simulator as simulate
-from unalike.runtime.shard.kept import KeptStore
+from unalike.runtime.shard import simulator as module
 from unalike.runtime.shard.simulator import LoopInstead, Outputs
 
 SIZES = [5, 17, 1, 8, 8, 30, 12, 3, 9, 21]
@@ -31,7 +45,7 @@ TWICE = 2 * SIZES  # so that a cohort is larger than a block of 7
 
 
 def trained(simulator: Simulator, sizes: list[int] = TWICE, epochs: int = 2) -> tuple[Tensor, Federation]:
-    federation = Federation(clients(sizes), runtime=simulator)
+    federation = simulate(clients(sizes), runtime=simulator)
     local = LocalSGD(epochs=epochs, batch=4, lr=0.2, momentum=0.5, weight_decay=0.01)
     method = FedAvg(linear(), cohort=16, local=local)
     return train(method, federation, 4).theta, federation
@@ -84,7 +98,7 @@ def test_how_many_work_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     trained(Simulator(block=1, threads=3))
     assert most == 3
     most = 0
-    Federation(clients(SIZES), runtime=Simulator(block=1, threads=3)).everyone().ask(total)
+    simulate(clients(SIZES), block=1, threads=3).everyone().ask(total)
     assert most == 1  # a plain function may lean on anything
 
 
@@ -106,7 +120,7 @@ def test_side_by_side_a_client_keeps_its_own_and_fails_alone(monkeypatch: pytest
     monkeypatch.setattr("unalike.runtime.shard.tuning.SMALL", 0)
     sizes = list(range(1, 25))
     network = Model(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
-    federation = Federation(clients(sizes), runtime=Simulator(block=1, threads=4))
+    federation = simulate(clients(sizes), block=1, threads=4)
     method, theta = Counting(network), network.init(0)
     for turn in (1, 2):
         replies = federation.everyone().ask(method.count, theta=theta)
@@ -126,7 +140,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("workers")
 def test_whoever_gives_up_leaves_no_worker_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, ended = [], []
-    call = simulate._without_gradients
+    call = module._without_gradients
 
     def slow(work: Callable[[], Outputs]) -> Outputs:
         begun.append(1)
@@ -135,7 +149,7 @@ def test_whoever_gives_up_leaves_no_worker_at_work(monkeypatch: pytest.MonkeyPat
         ended.append(1)
         return outputs
 
-    monkeypatch.setattr(simulate, "_without_gradients", slow)
+    monkeypatch.setattr(module, "_without_gradients", slow)
     simulator = Simulator(block=1, threads=3)
     method = FedAvg(linear(), cohort=16, local=LocalSGD(epochs=1, batch=4))
     store = clients(TWICE)
@@ -163,7 +177,7 @@ def test_a_process_that_forks_can_go_on_asking() -> None:
 
 @pytest.mark.usefixtures("workers")
 def test_large_blocks_are_not_all_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulate, "MAX_BYTES_AHEAD", 1)
+    monkeypatch.setattr(module, "MAX_BYTES_AHEAD", 1)
     simulator = Simulator(block=3, threads=4)
     running, most = [], 0
     prepared = Simulator._prepared
@@ -214,9 +228,9 @@ def test_clients_read_together_are_still_computed_one_by_one(threads: int, monke
     some = replace(some, labeled=torch.arange(400) % 40 < 30)
 
     def asked(together: int) -> tuple[Tensor, Tensor, set[str], int]:
-        monkeypatch.setattr(simulate, "TOGETHER", together)
+        monkeypatch.setattr(module, "TOGETHER", together)
         read.clear()
-        federation = Federation(some, runtime=Simulator(block=1, threads=threads))
+        federation = simulate(some, block=1, threads=threads)
         replies = federation.everyone().ask(Particular().look, into=[Each("value"), Each("labels")])
         order = replies.answered.argsort()
         failed = {failure.client for failure in replies.failures}
@@ -249,7 +263,7 @@ def test_a_task_that_cannot_be_vectorised_is_tried_on_few_blocks(threads: int, m
         return prepared(self, request, rows, singly)
 
     monkeypatch.setattr(Simulator, "_prepared", counted)
-    federation = Federation(clients([3] * 40), runtime=Simulator(block=4, threads=threads))
+    federation = simulate(clients([3] * 40), block=4, threads=threads)
     with pytest.warns(LoopInstead):
         values = federation.everyone().ask(Branching().look)["value"]
     assert bool((values > 0).all())
@@ -278,7 +292,7 @@ def drawn(client: Client) -> Sent:
 
 def test_cohorts_batches_and_noise_do_not_depend_on_the_block() -> None:
     def everything(block: int) -> list[Tensor]:
-        federation = Federation(clients(TWICE), runtime=Simulator(block=block), seed=5).begin_round(3)
+        federation = simulate(clients(TWICE), block=block, seed=5).begin_round(3)
         cohort = federation.sample(16)
         replies = cohort.ask(drawn)
         local = cohort.ask(drawn, into=Each("noise", clip=1.0, noise=Gaussian(1.0)))
@@ -305,7 +319,7 @@ def test_two_equal_runs_are_bit_identical() -> None:
 def test_strict_mode_sends_everything_through_the_codec_and_changes_nothing() -> None:
     plain, strict = trained(Simulator(block=4))[0], trained(Simulator(block=4, strict=True))[0]
     assert torch.allclose(plain, strict, atol=1e-6)
-    federation = Federation(clients([2, 3]), runtime=Simulator(strict=True))
+    federation = simulate(clients([2, 3]), strict=True)
     assert federation.everyone().ask(scaled, factor=each(torch.ones(2)))["value"].shape == (2, 3)
 
 
@@ -315,19 +329,19 @@ def unsendable(client: Client) -> Sent:
 
 
 def test_what_no_wire_carries_is_the_clients_failure_and_it_keeps_nothing() -> None:
-    federation = Federation(clients([2, 3, 4]), runtime=Simulator(block=3, strict=True))
+    federation = simulate(clients([2, 3, 4]), block=3, strict=True)
     with pytest.raises(QuorumError, match=r"WireError: 'value' is a torch\.complex64 tensor"):
         federation.everyone().ask(unsendable)
     assert federation.kept.state() == {}
 
 
 def test_padding_never_counts() -> None:
-    together = Federation(clients(SIZES), runtime=Simulator(block=10)).everyone().ask(total)["total"]
+    together = simulate(clients(SIZES), block=10).everyone().ask(total)["total"]
     store = clients(SIZES)
     assert torch.allclose(together, torch.stack([store.rows(i)[0].sum(0) for i in range(10)]), atol=1e-5)
     poisoned = clients(SIZES)
     poisoned.x[int(poisoned.start[2])] = torch.nan  # client 2 has this one row; its neighbours must not see it
-    replies = Federation(poisoned, runtime=Simulator(block=10)).everyone().ask(total)
+    replies = simulate(poisoned, block=10).everyone().ask(total)
     assert [failure.client for failure in replies.failures] == ["2"]
 
 
@@ -337,7 +351,7 @@ def branches(client: Client) -> Sent:
 
 
 def test_a_task_that_cannot_be_vectorised_runs_one_by_one_and_says_so_once() -> None:
-    federation = Federation(clients([3] * 4), runtime=Simulator(block=4))
+    federation = simulate(clients([3] * 4), block=4)
     with pytest.warns(
         LoopInstead, match="task branches cannot be vectorised .* The operation that prevents it: "
     ) as said:
@@ -350,12 +364,12 @@ def test_a_task_that_cannot_be_vectorised_runs_one_by_one_and_says_so_once() -> 
 def test_a_cohort_larger_than_a_block_of_memory_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unalike.runtime.shard.simulator.MAX_BLOCK_BYTES", 100)
     store = clients(SIZES)
-    summed = Federation(store, runtime=Simulator(block=1000)).everyone().ask(total, into=Sum("total"))["total"]
+    summed = simulate(store, block=1000).everyone().ask(total, into=Sum("total"))["total"]
     assert torch.allclose(summed, store.x.sum(0), atol=1e-4)
 
 
 def test_memory_does_not_grow_with_rounds() -> None:
-    federation = Federation(clients([20] * 50), runtime=Simulator(block=50))
+    federation = simulate(clients([20] * 50), block=50)
     method = FedAvg(linear(), cohort=50, local=LocalSGD(epochs=1, batch=10))
     state = train(method, federation, 20)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -367,9 +381,9 @@ def test_memory_does_not_grow_with_rounds() -> None:
 def test_the_measured_block_is_remembered(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNALIKE_CACHE", str(tmp_path))
     first = Simulator()
-    Federation(clients([4] * 40), runtime=first).everyone().ask(total)
+    simulate(clients([4] * 40), runtime=first).everyone().ask(total)
     second = Simulator()
-    Federation(clients([4] * 40), runtime=second).everyone().ask(total)
+    simulate(clients([4] * 40), runtime=second).everyone().ask(total)
     assert first._tuner.plans == second._tuner.plans
     assert os.listdir(str(tmp_path)) == ["tuning.json"]
 
@@ -386,6 +400,6 @@ def test_images_reach_tasks_as_normalised_floats() -> None:
     store = Clients.from_sizes(
         x, None, torch.tensor([2, 1]), shift=torch.tensor([51.0]), scale=torch.tensor([1 / 51.0])
     )
-    sums = Federation(store).everyone().ask(total)["total"]
+    sums = simulate(store).everyone().ask(total)["total"]
     assert torch.allclose(sums, torch.tensor([[3.0], [0.0]]))
     assert store.x.dtype == torch.uint8

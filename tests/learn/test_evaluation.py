@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tests.core.helpers import clients, linear
-from unalike import Clients, Federation, LocalSGD, Simulator
+from unalike import Clients, LocalSGD, Simulator, simulate
 from unalike.core.method import Method
 from unalike.learn.evaluation import Scores, evaluate
 from unalike.methods.fedavg import FedAvg, Local
@@ -16,7 +16,7 @@ METHODS: list[Method] = [FedAvg(linear(), cohort=5, finetune=LOCAL), Local(linea
 
 
 def scores(method: Method, store: Clients, simulator: Simulator | None = None) -> Scores:
-    federation = Federation(store, runtime=simulator or Simulator())
+    federation = simulate(store, runtime=simulator or Simulator())
     state = method.start(0)
     return evaluate(method.model, lambda cohort: method.personalize(state, cohort), federation, store, clients(SIZES))
 
@@ -46,4 +46,4 @@ def test_a_personalize_that_forgets_clients_is_told() -> None:
         return linear().init(0).expand(3, -1)
 
     with pytest.raises(ValueError, match="personalize gave 3 models for 5 clients"):
-        evaluate(linear(), too_few, Federation(store), store, store)
+        evaluate(linear(), too_few, simulate(store), store, store)

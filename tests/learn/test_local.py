@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.core.helpers import clients, linear
-from unalike import Client, Federation, LocalSGD, Model, Simulator, send, task
+from unalike import Client, LocalSGD, Model, send, simulate, task
 from unalike.core.draws import Draws, key
 from unalike.core.task import Sent
 from unalike.learn.objective import Batch, Params, loss_of
@@ -27,7 +27,7 @@ class Fit:
 
 
 def fitted(local: LocalSGD, sizes: list[int], block: int = 100, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    federation = Federation(clients(sizes), runtime=Simulator(block=block), seed=seed)
+    federation = simulate(clients(sizes), block=block, seed=seed)
     model = linear()
     start = model.init(0)
     replies = federation.everyone().ask(Fit(local, model).fit, theta=start)
@@ -75,7 +75,7 @@ def test_an_epoch_takes_every_sample_once_and_averages_a_partial_batch_over_itse
 
     sizes = [4, 10, 7, 1]
     store = clients(sizes)
-    federation = Federation(store, runtime=Simulator(block=block), seed=9)
+    federation = simulate(store, block=block, seed=9)
     moved = federation.everyone().ask(Track().track)["moved"]
     for i, n in enumerate(sizes):
         draws = Draws(key(key(9, 2, 0, 1), i))  # the client's own draws in the first ask of round 0
@@ -126,7 +126,7 @@ def test_parameters_may_be_a_dict_with_a_rate_each() -> None:
             return send(**params)
 
     store = clients([5, 2])
-    replies = Federation(store).everyone().ask(Two().fit)
+    replies = simulate(store).everyone().ask(Two().fit)
     means = torch.stack([store.rows(i)[0][:, 0].mean() for i in range(2)])
     assert torch.allclose(replies["a"], -means) and torch.allclose(replies["b"], -0.1 * means)
 

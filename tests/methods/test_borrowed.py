@@ -12,8 +12,8 @@ from sklearn.covariance import oas
 from torch import Tensor
 
 from tests.methods.test_pefll import FULL_STEP, clients_of, problem_of
+from unalike import simulate
 from unalike.core.client import Clients
-from unalike.core.federation import Federation
 from unalike.core.method import State, train
 from unalike.learn.evaluation import evaluate
 from unalike.learn.local import LocalSGD
@@ -41,13 +41,13 @@ def _trained(choice: str, labeled: int = 4) -> tuple[Borrowed, Clients, State, T
     """A method trained on the first four twins, of whom so many have labels; and the models of their own."""
     clients = _twins()
     clients = replace(clients, labeled=(torch.arange(8) < labeled) | (torch.arange(8) >= 4))
-    method, seen = _method(choice, labeled), Federation(clients.select(range(4)))
+    method, seen = _method(choice, labeled), simulate(clients.select(range(4)))
     state = train(method, seen, 3)
     return method, clients, state, method.trainer.personalize(state, seen.aside().everyone())
 
 
 def _personalized(method: Borrowed, state: State, clients: Clients, which: Sequence[int]) -> Tensor:
-    return method.personalize(state, Federation(clients.select(which).without_labels()).everyone())
+    return method.personalize(state, simulate(clients.select(which).without_labels()).everyone())
 
 
 def test_nearest_borrows_from_the_client_with_the_same_centre() -> None:
@@ -68,7 +68,7 @@ def test_what_is_sampled_depends_on_the_newcomer_and_the_seed_alone() -> None:
     state = method.start(0).replace(ids=torch.arange(4))
 
     def borrowed(positions: range, seed: int = 0) -> Tensor:
-        return method.personalize(state, Federation(clients.select(positions), seed).everyone())
+        return method.personalize(state, simulate(clients.select(positions), seed).everyone())
 
     together = borrowed(range(4, 44))
     torch.testing.assert_close(torch.cat([borrowed(range(4, 24)), borrowed(range(24, 44))]), together)
@@ -79,7 +79,7 @@ def test_newcomers_who_are_served_draw_for_themselves_though_all_have_one_id() -
     method, clients, state, own = _trained("sampled")
     drawn = set()
     for _ in range(60):  # nobody draws one of the four in vain 60 times, but once in ten million
-        served = Federation(clients.select([4]).without_labels(), serving=True)
+        served = simulate(clients.select([4]).without_labels(), serving=True)
         drawn.add(int(torch.cdist(method.personalize(state, served.everyone()), own).argmin()))
         assert not served.traffic.up, "the draw needs nothing of the newcomer"
     assert drawn == {0, 1, 2, 3}
@@ -96,8 +96,8 @@ def test_ensemble_averages_the_outputs_of_all_models() -> None:
 def test_borrowing_trains_exactly_as_pfedhn() -> None:
     clients = clients_of((6,))
     options = {"cohort": 2, "local": FULL_STEP, "descriptor": 3}
-    plain = train(PFedHN(problem_of((6,)), **options), Federation(clients), 2)  # type: ignore[arg-type]
-    borrowed = train(Borrowed(problem_of((6,)), choice="sampled", **options), Federation(clients), 2)  # type: ignore[arg-type]
+    plain = train(PFedHN(problem_of((6,)), **options), simulate(clients), 2)  # type: ignore[arg-type]
+    borrowed = train(Borrowed(problem_of((6,)), choice="sampled", **options), simulate(clients), 2)  # type: ignore[arg-type]
     assert torch.equal(plain.hypernet, borrowed.hypernet) and torch.equal(plain.descriptors, borrowed.descriptors)
 
 
@@ -111,7 +111,7 @@ def test_a_client_without_labels_lends_nothing_and_borrows_itself(choice: str) -
     which = [3, *range(4, 8)] if choice == "nearest" else [3, *range(4, 8)] * 8
     crowd = clients.select(which)
     crowd = replace(crowd, ids=torch.where(crowd.ids == 3, 3, torch.arange(len(which)) + 4))
-    theta = method.personalize(state, Federation(crowd).everyone())
+    theta = method.personalize(state, simulate(crowd).everyone())
     gaps = torch.cdist(theta, own, compute_mode="donot_use_mm_for_euclid_dist")  # exact
     assert bool((gaps[:, :3].min(1).values < 1e-4).all()) and float(gaps[:, 3].min()) > 1e-2
     torch.testing.assert_close(_personalized(method, state, clients, range(3)), own[:3])
@@ -134,10 +134,10 @@ def test_an_ensemble_counts_trained_members_alone() -> None:
 def test_after_one_round_of_one_client_everybody_has_its_model(choice: str) -> None:
     clients = _twins()
     method = _method(choice, cohort=1)
-    state = train(method, Federation(clients.select(range(4))), 1)
+    state = train(method, simulate(clients.select(range(4))), 1)
     row = state.trained.nonzero().flatten()
     assert len(row) == 1
-    own = method.trainer.personalize(state, Federation(clients.select(row)).everyone())
+    own = method.trainer.personalize(state, simulate(clients.select(row)).everyone())
     torch.testing.assert_close(_personalized(method, state, clients, range(8)), own.expand(8, -1))
 
 
@@ -158,10 +158,10 @@ def test_training_goes_on_without_the_summary_of_an_absent_client(lost: range) -
     clients, asks = _twins(), itertools.count()
     method = _method("nearest")
     runtime = Simulator(drop=lambda client, _: client == 3 and next(asks) in lost)
-    state = train(method, Federation(clients.select(range(4)), runtime=runtime), 4)
+    state = train(method, simulate(clients.select(range(4)), runtime=runtime), 4)
     assert state.summarised.tolist() == [True, True, True, False]
     assert state.trained.tolist() == [True, True, True, 0 not in lost]
-    own = method.trainer.personalize(state, Federation(clients.select(range(4))).everyone())
+    own = method.trainer.personalize(state, simulate(clients.select(range(4))).everyone())
     gaps = torch.cdist(_personalized(method, state, clients, range(4, 8)), own)
     assert bool((gaps[:, :3].min(1).values < 1e-4).all())
 
@@ -171,7 +171,7 @@ def test_a_newcomer_whose_summary_fails_gets_nobodys_model() -> None:
     poisoned = clients.x.clone()
     poisoned[int(clients.start[4])] = torch.inf
     two = clients.select([4, 5])
-    federation = Federation(clients.select(range(4)))
+    federation = simulate(clients.select(range(4)))
     scores = evaluate(
         method.model, lambda cohort: method.personalize(state, cohort), federation, replace(two, x=poisoned), two
     )
@@ -198,8 +198,8 @@ def test_nearest_is_who_is_near_whatever_its_number_of_rows(
     clients.x[sizes[0] : sizes[0] + sizes[1]] += sigmas * away / away.norm()
     clients = replace(clients, x=scale * clients.x)
     method = Borrowed(problem_of((inputs,), clients=2), cohort=2, local=LocalSGD(steps=0), descriptor=2)
-    state = train(method, Federation(clients.select([0, 1]), seed), 1)
-    own = method.trainer.personalize(state, Federation(clients.select([0, 1])).everyone())
+    state = train(method, simulate(clients.select([0, 1]), seed), 1)
+    own = method.trainer.personalize(state, simulate(clients.select([0, 1])).everyone())
     torch.testing.assert_close(_personalized(method, state, clients, [2]), own[:1])
 
 
@@ -209,7 +209,7 @@ def test_covariances_are_shrunk_as_by_scikit_learn() -> None:
     clients = replace(clients, x=clients.x * torch.linspace(0.1, 3, 40))
     method = Borrowed(problem_of((40,)))
     projection = method.start(0).projection
-    federation = Federation(clients, runtime=Simulator(block=4))
+    federation = simulate(clients, block=4)
     covariances = federation.everyone().ask(method.summarise, projection=projection)["covariance"]
     for i in range(len(sizes)):
         expected = torch.from_numpy(oas((clients.rows(i)[0] @ projection).numpy())[0])
@@ -221,6 +221,6 @@ def test_clients_of_one_row_can_be_compared() -> None:
     x = torch.tensor([0.0, 1.0, 5.0, 9.0, 4.0])[:, None] * torch.ones(6)
     clients = Clients.from_sizes(x, torch.zeros(5, dtype=torch.int64), torch.ones(5))
     method = _method("nearest")
-    state = train(method, Federation(clients.select(range(4))), 1)
-    own = method.trainer.personalize(state, Federation(clients.select(range(4))).everyone())
+    state = train(method, simulate(clients.select(range(4))), 1)
+    own = method.trainer.personalize(state, simulate(clients.select(range(4))).everyone())
     torch.testing.assert_close(_personalized(method, state, clients, [4]), own[[2]])

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.core.helpers import clients, linear
-from unalike import Federation, LocalSGD, State, train
+from unalike import Federation, LocalSGD, State, simulate, train
 from unalike.learn.evaluation import evaluate
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.fedavg import FedAvg, Local
@@ -29,11 +29,11 @@ def pooled_step(theta: Tensor, rows: list[int], lr: float) -> Tensor:
 def test_one_full_batch_step_equals_pooled_gradient_descent(cohort: int) -> None:
     """Unequal sizes must weigh right, and a cohort of one is that client's own step."""
     method = FedAvg(linear(), cohort=cohort, local=LocalSGD(epochs=1, batch=None, lr=0.5))
-    federation = Federation(clients(SIZES))
+    federation = simulate(clients(SIZES))
     expected = method.start(0).theta
     state = method.start(0)
     for number in range(1, 6):
-        chosen = Federation(clients(SIZES)).begin_round(number).sample(cohort).positions.tolist()
+        chosen = simulate(clients(SIZES)).begin_round(number).sample(cohort).positions.tolist()
         expected = pooled_step(expected, chosen, 0.5)
         state = method.round(state, federation.begin_round(number))
         assert torch.allclose(state.theta, expected, atol=1e-6)
@@ -44,7 +44,7 @@ def test_the_server_rate_scales_the_step() -> None:
         linear(), cohort=4, local=LocalSGD(epochs=1, batch=None, lr=0.5), server=ServerOptimizer("sgd", lr=0.1)
     )
     start = method.start(0)
-    after = method.round(start, Federation(clients(SIZES)).begin_round(1))
+    after = method.round(start, simulate(clients(SIZES)).begin_round(1))
     assert torch.allclose(after.theta, pooled_step(start.theta, [0, 1, 2, 3], 0.05), atol=1e-6)
 
 
@@ -52,7 +52,7 @@ def test_fedprox_without_its_term_is_fedavg_and_with_it_stays_nearer() -> None:
     local = LocalSGD(epochs=5, batch=4, lr=0.3)
 
     def after(mu: float) -> State:
-        return train(FedAvg(linear(), cohort=4, local=local, mu=mu), Federation(clients(SIZES)), 1)
+        return train(FedAvg(linear(), cohort=4, local=local, mu=mu), simulate(clients(SIZES)), 1)
 
     plain, start = after(0.0).theta, linear().init(0)
     assert torch.allclose(after(1e-9).theta, plain, atol=1e-6)  # goes through the term, whose weight is nothing
@@ -63,7 +63,7 @@ def test_fedprox_descends_the_proximal_objective() -> None:
     method = FedAvg(linear(), cohort=1, local=LocalSGD(epochs=400, batch=None, lr=0.2), mu=2.0)
     store = clients([8])
     start = method.start(0)
-    theta = method.round(start, Federation(store).begin_round(1)).theta
+    theta = method.round(start, simulate(store).begin_round(1)).theta
     leaf = theta.clone().requires_grad_(True)
     x, y = store.rows(0)
     assert y is not None
@@ -76,7 +76,7 @@ def test_fedprox_follows_the_loss_with_its_mu() -> None:
     local = LocalSGD(epochs=5, batch=None, lr=0.1)
     adaptive = FedAvg(linear(), cohort=4, local=local, mu=1.0, mu_step=0.1)
     fixed = FedAvg(linear(), cohort=4, local=local, mu=1.0)
-    first, same = (train(method, Federation(clients(SIZES)), 1) for method in (adaptive, fixed))
+    first, same = (train(method, simulate(clients(SIZES)), 1) for method in (adaptive, fixed))
     torch.testing.assert_close(first.theta, same.theta)
     state, mus = adaptive.start(0).part("prox"), []
     for loss in (9, 8, 7, 6, 5, 4, 4.5, 4.5, 4, 3, 2, 1, 0.5):
@@ -84,7 +84,7 @@ def test_fedprox_follows_the_loss_with_its_mu() -> None:
         mus.append(round(float(state["mu"]), 3))
     assert mus == [1, 1, 1, 1, 1, 0.9, 1, 1, 1, 1, 1, 1, 0.9]  # up after a rise; down after the fifth fall in a row
     heavy = first.with_part("prox", {"mu": torch.tensor(8.0)})
-    far, near = (adaptive.round(state, Federation(clients(SIZES)).begin_round(2)).theta for state in (first, heavy))
+    far, near = (adaptive.round(state, simulate(clients(SIZES)).begin_round(2)).theta for state in (first, heavy))
     assert (near - first.theta).norm() < (far - first.theta).norm() / 2
     with pytest.raises(ValueError, match=r"mu_step=0\.1 follows the clients' loss"):
         FedAvg(linear(), mu_step=0.1, clip=1.0, noise=Gaussian(1.0))
@@ -93,7 +93,7 @@ def test_fedprox_follows_the_loss_with_its_mu() -> None:
 def test_fine_tuning_starts_from_the_global_model_and_leaves_it_alone() -> None:
     finetune = LocalSGD(epochs=2, batch=None, lr=0.5)
     method = FedAvg(linear(), cohort=4, finetune=finetune)
-    federation = Federation(clients(SIZES))
+    federation = simulate(clients(SIZES))
     state = train(method, federation, 2)
     personal = method.personalize(state, federation.aside().everyone())
     expected = pooled_step(pooled_step(state.theta, [1], 0.5), [1], 0.5)
@@ -103,7 +103,7 @@ def test_fine_tuning_starts_from_the_global_model_and_leaves_it_alone() -> None:
 
 def test_local_models_go_on_from_round_to_round_and_nothing_leaves_a_client() -> None:
     method = Local(linear(), cohort=4, local=LocalSGD(epochs=1, batch=None, lr=0.5))
-    federation = Federation(clients(SIZES))
+    federation = simulate(clients(SIZES))
     state = train(method, federation, 3)
     personal = method.personalize(state, federation.aside().everyone())
     expected = state.theta
@@ -117,7 +117,7 @@ def test_local_models_go_on_from_round_to_round_and_nothing_leaves_a_client() ->
 def test_a_newcomer_without_a_model_trains_its_own() -> None:
     newcomer = LocalSGD(epochs=4, batch=None, lr=0.5)
     method = Local(linear(), cohort=1, local=LocalSGD(epochs=1, batch=None, lr=0.5), newcomer=newcomer)
-    federation = Federation(clients(SIZES))
+    federation = simulate(clients(SIZES))
     state = train(method, federation, 1)
     trained = federation.kept.state()["trained.ids"].tolist()
     other = next(i for i in range(4) if i not in trained)
@@ -137,7 +137,7 @@ def test_private_averaging_clips_every_client_counts_them_alike_and_is_accounted
             clip=0.1,
             noise=Gaussian(noise),
         )
-        federation = Federation(clients(SIZES))
+        federation = simulate(clients(SIZES))
         return train(method, federation, 1).theta - method.start(0).theta, federation
 
     moved, federation = theta(1e-9, lr=100.0)  # hardly any noise: four directions of length 0.1, averaged
@@ -158,7 +158,7 @@ def _gaussian_epsilon(multiplier: float) -> float:
 def test_evaluation_scores_every_clients_own_model_on_its_own_test_data() -> None:
     store = clients([5] * 6)
     model = linear()
-    federation = Federation(store)
+    federation = simulate(store)
     thetas = torch.stack([model.init(i) for i in range(6)])
     test = store.select(range(6))
     test.size[3] = 0  # nothing to be tested on
@@ -179,4 +179,4 @@ def test_nonsense_is_refused() -> None:
     with pytest.raises(ValueError, match="mu=-1"):
         FedAvg(linear(), mu=-1)
     with pytest.raises(ValueError, match="rounds=-1"):
-        train(FedAvg(linear()), Federation(clients(SIZES)), -1)
+        train(FedAvg(linear()), simulate(clients(SIZES)), -1)

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unalike import simulate
 from unalike.core.client import Clients
-from unalike.core.federation import Federation
 from unalike.core.method import train
 from unalike.core.model import Model
 from unalike.learn.local import LocalSGD
@@ -19,7 +19,6 @@ from unalike.methods.fedavg import FedAvg
 from unalike.methods.fedtta import FedTTA
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
-from unalike.runtime.shard.simulator import Simulator
 
 SIZES = [7, 12, 5, 9]
 
@@ -45,7 +44,7 @@ def test_round_follows_the_gradient_through_the_inner_step() -> None:
     clients = clients_of()
     method = FedTTA(problem(), cohort=4, local=LocalSGD(steps=1, batch=None, lr=1.0), adapt_lr=0.3)
     state = method.start(0)
-    after = method.round(state, Federation(clients).begin_round(1))
+    after = method.round(state, simulate(clients).begin_round(1))
     theta, phi = state.theta.clone().requires_grad_(), state.phi.clone().requires_grad_()
     total = torch.zeros(())
     for i, size in enumerate(SIZES):
@@ -74,7 +73,7 @@ def test_outer_gradient_matches_finite_differences() -> None:
 def test_no_inner_step_is_fedavg() -> None:
     clients, local = clients_of(), LocalSGD(epochs=2, batch=4, lr=0.3)
     method, plain = FedTTA(problem(), cohort=3, local=local, adapt_lr=0.0), FedAvg(problem().model, 3, local)
-    state, wanted = train(method, Federation(clients), 3), train(plain, Federation(clients), 3)
+    state, wanted = train(method, simulate(clients), 3), train(plain, simulate(clients), 3)
     torch.testing.assert_close(state.theta, wanted.theta, atol=1e-6, rtol=0)
 
 
@@ -84,7 +83,7 @@ def test_newcomers_take_the_step_of_a_training_batch(block: int) -> None:
     clients = clients_of()
     method = FedTTA(problem(), local=LocalSGD(batch=9), adapt_lr=0.3)
     state = method.start(0)
-    cohort = Federation(clients.without_labels(), runtime=Simulator(block=block)).everyone()
+    cohort = simulate(clients.without_labels(), block=block).everyone()
     models = method.personalize(state, cohort)
     for i, size in enumerate(SIZES):
         theta, x = state.theta.clone().requires_grad_(), clients.rows(i)[0]
@@ -96,8 +95,8 @@ def test_newcomers_take_the_step_of_a_training_batch(block: int) -> None:
 
 def test_partial_batches_do_not_depend_on_the_block() -> None:
     method = FedTTA(problem(), cohort=4, local=LocalSGD(epochs=1, batch=4, lr=0.2), adapt_lr=0.1)
-    wanted = train(method, Federation(clients_of(), runtime=Simulator(block=1)), 2)
-    found = train(method, Federation(clients_of(), runtime=Simulator(block=4)), 2)
+    wanted = train(method, simulate(clients_of(), block=1), 2)
+    found = train(method, simulate(clients_of(), block=4), 2)
     torch.testing.assert_close(found.theta, wanted.theta, atol=1e-6, rtol=0)
 
 
@@ -115,7 +114,6 @@ def test_convolutional_networks_are_trained_for_a_block_of_clients_as_for_each(n
     images = Problem(Model(build(name, (1, side, side), 3)), (1, side, side), 3, 3)
     method = FedTTA(images, cohort=3, local=LocalSGD(steps=1, batch=None, lr=1.0), adapt_lr=0.3)
     together, singly = (
-        method.round(method.start(0), Federation(clients, runtime=Simulator(block=block)).begin_round(1))
-        for block in (3, 1)
+        method.round(method.start(0), simulate(clients, block=block).begin_round(1)) for block in (3, 1)
     )
     torch.testing.assert_close(together.theta, singly.theta, atol=1e-6, rtol=0)

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unalike import simulate
 from unalike.core.client import Clients
-from unalike.core.federation import Federation
 from unalike.core.method import Method, State, train
 from unalike.core.model import Model
 from unalike.learn.evaluation import evaluate
@@ -21,7 +21,6 @@ from unalike.methods.fedavg import FedAvg
 from unalike.methods.flowdup import PARTS, FLowDUP, LDFedAvg, with_outputs
 from unalike.networks.architectures import build
 from unalike.networks.subspace import Kind
-from unalike.runtime.shard.simulator import Simulator
 
 SIZES = [8, 12, 5, 9]
 FULL_STEP = LocalSGD(steps=1, batch=None, lr=1.0)
@@ -70,7 +69,7 @@ def test_round_is_one_step_on_the_pooled_objective(kind: Kind, block: int) -> No
         return total / 4
 
     wanted = torch.func.grad(objective, (0, 1, 2, 3, 4))(*(state[name] for name in PARTS))
-    after = method.round(state, Federation(clients, runtime=Simulator(block=block)).begin_round(1))
+    after = method.round(state, simulate(clients, block=block).begin_round(1))
     for name, gradient in zip(PARTS, wanted, strict=True):
         torch.testing.assert_close(after[name], state[name] - 0.5 * gradient, atol=1e-6, rtol=0)
         assert float(gradient.abs().max()) > 1e-3
@@ -89,7 +88,7 @@ def test_without_unlabeled_clients_and_with_a_constant_v_it_is_ld_fedavg() -> No
     in_space = replace(local, lr=0.7 * 9 / method.model.size)  # LD-FedAvg's steps are d/k times as long
     plain = LDFedAvg(method.model, cohort=4, local=in_space, server=PLAIN, dimension=9)
     wanted = plain.start(0).replace(v=v)
-    federation, other = Federation(clients), Federation(halves)
+    federation, other = simulate(clients), simulate(halves)
     for number in (1, 2):
         state = method.round(state, federation.begin_round(number))
         wanted = plain.round(wanted, other.begin_round(number))
@@ -102,14 +101,14 @@ def test_ld_fedavg_in_the_whole_space_is_fedavg() -> None:
     clients, local = clients_of(), LocalSGD(epochs=2, batch=4, lr=0.3)
     low = LDFedAvg(mlp(), cohort=3, local=local, subspace="identity", agreed_seed=5)
     full = FedAvg(low.model, cohort=3, local=local)
-    federation, other = Federation(clients), Federation(clients)
+    federation, other = simulate(clients), simulate(clients)
     state, wanted = train(low, federation, 3), train(full, other, 3, full.start(5))
     torch.testing.assert_close(low.personalize(state, federation.everyone())[0], wanted.theta, atol=1e-6, rtol=0)
 
 
 def test_ld_fedavg_stays_in_its_subspace() -> None:
     low = LDFedAvg(mlp(), cohort=4, local=LocalSGD(lr=0.3), dimension=9)
-    federation = Federation(clients_of())
+    federation = simulate(clients_of())
     theta = low.personalize(train(low, federation, 2), federation.everyone())[0]
     p = torch.func.vmap(low.lift.p)(torch.eye(9)).T
     moved = theta - low.lift.theta0
@@ -123,12 +122,12 @@ def test_h_does_not_depend_on_the_order_of_the_rows_nor_on_labels() -> None:
     state = begun(method)
     shuffled = replace(clients, x=clients.x[torch.randperm(10, generator=torch.Generator().manual_seed(1))])
     models = [
-        method.personalize(state, Federation(some).everyone())
+        method.personalize(state, simulate(some).everyone())
         for some in (clients, shuffled, clients.without_labels(), replace(clients, y=None).without_labels())
     ]
     for other in models[1:]:
         torch.testing.assert_close(models[0], other, atol=1e-6, rtol=0)
-    elsewhere = method.personalize(state, Federation(replace(clients, x=clients.x + 1)).everyone())
+    elsewhere = method.personalize(state, simulate(replace(clients, x=clients.x + 1)).everyone())
     assert float((models[0] - elsewhere).abs().max()) > 1e-3
 
 
@@ -137,8 +136,8 @@ def test_block_size_does_not_matter(block: int) -> None:
     """Clients of unlike sizes, epochs with partial batches of one row."""
     method = small(local=LocalSGD(epochs=2, batch=4, lr=0.2), labeled_share=0.75)
     clients = clients_of(labeled=[True, True, True, False])
-    wanted = train(method, Federation(clients, runtime=Simulator(block=1)), 2)
-    found = train(method, Federation(clients, runtime=Simulator(block=block)), 2)
+    wanted = train(method, simulate(clients, block=1), 2)
+    found = train(method, simulate(clients, block=block), 2)
     for name in PARTS:
         torch.testing.assert_close(found[name], wanted[name], atol=1e-5, rtol=0)
 
@@ -155,7 +154,7 @@ def test_block_size_does_not_matter(block: int) -> None:
 )
 def test_cohort_has_the_labeled_share(flags: list[bool], share: float, labeled: int, unlabeled: int) -> None:
     method = small(cohort=20, labeled_share=share)
-    federation = Federation(clients_of([4] * 40, flags))
+    federation = simulate(clients_of([4] * 40, flags))
     method.round(method.start(0), federation.begin_round(1))
     rows = {row["task"]: row["replies"] for row in federation.transcript.rows() if row["array"] == "bias"}
     assert rows == {"FLowDUP.fit": labeled} | ({"FLowDUP.regularize": unlabeled} if unlabeled else {})
@@ -163,7 +162,7 @@ def test_cohort_has_the_labeled_share(flags: list[bool], share: float, labeled: 
 
 def test_server_sees_sums_only_and_p_is_never_sent() -> None:
     method = small(labeled_share=0.5)
-    federation = Federation(clients_of(labeled=[True, True, False, False]))
+    federation = simulate(clients_of(labeled=[True, True, False, False]))
     method.round(method.start(0), federation.begin_round(1))
     assert {row["seen_as"] for row in federation.transcript.rows()} <= {"sum", "mean"}
     assert federation.traffic.total_down == 4 * 4 * (method.h1.size + method.hidden.size + 5 * 9 + 9 + 9)
@@ -173,7 +172,7 @@ def test_a_fixed_prior_is_zero() -> None:
     """Table C.4's variant: ψ_r is neither used nor learned."""
     method, clients = small(learn_prior=False), clients_of()
     states = [begun(method), method.start(0)]
-    first, second = (method.round(state, Federation(clients).begin_round(1)) for state in states)
+    first, second = (method.round(state, simulate(clients).begin_round(1)) for state in states)
     assert torch.equal(first.last, second.last) and torch.equal(first.prior, states[0].prior)
 
 
@@ -204,7 +203,7 @@ def test_it_learns_what_one_model_cannot() -> None:
     scores = []
     methods: tuple[Method, Method] = (own, one)
     for method in methods:
-        federation = Federation(seen)
+        federation = simulate(seen)
         state = train(method, federation, 60)
         personalize = functools.partial(method.personalize, state)
         scores.append(evaluate(model, personalize, federation, newcomers.without_labels(), newcomers).mean)
@@ -222,4 +221,4 @@ def test_bad_settings_say_what_was_expected() -> None:
         small(local=LocalSGD(batch=1))
     with pytest.raises(ValueError, match="no client has labels"):
         method = small()
-        method.round(method.start(0), Federation(clients_of(labeled=[False] * 4)).begin_round(1))
+        method.round(method.start(0), simulate(clients_of(labeled=[False] * 4)).begin_round(1))

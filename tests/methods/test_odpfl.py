@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -11,13 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.methods.test_pefll import FULL_STEP, SIZES, clients_of, problem_of
-from unalike.core.federation import Federation
+from unalike import simulate
 from unalike.core.method import train
 from unalike.learn.local import LocalSGD
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.odpfl import ODPFL
 from unalike.networks.sets import Encoder, set_encoder
-from unalike.runtime.shard.simulator import Simulator
 
 ENCODERS = get_args(Encoder)
 
@@ -82,7 +80,7 @@ def test_three_exchanges_are_one_joint_gradient_step(encoder: Encoder) -> None:
         return total
 
     g_h, g_g = torch.func.grad(objective, (0, 1))(state.hypernet, state.encoder)
-    after = method.round(state, Federation(clients, runtime=Simulator(block=3)).begin_round(1))
+    after = method.round(state, simulate(clients, block=3).begin_round(1))
     torch.testing.assert_close(after.hypernet, state.hypernet - 0.3 * g_h, atol=1e-6, rtol=0)
     torch.testing.assert_close(after.encoder, state.encoder - 0.3 * g_g, atol=1e-6, rtol=0)
     assert float(g_g.abs().max()) > 1e-5
@@ -95,7 +93,7 @@ def test_a_mean_over_parts_of_a_mean_pooled_encoder_is_the_whole(block: int) -> 
     whole = ODPFL(problem, encoder="sphere", descriptor=5)
     parts = ODPFL(problem, encoder="sphere", descriptor=5, rows=4)
     state = whole.start(0)
-    federation = Federation(clients, runtime=Simulator(block=block))
+    federation = simulate(clients, block=block)
     expected = whole.descriptors(state, federation.everyone())
     torch.testing.assert_close(parts.descriptors(state, federation.everyone()), expected, atol=1e-6, rtol=1e-5)
 
@@ -104,7 +102,7 @@ def test_two_phases_train_table_and_encoder_then_the_hypernetwork_alone() -> Non
     clients = clients_of((6,))
     method = ODPFL(problem_of((6,)), cohort=4, local=FULL_STEP, descriptor=3, two_phase=2)
     start = method.start(0)
-    federation = Federation(clients)
+    federation = simulate(clients)
     first = train(method, federation, 2, start)
     assert not torch.equal(first.encoder, start.encoder) and not torch.equal(first.descriptors, start.descriptors)
     assert "encoder_gap" in federation.metrics
@@ -139,7 +137,7 @@ def test_the_first_phase_is_one_gradient_step_of_the_loss_and_of_the_encoders_ga
         return total
 
     g_h, g_v = torch.func.grad(loss, (0, 1))(state.hypernet, state.descriptors)
-    after = method.round(state, Federation(clients, runtime=Simulator(block=3)).begin_round(1))
+    after = method.round(state, simulate(clients, block=3).begin_round(1))
     torch.testing.assert_close(after.hypernet, state.hypernet - 0.3 * g_h, atol=1e-6, rtol=0)
     torch.testing.assert_close(after.descriptors, state.descriptors - 0.7 * g_v, atol=1e-6, rtol=0)
     g_g = torch.func.grad(gap)(state.encoder)
@@ -148,7 +146,7 @@ def test_the_first_phase_is_one_gradient_step_of_the_loss_and_of_the_encoders_ga
 
 def test_absent_clients_descriptors_rest_in_the_first_phase() -> None:
     method = ODPFL(problem_of((6,)), cohort=1, local=FULL_STEP, descriptor=3, two_phase=9)
-    federation = Federation(clients_of((6,)))
+    federation = simulate(clients_of((6,)))
     state = train(method, federation, 1, method.start(0))
     for _ in range(4):
         after = train(method, federation, 1, state)
@@ -162,7 +160,7 @@ def test_the_encoder_learns_the_table_in_the_first_phase() -> None:
         problem_of((6,)), cohort=4, local=LocalSGD(steps=0), server=ServerOptimizer("adam", lr=3e-3), descriptor=3,
         descriptor_lr=1e-9, two_phase=60,
     )  # fmt: skip
-    federation = Federation(clients_of((6,)))
+    federation = simulate(clients_of((6,)))
     gaps = []
     train(method, federation, 60, after_round=lambda n, s: gaps.append(federation.metrics["encoder_gap"]))
     assert gaps[-1] < 0.05 * gaps[0]
@@ -175,9 +173,9 @@ def test_a_private_newcomer_pays_what_it_declared_and_the_noise_has_that_size() 
     private = ODPFL(problem, encoder="sphere", descriptor=4, newcomer_epsilon=1.0, newcomer_delta=1e-3)
     open_ = ODPFL(problem, encoder="sphere", descriptor=4)
     state = private.start(0)
-    federation = Federation(clients)
+    federation = simulate(clients)
     noisy = private.descriptors(state, federation.everyone())
-    exact = open_.descriptors(state, Federation(clients).everyone())
+    exact = open_.descriptors(state, simulate(clients).everyone())
     assert federation.ledger.epsilon(1e-3, client=0) == pytest.approx(1.0, rel=1e-3)
     assert federation.ledger.unit == "point"
     assert private.noise is not None
@@ -187,14 +185,14 @@ def test_a_private_newcomer_pays_what_it_declared_and_the_noise_has_that_size() 
 
 def test_without_noise_a_newcomers_epsilon_is_infinite() -> None:
     method = ODPFL(problem_of((6,)), encoder="sphere", descriptor=4)
-    federation = Federation(clients_of((6,)))
+    federation = simulate(clients_of((6,)))
     method.personalize(method.start(0).replace(scale=torch.ones(())), federation.everyone())
     assert federation.ledger.epsilon(1e-3) == float("inf")
 
 
 def test_unlabeled_newcomers_are_served() -> None:
     method = ODPFL(problem_of((6,)), descriptor=3)
-    theta = method.personalize(method.start(0), Federation(clients_of((6,)).without_labels()).everyone())
+    theta = method.personalize(method.start(0), simulate(clients_of((6,)).without_labels()).everyone())
     assert theta.shape == (4, method.model.size) and method.serves_unlabeled
 
 
@@ -218,8 +216,5 @@ def test_rows_of_a_client_may_repeat_its_parts_in_any_block() -> None:
     clients, problem = clients_of((6,), sizes=[*SIZES, 30]), problem_of((6,))
     method = ODPFL(problem, encoder="dss", descriptor=5, rows=4)
     state = method.start(0)
-    results = [
-        method.descriptors(state, replace(Federation(clients), runtime=Simulator(block=block)).everyone())
-        for block in (1, 5)
-    ]
+    results = [method.descriptors(state, simulate(clients, block=block).everyone()) for block in (1, 5)]
     torch.testing.assert_close(results[0], results[1], atol=1e-6, rtol=1e-5)

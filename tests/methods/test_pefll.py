@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unalike import simulate
 from unalike.core.client import Clients
 from unalike.core.draws import Draws
-from unalike.core.federation import Federation, each
+from unalike.core.federation import each
 from unalike.core.method import State, train
 from unalike.core.model import Model
 from unalike.learn.evaluation import evaluate
@@ -65,7 +66,7 @@ def test_three_exchanges_are_one_joint_gradient_step(labels: str, block: int) ->
         return total
 
     g_h, g_v = torch.func.grad(objective, (0, 1))(state.hypernet, state.embedding)
-    after = method.round(state, Federation(clients, runtime=Simulator(block=block)).begin_round(1))
+    after = method.round(state, simulate(clients, block=block).begin_round(1))
     torch.testing.assert_close(after.hypernet, state.hypernet - 0.3 * g_h, atol=1e-6, rtol=0)
     torch.testing.assert_close(after.embedding, state.embedding - 0.3 * g_v, atol=1e-6, rtol=0)
     assert float(g_h.abs().max()) > 1e-3 and float(g_v.abs().max()) > 1e-3
@@ -75,7 +76,7 @@ def test_labels_alone_make_a_descriptor_that_is_linear_in_the_label_shares() -> 
     clients, problem = clients_of((6,)), problem_of((6,))
     method = PeFLL(problem, labels="alone", descriptor=5, newcomer_rows=None)
     state = method.start(0)
-    cohort = Federation(clients, runtime=Simulator()).everyone()
+    cohort = simulate(clients).everyone()
     v = cohort.ask(method.introduce, embedding=state.embedding)["descriptor"]
     shares = torch.stack([F.one_hot(clients.rows(i)[1], 3).float().mean(0) for i in range(len(clients))])  # type: ignore[arg-type]
     layer = method.embedding.tensors(state.embedding)
@@ -100,8 +101,8 @@ def test_descriptor_does_not_depend_on_order_or_block(shape: tuple[int, ...]) ->
     order = torch.cat([torch.randperm(n) + start for n, start in zip(SIZES, clients.start.tolist(), strict=True)])
     assert clients.y is not None
     shuffled = replace(clients, x=clients.x[order], y=clients.y[order])
-    first = method.personalize(state, Federation(clients, runtime=Simulator(block=4)).everyone())
-    second = method.personalize(state, Federation(shuffled, runtime=Simulator(block=1)).everyone())
+    first = method.personalize(state, simulate(clients, block=4).everyone())
+    second = method.personalize(state, simulate(shuffled, block=1).everyone())
     torch.testing.assert_close(first, second, atol=1e-6, rtol=1e-5)
     assert float((first[0] - first[1]).abs().max()) > 1e-6  # different clients differ
 
@@ -111,7 +112,7 @@ def test_backpropagation_uses_the_batch_that_was_described() -> None:
     clients = clients_of((6,))
     method = PeFLL(problem_of((6,)), descriptor=4, describe_rows=3)
     eta = method.embedding.init(0)
-    federation = Federation(clients, runtime=Simulator(block=4)).begin_round(1)
+    federation = simulate(clients, block=4).begin_round(1)
     cohort = federation.everyone()
     sent = cohort.ask(method.describe, embedding=eta)["descriptor"]
     cotangent = torch.randn_like(sent)
@@ -128,11 +129,11 @@ def test_backpropagation_uses_the_batch_that_was_described() -> None:
 
 def test_normaliser_is_computed_once_and_stays() -> None:
     method = PeFLL(problem_of((6,)), cohort=2, local=FULL_STEP, descriptor=3)
-    federation = Federation(clients_of((6,)))
+    federation = simulate(clients_of((6,)))
     first = train(method, federation, 1)
     later = train(method, federation, 2, first)
     assert float(first.scale) > 0 and torch.equal(first.scale, later.scale) and torch.equal(first.shift, later.shift)
-    described = Federation(clients_of((6,))).everyone().ask(method.describe, embedding=method.start(0).embedding)
+    described = simulate(clients_of((6,))).everyone().ask(method.describe, embedding=method.start(0).embedding)
     normal = (described["descriptor"] - first.shift) * first.scale
     assert 0.2 < float(normal.std()) < 5
 
@@ -145,13 +146,13 @@ def test_masked_classes_are_never_predicted_and_get_no_gradient() -> None:
     method = PeFLL(
         problem_of((6,), classes=4), cohort=2, local=LocalSGD(steps=5, lr=0.5), mask_labels=True, descriptor=3
     )
-    state = train(method, Federation(clients), 1)
-    theta = method.personalize(state, Federation(clients).everyone())
+    state = train(method, simulate(clients), 1)
+    theta = method.personalize(state, simulate(clients).everyone())
     for client, own in enumerate(([0, 1], [2, 3])):
         scores = method.model(theta[client], torch.randn(200, 6))
         assert set(scores.argmax(1).tolist()) <= set(own)
     # the bias of an absent class gets no gradient from its client, so Δθ is 0 there (weight decay is off)
-    replies = Federation(clients).everyone().ask(method.fit, theta=torch.randn(method.model.size))
+    replies = simulate(clients).everyone().ask(method.fit, theta=torch.randn(method.model.size))
     bias = replies["update"][:, method.model.span("layers.1.bias")]
     assert bool((bias[0, 2:] == 0).all()) and bool((bias[1, :2] == 0).all()) and bool((bias[0, :2] != 0).all())
 
@@ -160,7 +161,7 @@ def test_unlabeled_clients_are_served_only_without_labels_in_the_embedding() -> 
     clients, problem = clients_of((6,)), problem_of((6,))
     free = PeFLL(problem, labels="ignored", descriptor=3)
     assert free.serves_unlabeled and not PeFLL(problem, descriptor=3).serves_unlabeled
-    theta = free.personalize(free.start(0), Federation(clients.without_labels()).everyone())
+    theta = free.personalize(free.start(0), simulate(clients.without_labels()).everyone())
     assert theta.shape == (4, problem.model.size)
 
 
@@ -174,8 +175,8 @@ def test_a_client_that_drops_out_between_the_exchanges_is_left_out(ask: str) -> 
     state = method.start(0).replace(scale=torch.ones(()))
     asks = iter(["describe", "fit", "backpropagate"])  # of client 2, one after the other
     runtime = Simulator(block=4, drop=lambda client, _: client == 2 and next(asks) == ask)
-    bad = Federation(clients, runtime=runtime).begin_round(1)
-    good = Federation(clients.select([0, 1, 3]), runtime=Simulator(block=3)).begin_round(1)
+    bad = simulate(clients, runtime=runtime).begin_round(1)
+    good = simulate(clients.select([0, 1, 3]), block=3).begin_round(1)
     expected = replace(method, cohort=3).round(state, good)
     came = method.round(state, bad)
     assert [failure.task for failure in bad.failures] == [f"PeFLL.{ask}"]
@@ -190,7 +191,7 @@ def test_clip_bounds_the_whole_gradient() -> None:
         lambda_h=0, lambda_v=0,
     )  # fmt: skip
     state = method.start(0).replace(scale=torch.ones(()))
-    after = method.round(state, Federation(clients).begin_round(1))
+    after = method.round(state, simulate(clients).begin_round(1))
     moved = sum(float((after[name] - state[name]).square().sum()) for name in ("hypernet", "embedding"))
     assert moved**0.5 == pytest.approx(1e-3, rel=0.05)  # float32 rounding of η limits how exactly
 
@@ -199,7 +200,7 @@ def test_traffic_is_what_the_thesis_counts() -> None:
     """2c(|θ| + |η_v| + |v|) numbers a round (T1 B.1.3); Unalike sends η_v once more, because tasks keep no network."""
     problem = problem_of((6,))
     method = PeFLL(problem, cohort=3, local=FULL_STEP, descriptor=5)
-    federation = Federation(clients_of((6,))).begin_round(1)
+    federation = simulate(clients_of((6,))).begin_round(1)
     method.round(method.start(0).replace(scale=torch.ones(())), federation)
     theta, eta, v = problem.model.size, method.embedding.size, 5
     up, down = federation.traffic.up, federation.traffic.down
@@ -225,11 +226,11 @@ def test_nonsense_is_refused_with_advice(options: dict[str, object], message: st
 
 def test_state_survives_a_checkpoint_and_goes_on_the_same() -> None:
     method = PeFLL(problem_of((6,)), cohort=2, local=FULL_STEP, descriptor=3)
-    whole = train(method, Federation(clients_of((6,)), seed=5), 4)
-    federation = Federation(clients_of((6,)), seed=5)
+    whole = train(method, simulate(clients_of((6,)), seed=5), 4)
+    federation = simulate(clients_of((6,)), seed=5)
     half = train(method, federation, 2)
     restored = State({name: value.clone() for name, value in half.items()})
-    resumed = train(method, Federation(clients_of((6,)), seed=5, round=2, kept=federation.kept), 2, restored)
+    resumed = train(method, simulate(clients_of((6,)), seed=5, round=2, kept=federation.kept), 2, restored)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
@@ -248,7 +249,7 @@ def test_personal_models_beat_one_model_where_clients_contradict_each_other() ->
     one = FedAvg(problem.model, cohort=10, local=local)
     scores = {}
     for method in (personal, one):
-        federation = Federation(seen)
+        federation = simulate(seen)
         state = train(method, federation, 30)
         scores[type(method)] = evaluate(
             method.model, lambda cohort, m=method, s=state: m.personalize(s, cohort), federation, unseen, unseen
@@ -259,8 +260,8 @@ def test_personal_models_beat_one_model_where_clients_contradict_each_other() ->
 def test_models_start_near_one_usual_initial_model_and_apart_from_each_other() -> None:
     clients = clients_of((6,))
     method = PeFLL(problem_of((6,)), cohort=4, local=LocalSGD(steps=0), descriptor=8)
-    state = train(method, Federation(clients, seed=3), 1)  # calibrates; no step at the clients, so no gradient
-    theta = method.personalize(state, Federation(clients).everyone())
+    state = train(method, simulate(clients, seed=3), 1)  # calibrates; no step at the clients, so no gradient
+    theta = method.personalize(state, simulate(clients).everyone())
     usual = method.model.init(3)
     assert float((theta - usual).std()) < 0.5 * float(usual.std())
     assert float(torch.pdist(theta).min()) > 1e-3 * float(usual.norm())
@@ -270,7 +271,7 @@ def test_newcomers_are_served_by_the_mean_of_the_last_rounds() -> None:
     clients, problem = clients_of((6,)), problem_of((6,))
     method = PeFLL(problem, cohort=2, local=LocalSGD(steps=2, batch=4, lr=0.1), descriptor=3, steady=4)
     seen: list[Tensor] = []
-    federation = Federation(clients, seed=1)
+    federation = simulate(clients, seed=1)
     state = train(method, federation, 3, after_round=lambda _, state: seen.append(state.hypernet))
     torch.testing.assert_close(state["steady.hypernet"], torch.stack(seen).mean(0))  # so far there are fewer than four
     before = state["steady.hypernet"]
@@ -278,14 +279,14 @@ def test_newcomers_are_served_by_the_mean_of_the_last_rounds() -> None:
     expected = 0.75 * (0.75 * before + 0.25 * seen[3]) + 0.25 * seen[4]
     torch.testing.assert_close(state["steady.hypernet"], expected)
     last = replace(method, steady=1)
-    alone = train(last, Federation(clients, seed=1), 5)
+    alone = train(last, simulate(clients, seed=1), 5)
     assert torch.equal(alone["steady.embedding"], alone.embedding) and torch.equal(alone.embedding, state.embedding)
 
 
 def test_a_training_descriptor_takes_at_most_half_of_a_client() -> None:
     clients, problem = clients_of((6,), sizes=[9, 9]), problem_of((6,), clients=2)
     method = PeFLL(problem, cohort=2, descriptor=3, describe_rows=32)
-    state, federation = method.start(0), Federation(clients)
+    state, federation = method.start(0), simulate(clients)
     asked = federation.everyone().ask(method.describe, embedding=state.embedding)["descriptor"]
     x, y = clients.rows(0)
     points = method.embedding(state.embedding, x, y)

@@ -11,12 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.methods.test_pefll import FULL_STEP, clients_of, problem_of
-from unalike.core.federation import Federation
+from unalike import simulate
 from unalike.core.method import train
 from unalike.learn.local import LocalSGD
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.pfedhn import PFedHN
-from unalike.runtime.shard.simulator import Simulator
 
 KINDS: tuple[Literal["sgd", "momentum", "adam", "yogi"], ...] = ("sgd", "momentum", "adam", "yogi")
 
@@ -38,7 +37,7 @@ def test_a_round_is_one_joint_gradient_step() -> None:
         return total
 
     g_h, g_v = torch.func.grad(objective, (0, 1))(state.hypernet, state.descriptors)
-    after = method.round(state, Federation(clients, runtime=Simulator(block=3)).begin_round(1))
+    after = method.round(state, simulate(clients, block=3).begin_round(1))
     torch.testing.assert_close(after.hypernet, state.hypernet - 0.3 * g_h, atol=1e-6, rtol=0)
     torch.testing.assert_close(after.descriptors, state.descriptors - 0.2 * g_v, atol=1e-6, rtol=0)
     assert float(g_v.abs().max()) > 1e-4
@@ -66,9 +65,10 @@ def test_the_gradient_is_that_of_the_mean_over_the_clients_that_answered(failure
     g_h, g_v = torch.func.grad(objective, (0, 1))(state.hypernet, state.descriptors)
     poisoned = clients.x.clone()
     poisoned[int(clients.start[2])] = torch.inf
-    federation = Federation(
+    federation = simulate(
         clients if failure == "silent" else replace(clients, x=poisoned),
-        runtime=Simulator(block=3, drop=lambda client, _: failure == "silent" and client == 2),
+        block=3,
+        drop=lambda client, _: failure == "silent" and client == 2,
     ).begin_round(1)
     after = method.round(state, federation)
     assert [(failure.client, failure.task) for failure in federation.failures] == [("2", "PFedHN.fit")]
@@ -83,13 +83,13 @@ def test_only_the_descriptors_of_clients_that_answer_move(server: ServerOptimize
     """Also in the second round, when an absent client's row has momentum from the first."""
     clients = clients_of((6,))
     method = PFedHN(problem_of((6,)), cohort=4, local=FULL_STEP, server=server, descriptor=3)
-    before = train(method, Federation(clients), 1)
-    without_2 = Federation(clients, runtime=Simulator(drop=lambda client, _: client == 2)).begin_round(2)
+    before = train(method, simulate(clients), 1)
+    without_2 = simulate(clients, drop=lambda client, _: client == 2).begin_round(2)
     after = method.round(before, without_2)
     table = [name for name in before if "descriptors" in name and before[name].ndim == 2]
     for name in table:
         assert (after[name] != before[name]).any(1).tolist() == [True, True, False, True], name
-    later = replace(method, cohort=2).round(after, Federation(clients).begin_round(3))
+    later = replace(method, cohort=2).round(after, simulate(clients).begin_round(3))
     for name in table:
         assert int((later[name] != after[name]).any(1).sum()) == 2, name
 
@@ -97,9 +97,9 @@ def test_only_the_descriptors_of_clients_that_answer_move(server: ServerOptimize
 def test_clients_are_found_by_their_id_wherever_they_stand() -> None:
     clients = clients_of((6,))
     method = PFedHN(problem_of((6,)), cohort=2, local=FULL_STEP, descriptor=3)
-    state = train(method, Federation(clients), 2)
-    everyone = method.personalize(state, Federation(clients).everyone())
-    some = method.personalize(state, Federation(clients.select([3, 1])).everyone())
+    state = train(method, simulate(clients), 2)
+    everyone = method.personalize(state, simulate(clients).everyone())
+    some = method.personalize(state, simulate(clients.select([3, 1])).everyone())
     torch.testing.assert_close(some, everyone[[3, 1]])
 
 
@@ -109,8 +109,8 @@ def test_a_newcomers_descriptor_is_optimised_and_the_hypernetwork_is_not() -> No
     local = LocalSGD(steps=5, lr=0.1)
     method = PFedHN(problem, cohort=4, local=local, descriptor=8, newcomer_rounds=15)
     idle = PFedHN(problem, cohort=4, local=local, descriptor=8, newcomer_rounds=0)
-    state = train(method, Federation(clients.select(range(4))), 10)
-    newcomers = Federation(clients.select([4, 5]))
+    state = train(method, simulate(clients.select(range(4))), 10)
+    newcomers = simulate(clients.select([4, 5]))
 
     def loss(theta: Tensor) -> float:
         total = 0.0
@@ -121,7 +121,7 @@ def test_a_newcomers_descriptor_is_optimised_and_the_hypernetwork_is_not() -> No
         return total
 
     assert loss(method.personalize(state, newcomers.everyone())) < loss(idle.personalize(state, newcomers.everyone()))
-    other_seed = Federation(clients.select([4, 5]), seed=1)
+    other_seed = simulate(clients.select([4, 5]), seed=1)
     assert not torch.equal(
         idle.descriptors(state, other_seed.everyone()), idle.descriptors(state, newcomers.everyone())
     )
@@ -132,4 +132,4 @@ def test_a_newcomers_descriptor_is_optimised_and_the_hypernetwork_is_not() -> No
 def test_a_federation_of_another_size_is_refused() -> None:
     method = PFedHN(problem_of((6,), clients=9), cohort=2, local=FULL_STEP, descriptor=3)
     with pytest.raises(ValueError, match="built for 9 training clients, but the federation has 4"):
-        train(method, Federation(clients_of((6,))), 1)
+        train(method, simulate(clients_of((6,))), 1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.core.helpers import clients, total
-from unalike import Federation, Mean, Simulator, Sum
+from unalike import Mean, Simulator, Sum, simulate
 from unalike.core.request import Batch, Request
 from unalike.privacy import Budget, BudgetExceeded, Gaussian, Laplace, Ledger
 from unalike.studio import UserError
@@ -73,7 +73,7 @@ class Untouched(Simulator):
 def test_a_budget_that_is_spent_sends_nothing() -> None:
     spent = Ledger()
     spent.record(Gaussian(1.0).event())
-    federation = Federation(clients([3, 3]), runtime=Untouched(), budget=Budget(4.0, 1e-5), ledger=spent)
+    federation = simulate(clients([3, 3]), runtime=Untouched(), budget=Budget(4.0, 1e-5), ledger=spent)
     with pytest.raises(BudgetExceeded, match=r"4 at δ = 1e-05; 4.377 is spent .* nothing was sent"):
         federation.everyone().ask(total, into=Sum("total", clip=1.0, noise=Gaussian(1.0)))
     with pytest.raises(BudgetExceeded, match="the ask has no noise, so give it a release with clip and noise"):
@@ -93,8 +93,8 @@ class Cheated(Simulator):
 
 @pytest.mark.parametrize("noise", [None, Gaussian(1e-9), Laplace(1e9)], ids=["plain", "gaussian", "laplace"])
 def test_a_reply_beyond_its_clip_is_left_out_and_told(noise: Any) -> None:
-    honest = Federation(clients([3, 4, 5]))
-    cheated = Federation(clients([3, 4, 5]), runtime=Cheated())
+    honest = simulate(clients([3, 4, 5]))
+    cheated = simulate(clients([3, 4, 5]), runtime=Cheated())
     release = Sum("total", clip=1.0, noise=noise)
     replies = cheated.everyone().ask(total, into=release)
     [failure] = replies.failures

@@ -12,7 +12,7 @@ from scipy.stats import binom
 from torch.func import grad
 
 from tests.core.helpers import clients, linear
-from unalike import Clients, Federation, Model, Simulator
+from unalike import Clients, Model, simulate
 from unalike.core.draws import Draws, key
 from unalike.core.federation import each
 from unalike.core.method import train
@@ -38,7 +38,7 @@ def test_a_full_batch_step_without_noise_is_the_clipped_mean_gradient() -> None:
     people = clients([12, 7])
     private = method(steps=1, epochs=None, batch=None, private=PointPrivacy(0.3, TINY))
     theta = private.model.init(0)
-    replies = Federation(people).everyone().ask(private.fit, theta=theta, rate=1.0, into=Each("update"))
+    replies = simulate(people).everyone().ask(private.fit, theta=theta, rate=1.0, into=Each("update"))
     for i, n in enumerate([12, 7]):
         x, y = people.rows(i)
         assert y is not None
@@ -74,19 +74,13 @@ def test_other_networks_have_every_gradient_made_and_do_not_depend_on_the_block(
     assert GhostNorms.of(model, x[:2]) is None
     people = Clients.from_sizes(x, y, torch.tensor([12, 8, 10]))
     local = LocalSGD(steps=2, epochs=None, batch=4, lr=0.1, private=PointPrivacy(1.0, 0.5))
-    states = [
-        train(FedAvg(model, cohort=1.0, local=local), Federation(people, runtime=Simulator(block=b)), 1).theta
-        for b in (1, 3)
-    ]
+    states = [train(FedAvg(model, cohort=1.0, local=local), simulate(people, block=b), 1).theta for b in (1, 3)]
     assert torch.allclose(*states, atol=1e-5)
 
 
 def test_it_does_not_depend_on_the_block() -> None:
     states = [
-        train(
-            method(private=PointPrivacy(1.0, 0.8)), Federation(clients([20, 9, 33, 4]), runtime=Simulator(block=b)), 2
-        )
-        for b in (1, 3, 4)
+        train(method(private=PointPrivacy(1.0, 0.8)), simulate(clients([20, 9, 33, 4]), block=b), 2) for b in (1, 3, 4)
     ]
     for state in states[1:]:
         assert torch.allclose(state.theta, states[0].theta, atol=1e-6)
@@ -97,8 +91,8 @@ def test_without_a_bound_that_bites_and_without_noise_it_is_sgd_on_poisson_batch
     plain = method(steps=5, epochs=None, batch=None)
     private = replace(plain, local=replace(plain.local, private=PointPrivacy(1e6, 1e-12)))
     people = clients([10, 6])
-    a = train(plain, Federation(people, quorum=0), 1).theta
-    updates = Federation(people).everyone().ask(private.fit, theta=plain.model.init(0), rate=1.0, into=Each("update"))
+    a = train(plain, simulate(people, quorum=0), 1).theta
+    updates = simulate(people).everyone().ask(private.fit, theta=plain.model.init(0), rate=1.0, into=Each("update"))
     weighted = (updates["update"] * torch.tensor([[10.0], [6.0]])).sum(0) / 16
     assert torch.allclose(plain.model.init(0) + weighted, a, atol=1e-5)
 
@@ -136,7 +130,7 @@ def test_noise_has_the_deviation_that_the_ledger_is_told() -> None:
 
 
 def test_every_client_is_charged_with_its_own_steps_and_noise() -> None:
-    federation = Federation(clients([20, 16]))
+    federation = simulate(clients([20, 16]))
     private = method(private=PointPrivacy(1.0, 1.5))
     train(private, federation, 2)
     for client, (rate, count) in enumerate([(8 / 20, 3 * 2), (8 / 16, 2 * 2)]):
@@ -156,7 +150,7 @@ def test_a_target_gives_every_client_the_noise_for_its_size() -> None:
     sizes = torch.tensor([24, 16])
     large, small = local.multipliers(sizes).tolist()
     assert large < small  # a rarer point hides better
-    federation = Federation(clients([24, 16]))
+    federation = simulate(clients([24, 16]))
     train(FedAvg(linear(), cohort=1.0, local=local), federation, 1)
     assert all(0.99 < one <= 1.0 for one in federation.ledger.epsilons(1e-3).values())
 
@@ -177,7 +171,7 @@ def test_noise_differs_by_client_when_it_is_given_for_each() -> None:
     people = clients([16, 16], features=40, classes=10)
     theta = private.model.init(0)
     update = (
-        Federation(people)
+        simulate(people)
         .everyone()
         .ask(private.fit, theta=theta, rate=1.0, noise=each(torch.tensor([1e-6, 50.0])), into=Each("update"))["update"]
     )
@@ -185,7 +179,7 @@ def test_noise_differs_by_client_when_it_is_given_for_each() -> None:
 
 
 def test_what_private_training_made_is_charged_once_and_other_arrays_are_bare() -> None:
-    federation = Federation(clients([10, 10, 10]))
+    federation = simulate(clients([10, 10, 10]))
     private = method(private=PointPrivacy(1.0, 2.0))
     cost = private.local.cost(federation.everyone().sizes)
     ask = federation.everyone().ask

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tests.core.helpers import clients, total
 from tests.studio.helpers import At, Crash, crash, metrics
-from unalike import Federation, Simulator, Sum
+from unalike import Simulator, Sum, simulate
 from unalike.commands.main import app
 from unalike.core.request import Batch, Request
 from unalike.privacy import BudgetExceeded, Gaussian, Ledger
@@ -137,7 +137,7 @@ class Lost(Simulator):
 
 
 def test_a_ledger_that_is_written_before_an_ask_is_sent_survives_a_crash(tmp_path: Path) -> None:
-    federation = Federation(clients([3, 3, 3]), runtime=Lost(), journal=checkpoint.journal(tmp_path))
+    federation = simulate(clients([3, 3, 3]), runtime=Lost(), journal=checkpoint.journal(tmp_path))
     with pytest.raises(Crash):
         federation.everyone().ask(total, into=Sum("total", clip=1.0, noise=Gaussian(2.0)))
     saved = checkpoint.journaled(tmp_path)

@@ -9,7 +9,7 @@ import torch
 from scipy.stats import kstest
 
 from tests.core.helpers import clients, linear, total
-from unalike import Federation, Mean, Simulator, Sum
+from unalike import Federation, Mean, Simulator, Sum, simulate
 from unalike.core.client import Client
 from unalike.core.request import Batch, Request
 from unalike.core.task import Sent, send, task
@@ -44,7 +44,7 @@ def own_number(client: Client) -> Sent:
 
 
 def numbers(count: int, length: int = 5) -> Federation:
-    federation = Federation(clients([1] * count, features=length), runtime=Watched())
+    federation = simulate(clients([1] * count, features=length), runtime=Watched())
     return federation
 
 
@@ -128,7 +128,7 @@ def test_noise_is_scaled_to_the_clip_and_the_rounding_and_the_ledger_agrees_with
 
 def test_many_clients_have_neighbours_instead_of_all_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unalike.core.secure._MANY", 8)  # so that 20 clients are many
-    federation = Federation(clients([1] * 20, features=2), runtime=Watched({"advertise": {5}, "share": {3, 17}}))
+    federation = simulate(clients([1] * 20, features=2), runtime=Watched({"advertise": {5}, "share": {3, 17}}))
     replies = federation.everyone().ask(own_number, into=Sum("value", clip=9.0, secure=True))
     stay = [i for i in range(20) if i not in (3, 5, 17)]
     assert torch.allclose(replies["value"], federation.clients.x[stay].sum(0), atol=1e-4)
@@ -138,10 +138,10 @@ def test_fedavg_sums_its_updates_under_masks() -> None:
     people = clients([12, 12, 12, 12])
     secure = FedAvg(linear(), cohort=1.0, clip=5.0, secure=True)
     state = secure.start(0)
-    federation = Federation(people, runtime=Simulator(strict=True))
+    federation = simulate(people, strict=True)
     after = secure.round(state, federation.begin_round(1))
     plain = FedAvg(linear(), cohort=1.0, clip=5.0)
-    expected = plain.round(state, Federation(people).begin_round(1))  # equal sizes: weights make no difference
+    expected = plain.round(state, simulate(people).begin_round(1))  # equal sizes: weights make no difference
     assert torch.allclose(after.theta, expected.theta, atol=1e-5)
     assert [row["seen_as"] for row in federation.transcript.rows()] == ["secure mean"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from unalike.core.federation import Federation
+from unalike import simulate
 from unalike.core.model import Model
 from unalike.data import load
 from unalike.data.population import Population
@@ -138,7 +138,7 @@ def test_turning_and_blurring_touch_unseen_images_only(population: Population) -
 def test_curves_have_a_point_for_each_place(population: Population, problem: Problem) -> None:
     method = PeFLL(problem, descriptor=4, local=LocalSGD(steps=1))
     state = method.start(0).replace(scale=torch.ones(()))
-    federation = Federation(population.train.select(population.seen))
+    federation = simulate(population.train.select(population.seen))
     for points, places in (
         (
             analyses.accuracy_by_alpha(method, state, federation, population, [0.1, 1.0], clients=4, samples=20),
@@ -162,7 +162,7 @@ def test_the_standard_error_is_that_of_a_sample_and_one_client_has_none() -> Non
 def test_noise_moves_small_newcomers_more_than_large_ones(population: Population, problem: Problem) -> None:
     method = ODPFL(problem, encoder="sphere", descriptor=8)
     state = method.start(0)
-    federation = Federation(population.train.select(population.seen))
+    federation = simulate(population.train.select(population.seen))
     newcomers = Newcomers.unseen(population)
 
     def gap(size: int) -> float:

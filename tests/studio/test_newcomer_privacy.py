@@ -14,7 +14,7 @@ import torch
 
 from tests.studio.test_newcomer import run_command
 from tests.studio.test_newcomer_file import SHOPS, archive, sales, written
-from unalike.core.federation import Federation
+from unalike import simulate
 from unalike.methods.odpfl import ODPFL, SENSITIVITY
 from unalike.privacy import Gaussian
 from unalike.studio.errors import UserError
@@ -48,7 +48,7 @@ def descriptor(run: FinishedRun, file: Path) -> torch.Tensor:
     """Without noise."""
     assert isinstance(run.method, ODPFL)
     clients = read_newcomer(run, file).clients
-    return run.method.descriptors(run.state, Federation(clients).everyone())[0]
+    return run.method.descriptors(run.state, simulate(clients).everyone())[0]
 
 
 def test_one_row_moves_a_descriptor_by_its_sensitivity_at_most_where_cells_are_missing(

@@ -15,6 +15,7 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from unalike import simulate
 from unalike.analytics.kmeans.algorithm import FedDPKMeans, cost
 from unalike.analytics.kmeans.baselines import INITIAL, k_fed, optimal
 from unalike.analytics.kmeans.budget import Privacy, Split
@@ -165,7 +166,7 @@ def _cluster(
 
     say(OURS)
     begin, begin_cpu = time.perf_counter(), time.process_time()
-    federation, found = run(OURS, method, points, seed)
+    federation, found = run(OURS, method, points, seed, simulate)
     seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - begin_cpu
     ours = cost(federation, found.centers)
     result: dict[str, Any] = {
@@ -207,7 +208,7 @@ def _baselines(
     told = replace(method, k=k, steps=max(1, method.steps))
     for name in INITIAL:
         say(name)
-        federation, found = run(name, told, points, seed)
+        federation, found = run(name, told, points, seed, simulate)
         spent = _spent(federation, method)
         rows.append({"method": name, "steps": told.steps, "cost": cost(federation, found.centers), "epsilon": spent})
     rows.append({"method": "k-FED", "steps": None, "cost": _k_fed_cost(points, k, seed, say), "epsilon": None})
@@ -216,7 +217,7 @@ def _baselines(
 
 def _k_fed_cost(points: Points, k: int, seed: int, say: Say) -> float:
     say("k-FED, without privacy")
-    federation = Federation(points.clients, seed=seed, runtime=points.simulator())
+    federation = simulate(points.clients, seed=seed, block=points.block, threads=1)
     return cost(federation, k_fed(federation, k))
 
 
@@ -231,9 +232,9 @@ def _sweep(
     most = method.privacy.epsilon
     epsilons = sorted({e for e in EPSILONS[method.privacy.unit] if e < most} | {most})
     names = (OURS, *INITIAL) if baselines else (OURS,)
-    measured = sweep(method, points, methods=names, epsilons=epsilons, seed=seed, progress=say)
+    measured = sweep(method, points, simulate, methods=names, epsilons=epsilons, seed=seed, progress=say)
     levels: dict[str, float] = {}
-    federation = Federation(points.clients, seed=seed, runtime=points.simulator())
+    federation = simulate(points.clients, seed=seed, block=points.block, threads=1)
     if starts:
         say("the optimum, pooled and without privacy")
         levels["Optimal"] = cost(federation, optimal(points.clients, method.k, starts, seed))

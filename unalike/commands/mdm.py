@@ -17,19 +17,18 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from unalike import simulate
 from unalike.analytics.mdm.algorithm import MDM, Choice, Fitted
 from unalike.analytics.mdm.counts import histogram_clients, population_histograms, read_counts, true_mixture
-from unalike.analytics.mdm.mixture import Mixture, relative_error
-from unalike.analytics.mdm.partition import compare
+from unalike.analytics.mdm.distance import compare
 from unalike.analytics.mdm.plot import figure
 from unalike.analytics.mdm.privacy import noise_for_budget
 from unalike.commands import options
 from unalike.commands.options import examples, printed, progress_console
 from unalike.core.client import Clients
-from unalike.core.federation import Federation
 from unalike.data import DataError, load
+from unalike.data.partition.mixture import Mixture, relative_error
 from unalike.privacy.ledger import Ledger
-from unalike.runtime.shard.simulator import Simulator
 from unalike.studio.errors import UserError
 from unalike.studio.runs.folder import disk_errors_told, write_whole
 
@@ -95,13 +94,13 @@ def mdm(
             noise = noise_for_budget(settings, len(fitting), candidates, epsilon, delta, validated=len(candidates) > 1)
             settings = replace(settings, noise=noise)
         ledger = Ledger()
-        runtime = _runtime(settings, max(candidates))
-        federation = Federation(fitting, seed=seed, runtime=runtime, ledger=ledger)
+        block = _block(settings, max(candidates))
+        federation = simulate(fitting, seed=seed, block=block, threads=1, ledger=ledger)
         begin = time.perf_counter()
         choice: Choice | None = None
         with _progress(rounds * len(candidates), silent=as_json) as advance:
             if unseen is not None and len(candidates) > 1:
-                validating = Federation(unseen, seed=seed + 1, runtime=runtime, ledger=ledger)
+                validating = simulate(unseen, seed=seed + 1, block=block, threads=1, ledger=ledger)
                 choice = settings.choose(federation, validating, candidates, advance)
                 fitted = choice.fitted
             else:
@@ -206,10 +205,10 @@ def _bound(clients: Clients, truth: Mixture | None, largest: int | None, private
     return int(clients.x.sum(1).max())
 
 
-def _runtime(settings: MDM, components: int) -> Simulator:
+def _block(settings: MDM, components: int) -> int:
     """A block of all clients where memory allows: nothing is padded, and the tables are made once for a block."""
     numbers = components * (len(settings.edges) + settings.categories + 1)
-    return Simulator(block=max(64, min(8192, _BLOCK_NUMBERS // numbers)), threads=1)
+    return max(64, min(8192, _BLOCK_NUMBERS // numbers))
 
 
 def _errors(found: Mixture, truth: Mixture | None) -> dict[str, float] | None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from unalike.core.client import Clients
 from unalike.core.draws import Draws, key
+from unalike.core.kept import KeptStore
 from unalike.core.release import Each, Mean, Release, Sum
 from unalike.core.request import Batch, Failure, Request, Runtime, alike
 from unalike.core.secure import check_secure, secure_sum
@@ -19,8 +20,6 @@ from unalike.core.transcript import Entry, Traffic, Transcript
 from unalike.privacy.dpsgd import LocalCost
 from unalike.privacy.ledger import BARE, Budget, Charge, Ledger
 from unalike.privacy.sampling import Everyone, FixedSize, Local, Poisson, Sampling
-from unalike.runtime.shard.kept import KeptStore
-from unalike.runtime.shard.simulator import Simulator
 
 _COHORTS, _ASKS = 1, 2  # domains of the seed, so that choosing clients and their own draws never coincide
 
@@ -78,8 +77,8 @@ class Federation:
     """
 
     clients: Clients
+    runtime: Runtime
     seed: int = 0
-    runtime: Runtime = field(default_factory=Simulator)
     quorum: float = 0.5
     budget: Budget | None = None
     ledger: Ledger = field(default_factory=Ledger)
@@ -153,8 +152,8 @@ class Federation:
         """
         return Federation(
             self.clients if clients is None else clients,
-            seed=self.seed + 1,
-            runtime=self.runtime,
+            self.runtime,
+            self.seed + 1,
             kept=KeptStore(self.kept),
             round=self.round,
             simulation_only=True,

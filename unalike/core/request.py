@@ -9,9 +9,9 @@ from typing import Protocol
 from torch import Tensor
 
 from unalike.core.client import Clients
+from unalike.core.kept import KeptStore
 from unalike.core.release import Release
 from unalike.core.task import Task, frozen
-from unalike.runtime.shard.kept import KeptStore
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from torch import Tensor
 from unalike.analytics.estimation.shared import Estimates, EstimationError, mse
 from unalike.core.client import Clients
 from unalike.data import load
-from unalike.runtime.shard.simulator import Simulator
 
 _BLOCK_NUMBERS = 1 << 23  # numbers that one block of clients may hold
 Score = Callable[[Tensor, Tensor], float]
@@ -186,10 +185,10 @@ def _cross_entropy(x: Tensor, y: Tensor | None, theta: Tensor) -> Tensor:
     return torch.nn.functional.softplus(score) - y * score
 
 
-def runtime(clients: Clients) -> Simulator:
-    """Blocks as large as memory allows: these tasks are so short that a measurement would take longer than they do."""
+def block_of(clients: Clients) -> int:
+    """How many clients to simulate at once: as many as memory allows. Measuring would take longer than the work."""
     numbers = int(clients.size.max()) * clients.x[0].numel() + clients.x[0].numel() ** 2
-    return Simulator(block=max(16, min(4096, _BLOCK_NUMBERS // max(1, numbers))), threads=1)
+    return max(16, min(4096, _BLOCK_NUMBERS // max(1, numbers)))
 
 
 def write_estimates(file: Path, clients: Clients, found: Estimates) -> None:

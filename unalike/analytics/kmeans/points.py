@@ -13,7 +13,6 @@ from torch import Tensor
 
 from unalike.core.client import Clients
 from unalike.data import DataError, load
-from unalike.runtime.shard.simulator import Simulator
 
 _BLOCK_NUMBERS = 1 << 22  # of one block's largest array: it should stay in the processor's cache
 _CONSTANT = 1e-7  # a feature of the server data that varies less than this is left unscaled
@@ -41,11 +40,12 @@ class Points:
             self, server=(self.server - mean) * scale, clients=replace(self.clients, shift=mean, scale=scale)
         )
 
-    def simulator(self) -> Simulator:
-        """Blocks of clients whose distances to the server points fit into the cache; one thread, as they are small."""
+    @property
+    def block(self) -> int:
+        """How many clients to simulate at once, so that their distances to the server points fit into the cache."""
         width = max(self.server.shape[1], len(self.server))
         largest = max(1, int(self.clients.size.max()))
-        return Simulator(block=max(1, _BLOCK_NUMBERS // (largest * width)), threads=1)
+        return max(1, _BLOCK_NUMBERS // (largest * width))
 
 
 def read_points(

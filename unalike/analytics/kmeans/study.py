@@ -16,6 +16,7 @@ from unalike.core.federation import Federation
 from unalike.privacy.ledger import Budget
 
 OURS = "FedDP-KMeans"
+Federate = Callable[..., Federation]  # where the clients live is the caller's choice: `unalike.simulate`
 EPSILONS = {"point": (0.1, 0.2, 0.3, 0.4, 0.65, 1.0, 2.0), "client": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)}
 STEPS = (0, 1, 2)
 _COLOURS = {OURS: "#c0392b", "ServerKMeans++": "#2c6fbb", "ServerLloyds": "#2e8b57", "SpherePacking": "#8e6bbf"}
@@ -31,11 +32,11 @@ class Measured:
     cost: float
 
 
-def run(name: str, method: FedDPKMeans, points: Points, seed: int) -> tuple[Federation, Clustering]:
+def run(name: str, method: FedDPKMeans, points: Points, seed: int, federate: Federate) -> tuple[Federation, Clustering]:
     """One method by name on a federation of its own, whose budget stops it should it ask for more."""
     privacy = method.privacy
     budget = None if privacy is None else Budget(privacy.epsilon, privacy.delta)
-    federation = Federation(points.clients, seed=seed, runtime=points.simulator(), budget=budget)
+    federation = federate(points.clients, seed=seed, block=points.block, threads=1, budget=budget)
     if name == OURS:
         return federation, method.fit(federation, points.server)
     return federation, run_baseline(name, method, federation, points.server)
@@ -44,6 +45,7 @@ def run(name: str, method: FedDPKMeans, points: Points, seed: int) -> tuple[Fede
 def sweep(
     method: FedDPKMeans,
     points: Points,
+    federate: Federate,
     *,
     methods: Sequence[str] = (OURS, *INITIAL),
     epsilons: Sequence[float],
@@ -62,7 +64,7 @@ def sweep(
             for epsilon in epsilons[:1] if free else epsilons:
                 progress(f"{name}, {count} Lloyd steps, ε = {epsilon:g}")
                 tried = replace(method, steps=count, privacy=replace(method.privacy, epsilon=epsilon))
-                federation, clustering = run(name, tried, points, seed)
+                federation, clustering = run(name, tried, points, seed, federate)
                 spent = federation.ledger.epsilon(method.privacy.delta)
                 measured.append(Measured(name, spent, count, cost(federation, clustering.centers)))
     return measured

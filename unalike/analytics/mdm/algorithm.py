@@ -27,11 +27,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from unalike.analytics.mdm.mixture import MDMError, Mixture, joint, rise_table, size_edges, with_total
 from unalike.core.client import Client, Clients
 from unalike.core.federation import Cohort, Federation, Replies
 from unalike.core.release import Release, Sum
 from unalike.core.task import Sent, Task, send, task
+from unalike.data.partition.mixture import MDMError, Mixture, joint, rise_table, size_edges, with_total
 from unalike.privacy.mechanisms import AdditiveNoise
 
 SMOOTHING = 0.01  # clients added to every component, so that no weight and no size has probability 0

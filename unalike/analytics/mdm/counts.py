@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from unalike.analytics.mdm.mixture import MDMError, Mixture
 from unalike.core.client import Clients
+from unalike.data.partition.mixture import MDMError, Mixture
 from unalike.data.population import Population
 from unalike.data.sources.synthetic import MDM_SETTINGS
 

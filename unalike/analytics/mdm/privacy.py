@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from unalike.analytics.mdm.algorithm import MDM
-from unalike.analytics.mdm.mixture import MDMError
+from unalike.data.partition.mixture import MDMError
 from unalike.privacy.accountant import Account, account, combine
 from unalike.privacy.calibrate import least_noise
 from unalike.privacy.ledger import Ledger

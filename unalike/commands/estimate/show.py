@@ -15,14 +15,15 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 
+from unalike import simulate
 from unalike.analytics.estimation.means import BernoulliRates
 from unalike.analytics.estimation.plot import Curve, result_page, sweep_page
 from unalike.analytics.estimation.problem import (
     Problem,
     Score,
+    block_of,
     flip_noise,
     folds,
-    runtime,
     score_by_label,
     score_means,
     write_estimates,
@@ -79,7 +80,7 @@ def run(
     problem: Problem, estimate: Callable[[Federation], Estimates], seed: int
 ) -> tuple[Estimates, Federation, float]:
     """Estimates, the federation that made them, and the seconds it took."""
-    federation = Federation(problem.clients, seed=seed, runtime=runtime(problem.clients))
+    federation = simulate(problem.clients, seed=seed, block=block_of(problem.clients), threads=1)
     begin = time.perf_counter()
     found = estimate(federation)
     return found, federation, time.perf_counter() - begin

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.random import Generator
 
+from unalike.data.partition.mdm import partition_from_file
 from unalike.data.source import Array, DataError
 
 Partition = Callable[..., list[Array]]
@@ -190,8 +191,6 @@ def mdm(labels: Array, clients: int, rng: Generator, file: str, mode: Literal["m
 
     ``unalike mdm --out FILE`` writes the mixture. Sizes come from it too; ``mode="iid"`` takes only the sizes.
     """
-    from unalike.analytics.mdm.partition import partition_from_file  # analytics builds on data, so not at the top
-
     return partition_from_file(labels, clients, rng, file, mode)
 
 

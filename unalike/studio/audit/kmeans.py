@@ -66,7 +66,7 @@ def audit_kmeans(
             progress(number, runs)
         coins = Draws(key(seed + number, 78)).uniform(slots) < 0.5
         clients = _clients(torch.cat([known, canary[coins]]), privacy)
-        federation = _Tapped(clients, seed + number, _simulator())
+        federation = _Tapped(clients, _simulator(), seed + number)
         method.fit(federation, _TYPICAL * torch.eye(slots), noise=noise)
         scores.append(_score(federation.heard, _clients(known, privacy), canary))
         member.append(coins)

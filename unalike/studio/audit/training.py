@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unalike import simulate
 from unalike.core.client import Clients
 from unalike.core.draws import Draws, key
-from unalike.core.federation import Federation
 from unalike.core.model import Model
 from unalike.learn.local import LocalSGD
 from unalike.learn.schedules import Schedule
@@ -29,7 +29,6 @@ from unalike.methods.fedavg import FedAvg
 from unalike.privacy import Gaussian
 from unalike.privacy.audit import Proof, Quieter, canaries_for, proven_epsilon
 from unalike.privacy.dpsgd import PointPrivacy
-from unalike.runtime.shard.simulator import Simulator
 from unalike.studio.errors import UserError
 from unalike.studio.runs.prepare import Prepared
 from unalike.studio.runs.privacy import participations, sampling_rate, training_sizes
@@ -126,7 +125,7 @@ def _attack_clients(method: FedAvg, prepared: Prepared, slots: int, cut_noise: f
         mu=0.0,
         noise=Quieter(noise, cut_noise),
     )
-    federation = Federation(clients, seed, Simulator(block=256))
+    federation = simulate(clients, seed, block=256)
     expected, z = rate * len(clients), noise.noise_multiplier
     score = torch.zeros(slots, dtype=torch.float64)
     state, rounds = attacked.start(seed), max(1, prepared.recipe.rounds)
@@ -163,7 +162,7 @@ def _attack_points(method: FedAvg, prepared: Prepared, slots: int, cut_noise: fl
         finetune=None,
         mu=0.0,
     )
-    federation = Federation(clients, seed, Simulator(block=1))
+    federation = simulate(clients, seed, block=1)
     start = state = attacked.start(seed)
     for number in range(1, rounds + 1):
         state = attacked.round(state, federation.begin_round(number))

@@ -239,7 +239,7 @@ def serve(
             f"a method that needs none: {', '.join(_need_no_labels())}"
         )
     listener = _Listener()
-    federation = Federation(newcomer, run.prepared.recipe.seed, listener, serving=True)
+    federation = Federation(newcomer, listener, run.prepared.recipe.seed, serving=True)
     plain = replace(method, newcomer_epsilon=None) if isinstance(method, ODPFL) else method
     try:
         theta = plain.personalize(run.state, federation.everyone())

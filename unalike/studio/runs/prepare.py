@@ -45,7 +45,7 @@ class Prepared:
         simulator = Simulator(runtime.block, runtime.threads, runtime.strict, runtime.drop)
         seen = self.population.train.select(self.population.seen)
         budget = budget_of(self.recipe, self.delta)
-        return Federation(seen, self.recipe.seed, simulator, runtime.quorum, budget, **restored)
+        return Federation(seen, simulator, self.recipe.seed, runtime.quorum, budget, **restored)
 
 
 def prepare(recipe: Recipe, population: Population | None = None) -> Prepared:
