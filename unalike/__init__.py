@@ -10,7 +10,7 @@ from unalike.core.client import Client, Clients
 from unalike.core.federation import Cohort, Federation, Replies, each
 from unalike.core.method import Method, State, train
 from unalike.core.model import Model
-from unalike.core.release import Each, Mean, Sum
+from unalike.core.release import SIZE, Each, Mean, Stays, Sum
 from unalike.core.task import send, task
 from unalike.learn.local import LocalSGD
 from unalike.runtime.shard.simulator import Simulator
@@ -18,6 +18,7 @@ from unalike.studio.simulate import simulate
 from unalike.version import __version__
 
 __all__ = [
+    "SIZE",
     "Client",
     "Clients",
     "Cohort",
@@ -30,6 +31,7 @@ __all__ = [
     "Replies",
     "Simulator",
     "State",
+    "Stays",
     "Sum",
     "__version__",
     "each",

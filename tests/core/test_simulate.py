@@ -32,7 +32,7 @@ from unalike import (
 )
 from unalike.core.draws import key
 from unalike.core.federation import QuorumError
-from unalike.core.kept import KeptStore
+from unalike.runtime.shard.kept import KeptStore
 from unalike.core.request import Batch, Request
 from unalike.core.task import Sent
 from unalike.methods.fedavg import FedAvg

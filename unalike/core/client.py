@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from unalike.core.draws import Draws
+from unalike.core.roster import Roster
+from unalike.core.schema import Schema, Target
 from unalike.privacy.mechanisms import DrawsLike
 
 
@@ -71,6 +73,13 @@ class Clients:
     def without_labels(self) -> Clients:
         """The same clients with their labels out of every task's reach."""
         return replace(self, labeled=torch.zeros_like(self.labeled))
+
+    def roster(self) -> Roster:
+        """Who these clients are, for a server; each declares the number of its rows."""
+        stored = str(self.x.dtype).removeprefix("torch.")
+        target: Target = "none" if self.y is None else "number" if self.y.is_floating_point() else "class"
+        schema = Schema(tuple(self.x.shape[1:]), stored=stored, target=target, shift=self.shift, scale=self.scale)
+        return Roster(self.ids, self.size, self.labeled, schema, self.names)
 
     def name(self, position: int) -> str:
         number = int(self.ids[position])
@@ -145,6 +154,7 @@ class Client:
         y: Tensor | None,
         n: Tensor,
         labeled: Tensor,
+        bound: Tensor,
         *,
         all_labeled: bool,
         full: bool,
@@ -155,6 +165,7 @@ class Client:
         self.x = x
         self.n = n
         self.labeled = labeled
+        self.bound = bound  # N̄, the size that the client declared: public, and at least n
         self.kept = kept
         self.draws = draws
         self.noise = noise or draws  # for noise that protects: seeded in simulation, else the operating system's

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unalike.core.client import Clients
 from unalike.core.draws import Draws, key
-from unalike.core.kept import KeptStore
-from unalike.core.release import Each, Mean, Release, Sum
-from unalike.core.request import Batch, Failure, Request, Runtime, alike
+from unalike.core.release import SIZE, Each, Mean, Release, Stays, Sum, Total
+from unalike.core.request import Failure, Part, Purpose, Reply, Request, Runtime, Wanted
+from unalike.core.roster import Roster
 from unalike.core.secure import check_secure, secure_sum
 from unalike.core.task import Task
 from unalike.core.transcript import Entry, Traffic, Transcript
@@ -45,6 +45,18 @@ def each(values: Tensor) -> PerClient:
 
 
 @dataclass(frozen=True)
+class Held:
+    """An array that lies at each client of a cohort, under a handle; an input for later asks of the same federation."""
+
+    handle: str
+    name: str
+
+
+Input = Tensor | PerClient | Held | float
+Models = Tensor | Held  # of a cohort: [C, d] where the server makes them, else where the clients hold them
+
+
+@dataclass(frozen=True)
 class Replies(Mapping[str, Tensor]):
     """What an ask released, by name, and which clients did not answer.
 
@@ -54,6 +66,14 @@ class Replies(Mapping[str, Tensor]):
     released: Mapping[str, Tensor]
     answered: Tensor
     failures: list[Failure]
+    handles: Mapping[str, Held] = field(default_factory=dict)
+
+    def held(self, name: str) -> Held:
+        """An array that stayed with the clients (``Stays``), to be used there by a later ask."""
+        if name not in self.handles:
+            known = ", ".join(self.handles) or "none"
+            raise KeyError(f"no array {name!r} stayed at its client in this ask; there are: {known}")
+        return self.handles[name]
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self.released:
@@ -70,38 +90,39 @@ class Replies(Mapping[str, Tensor]):
 
 @dataclass
 class Federation:
-    """Clients, a seed, a runtime, and the record of all that was asked of them.
+    """A runtime that reaches clients, and the record of all that was asked of them. It holds no client's data.
 
+    roster: whom it asks; the runtime's whole roster unless told otherwise.
     quorum: the share of a cohort that must answer; below it an ask stops with a ``QuorumError``.
     budget: refuses an ask before it is sent if its release would spend more.
+    run: names the run at the clients, who keep things for it. purpose: what its asks are for; ``aside`` measures.
+    labels: may tasks read labels?
     """
 
-    clients: Clients
     runtime: Runtime
     seed: int = 0
+    roster: Roster = None  # type: ignore[assignment]  # filled in below, so never None
     quorum: float = 0.5
     budget: Budget | None = None
     ledger: Ledger = field(default_factory=Ledger)
     transcript: Transcript = field(default_factory=Transcript)
     traffic: Traffic = field(default_factory=Traffic)
-    kept: KeptStore = field(default_factory=KeptStore)
     round: int = 0
     metrics: dict[str, float] = field(default_factory=dict)  # of the present round, e.g. the loss a method released
     failures: list[Failure] = field(default_factory=list)  # of the present round
-    simulation_only: bool = False
-    serving: bool = False  # no training: clients ask for models, and what a release calls simulation_only stays there
+    run: str = "run"
+    serial: int = 0  # of the last ask
+    purpose: Purpose = "train"
+    labels: bool = True
     journal: Callable[[Ledger], None] | None = None  # told what an ask costs before it is sent, to save it
     shapes: dict[str, dict[str, torch.Size]] = field(default_factory=dict)  # of arrays that were released, by task
     _calls: int = field(default=0, init=False)  # asks and samples so far in this round
+    _asides: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        if len(self.clients) == 0:
-            raise ValueError("a federation needs at least one client; none was given")
-        empty = (self.clients.size == 0).nonzero().flatten()
-        if len(empty):
-            names = ", ".join(self.clients.name(i) for i in empty[:5].tolist())
-            raise ValueError(f"{len(empty)} clients have no samples ({names}, ...); leave them out of the federation")
-        self._labeled = self.clients.labeled.nonzero().flatten()
+        if self.roster is None:
+            self.roster = self.runtime.roster
+        self._labeled = self.roster.labeled.nonzero().flatten()
 
     def begin_round(self, number: int) -> Federation:
         """Start round ``number``: draws depend on it, and the round's metrics and failures are fresh."""
@@ -112,11 +133,13 @@ class Federation:
 
     def everyone(self) -> Cohort:
         """All clients."""
-        return self.cohort(torch.arange(len(self.clients)))
+        return self.cohort(torch.arange(len(self.roster)))
 
     def cohort(self, positions: Tensor | Sequence[int]) -> Cohort:
         """The clients at these positions, chosen by the caller (so no privacy amplification by sampling)."""
         chosen = torch.as_tensor(positions, dtype=torch.int64)
+        if len(torch.unique(chosen)) != len(chosen):
+            raise ValueError("a client is in a cohort once, but some position was given twice")
         sampling = Everyone(self.ledger.relation or "add_remove")  # one run, one neighbouring relation
         return Cohort(self, chosen, sampling, len(chosen), self._cohort_name())
 
@@ -128,8 +151,8 @@ class Federation:
         """
         pool: Tensor | None = None
         if labeled is not None:
-            pool = self._labeled if labeled else (~self.clients.labeled).nonzero().flatten()
-        total = len(self.clients) if pool is None else len(pool)
+            pool = self._labeled if labeled else (~self.roster.labeled).nonzero().flatten()
+        total = len(self.roster) if pool is None else len(pool)
         if total == 0:
             raise ValueError(f"no client {'has' if labeled else 'lacks'} labels, so none can be sampled")
         wanted = count if isinstance(count, int) else count * total
@@ -146,18 +169,33 @@ class Federation:
         positions = chosen if pool is None else pool[chosen]
         return Cohort(self, positions, sampling, wanted if poisson else size, self._cohort_name())
 
-    def aside(self, clients: Clients | None = None) -> Federation:
+    def aside(self, roster: Roster | None = None, *, labels: bool = True) -> Federation:
         """A federation to measure with in simulation: it reads what clients kept but never changes it, and what it asks
         is charged to no ledger and marked as simulation-only in a transcript of its own.
+
+        roster: whom it asks, of all the runtime's clients. Use it in a ``with`` block: what stayed at the clients for
+        it is forgotten at the end.
         """
+        self._asides += 1
         return Federation(
-            self.clients if clients is None else clients,
             self.runtime,
             self.seed + 1,
-            kept=KeptStore(self.kept),
+            self.roster if roster is None else roster,
             round=self.round,
-            simulation_only=True,
+            run=f"{self.run}/{self._asides}",
+            purpose="measure",
+            labels=labels,
         )
+
+    def __enter__(self) -> Federation:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.runtime.forget(self.run)
+
+    @property
+    def simulation_only(self) -> bool:
+        return self.purpose == "measure"
 
     def report(self, **metrics: Tensor | float) -> None:
         """Numbers of this round for progress and metrics; take them from releases, so that they are accounted for."""
@@ -186,54 +224,75 @@ class Cohort:
     """Some clients of a federation, and how they were chosen (the privacy of a release depends on it)."""
 
     federation: Federation
-    positions: Tensor  # [C] in the federation's clients
+    positions: Tensor  # [C] in the federation's roster
     sampling: Sampling
     expected: float  # how many clients were to be expected: what a noisy mean divides by, as no client changes it
     name: str  # of this sample, for the ledger: asks to one cohort are about one and the same sample
+    part: Part = "train"  # of the clients' data
 
     def __len__(self) -> int:
         return len(self.positions)
 
     @property
     def sizes(self) -> Tensor:
-        """[C] how many samples each client has."""
-        return self.federation.clients.size[self.positions]
+        """[C] how many samples each client has at most: its declared size N̄."""
+        return self.federation.roster.bound[self.positions]
+
+    @property
+    def ids(self) -> Tensor:
+        """[C] the clients' ids."""
+        return self.federation.roster.ids[self.positions]
 
     def only(self, rows: Tensor) -> Cohort:
         """Some of the cohort, by position in it: for example those who answered."""
-        return Cohort(self.federation, self.positions[rows], self.sampling, self.expected, self.name)
+        return replace(self, positions=self.positions[rows])
 
-    def ask(
-        self, task: Task, /, into: Release | Sequence[Release] | None = None, **inputs: Tensor | PerClient | float
-    ) -> Replies:
+    def on(self, part: Part) -> Cohort:
+        """The same clients, asked about another part of their data."""
+        return replace(self, part=part)
+
+    def ask(self, task: Task, /, into: Release | Sequence[Release] | None = None, **inputs: Input) -> Replies:
         """Have every client of the cohort run ``task`` on ``inputs``; release what ``into`` says.
 
-        ``into`` is a release or several; None shows the server every client's arrays (``Each``), an empty list nothing.
+        ``into`` is a release or several; an empty list releases nothing. None takes what the task itself declares
+        (``@fit.into``), and where it declares nothing shows the server every client's arrays (``Each``).
 
         Everything is checked before anything is sent: names, shapes, and that the privacy budget allows the release.
         """
         federation = self.federation
         if self.name.split(".")[0] != str(federation.round):
             raise ValueError(f"this cohort is of an earlier round than {federation.round}; sample one in every round")
-        releases: list[Release] = [Each()] if into is None else [into] if not isinstance(into, Sequence) else list(into)
-        shared, per_client = self._checked(task, inputs)
+        shared, own, held = self._checked(task, inputs)
+        if into is None:
+            into = task.releases() or [Each()]
+        asked = [into] if not isinstance(into, Sequence) else list(into)
+        federation.runtime.program.teach(task, asked)
+        releases = [release.resolved(shared, self.sizes) for release in asked]
         secure = check_secure(self, releases)
         if not federation.simulation_only:
-            self._charge([release for release in releases if not _stays(federation, release)])
-        replies = self._deliver(task, releases, shared, per_client)
+            self._charge([release for release in releases if not isinstance(release, Stays)])
+        replies = self._deliver(task, releases, shared, own, held)
         if secure is None:
             return replies
-        shape = federation.shapes[task.name][secure.name]
+        if secure.name not in replies:
+            return replies  # nobody was drawn
+        shape = tuple(replies[secure.name].tolist())
         summed = secure_sum(self.only(replies.answered), task, secure, shape)
         released = {**replies.released, secure.name: summed.value}
-        return Replies(released, replies.answered[summed.survivors], [*replies.failures, *summed.failures])
+        return replace(
+            replies,
+            released=released,
+            answered=replies.answered[summed.survivors],
+            failures=[*replies.failures, *summed.failures],
+        )
 
     def _deliver(
         self,
         task: Task,
         releases: Sequence[Release],
         shared: Mapping[str, Tensor],
-        per_client: Mapping[str, Tensor],
+        own: Mapping[str, Tensor],
+        held: Mapping[str, str] = MappingProxyType({}),
         protocol: bool = False,
     ) -> Replies:
         """Send what was checked and charged, and gather the replies.
@@ -242,36 +301,34 @@ class Cohort:
         """
         federation = self.federation
         key_of_ask = federation._next_key()
+        federation.serial += 1
         request = Request(
-            task,
-            federation.clients,
-            self.positions,
-            shared,
-            per_client,
-            releases,
-            key_of_ask,
-            federation.kept,
-            measuring=federation.simulation_only,
+            run=federation.run,
+            serial=federation.serial,
+            task=task.name,
+            ids=self.ids,
+            part=self.part,
+            labels=federation.labels or self.part != "train",
+            purpose=federation.purpose,
+            key=int(key_of_ask),
+            wanted=tuple(map(Wanted.of, releases)),
+            shared=shared,
+            each=own,
+            held=held,
         )
-        shapes = federation.shapes.setdefault(task.name, {})
-        collectors = [release.collect(shapes) for release in releases]
-        answered: list[Tensor] = []
-        failures: list[Failure] = []
+        gathered = _Gathered(self, releases)
         record = _Record(self, request)
-        for batch in _honest(alike(federation.runtime.deliver(request)), releases) if len(self) else ():
-            for row, reason in batch.failed.items():
-                name = federation.clients.name(int(self.positions[row]))
-                failures.append(Failure(name, task.name, federation.round, reason))
-            if len(batch.rows) == 0:
-                continue
-            answered.append(batch.rows)
-            for collector, release, arrays in zip(collectors, releases, batch.arrays, strict=True):
-                collector.add(batch.rows, arrays)
-                record.add(release, arrays)
+        if len(self):
+            for reply in federation.runtime.deliver(request):
+                gathered.add(reply)
+                record.add(releases, reply)
+        answered, reasons = gathered.close()
         if not protocol:
-            record.close()
+            record.close(task, releases)
+        names = {row: federation.roster.name(int(self.positions[row])) for row in reasons}
+        failures = [Failure(names[row], task.name, federation.round, reasons[row]) for row in sorted(reasons)]
         federation.failures.extend(failures)
-        count = sum(map(len, answered))
+        count = len(answered)
         if not protocol and (count < federation.quorum * len(self) or (count == 0 and len(self))):
             examples = "\n  ".join(str(failure) for failure in failures[:3])
             raise QuorumError(
@@ -279,12 +336,15 @@ class Cohort:
                 f"{federation.quorum:.0%}. The first failures:\n  {examples}",
                 failures,
             )
-        draws = Draws(key(key_of_ask, -1))
-        released: dict[str, Tensor] = {}
-        for collector in collectors:
-            released.update(collector.finish(count, self.expected, self.sampling, draws))
-        rows = torch.sort(torch.cat(answered)).values if answered else torch.zeros(0, dtype=torch.int64)
-        return Replies(released, rows, failures)
+        shapes = federation.shapes.setdefault(task.name, {})
+        released = gathered.finish(answered, shapes, Draws(key(key_of_ask, -1)))
+        handles = {
+            name: Held(f"{request.serial}.{name}", name)
+            for release in releases
+            if isinstance(release, Stays)
+            for name in release.names
+        }
+        return Replies(released, answered, failures, handles)
 
     def _charge(self, releases: Sequence[Release]) -> None:
         """Enter the ask in the ledger, unless the budget forbids it; a release without noise is non-private on purpose.
@@ -292,10 +352,11 @@ class Cohort:
         The events of one ask, and of several asks to the same cohort, are about the same sample of clients.
         """
         charges: list[Charge] = []
-        ids = tuple(self.federation.clients.ids[self.positions].tolist())
+        ids = tuple(self.ids.tolist())
         paid: list[LocalCost] = []  # several arrays that one private training made cost what the training cost
         for release in releases:
             if release.cost is not None:
+                assert isinstance(release.cost, LocalCost), "the release is resolved before it is charged"
                 charges += [] if release.cost in paid else release.cost.charges(ids)
                 paid.append(release.cost)
             elif release.noise is None:
@@ -313,9 +374,9 @@ class Cohort:
         noise = None if release.noise is None else str(release.noise)
         unit: str | None = None if noise is None else release.unit
         clip: float | None = getattr(release, "clip", None)
-        if release.cost is not None:
+        if isinstance(release.cost, LocalCost):
             noise, unit, clip = release.cost.noise, "point", release.cost.clip
-        note = "simulation only" if self.federation.simulation_only or _stays(self.federation, release) else None
+        note = "simulation only" if self.federation.simulation_only else None
         if noise is not None and note is None:
             note = "seeded noise: protects nobody outside a simulation"
         seen = "individual" if isinstance(release, Each) else "mean" if isinstance(release, Mean) else "sum"
@@ -325,19 +386,22 @@ class Cohort:
         self.federation.transcript.add(entry)
 
     def _checked(
-        self, task: Task, inputs: Mapping[str, Tensor | PerClient | float]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        self, task: Task, inputs: Mapping[str, Input]
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, str]]:
         if not isinstance(task, Task):
             raise TypeError(f"ask takes a function marked with @task, but got {task!r}")
         task.check_inputs(set(inputs))
         shared: dict[str, Tensor] = {}
-        per_client: dict[str, Tensor] = {}
+        own: dict[str, Tensor] = {}
+        held: dict[str, str] = {}
         for name, value in inputs.items():
             if isinstance(value, PerClient):
                 rows = value.values.shape[0] if value.values.ndim else None
                 if rows != len(self):
                     raise ValueError(f"{task.name}: each({name}) has {rows} rows for a cohort of {len(self)} clients")
-                per_client[name] = value.values.detach()
+                own[name] = value.values.detach()
+            elif isinstance(value, Held):
+                held[name] = value.handle
             elif isinstance(value, Tensor):
                 shared[name] = value.detach()
             elif isinstance(value, bool | int | float):
@@ -346,61 +410,93 @@ class Cohort:
                 raise TypeError(
                     f"{task.name}: the input {name!r} is a {type(value).__name__}; tasks take tensors and numbers only"
                 )
-        return shared, per_client
+        return shared, own, held
 
 
-def _stays(federation: Federation, release: Release) -> bool:
-    """Do its arrays stay at the client? Not in training, where the server could use what it is shown."""
-    return federation.serving and isinstance(release, Each) and release.simulation_only
+class _Gathered:
+    """The replies to one ask as they stream in, checked: whoever answers nonsense is a failure, with the reason."""
 
+    def __init__(self, cohort: Cohort, releases: Sequence[Release]) -> None:
+        self._cohort, self._releases = cohort, releases
+        self._collectors = [release.collect() for release in releases]
+        self._rows: dict[int, list[Tensor]] = {}  # by shard
+        self._failed: dict[int, str] = {}
+        self._shapes: list[dict[str, tuple[int, ...]]] | None = None
 
-def _honest(batches: Iterable[Batch], releases: Sequence[Release]) -> Iterator[Batch]:
-    """The batches without replies longer than their clip: who sends one did not run the client's half of the release.
+    def add(self, reply: Reply) -> None:
+        self._failed.update(reply.failed)
+        if len(reply.rows):
+            shapes = reply.shapes()
+            self._shapes = self._shapes or shapes
+            if shapes != self._shapes:
+                reason = f"sent arrays of shapes {shapes}, but others sent {self._shapes}"
+                self._failed.update(dict.fromkeys(reply.rows.tolist(), reason))
+                return
+            self._rows.setdefault(reply.shard, []).append(reply.rows)
+            for collector, arrays in zip(self._collectors, reply.arrays, strict=True):
+                if arrays:
+                    collector.add(reply.rows, arrays)
+        for place, partial in reply.partials.items():
+            told = sum(map(len, self._rows.get(reply.shard, ())))
+            wrong = (
+                f"counts {partial.count} clients in a sum, but {told} answered"
+                if partial.count != told
+                else self._collectors[place].merge(partial)
+            )
+            if wrong is not None:  # nothing that this shard said can be used
+                rows = self._rows.pop(reply.shard, [])
+                self._failed.update(dict.fromkeys(torch.cat(rows).tolist() if rows else [], f"its shard {wrong}"))
+                return
 
-    The noise was made for that bound, so such a reply must not reach the sum; it is a failure of its client.
-    """
-    for batch in batches:
-        sound, reasons = torch.ones(len(batch.rows), dtype=torch.bool), dict(batch.failed)
-        for release, arrays in zip(releases, batch.arrays, strict=False):
-            if not isinstance(release, Sum) or release.clip is None or release.name not in arrays:
-                continue
-            rows = arrays[release.name].reshape(len(batch.rows), -1)
-            length = torch.linalg.vector_norm(rows, ord=1 if release.norm == "l1" else 2, dim=1, dtype=torch.float64)
-            too_long = ~(length <= release.clip * (1 + 1e-5))  # NaN too: it has no length
-            for i in (too_long & sound).nonzero().flatten().tolist():
-                reasons[int(batch.rows[i])] = (
-                    f"sent {release.name!r} of norm {float(length[i]):.4g}, beyond its clip {release.clip:g}; left out"
-                )
-            sound &= ~too_long
-        if bool(sound.all()):
-            yield batch
-        else:
-            kept = [{name: value[sound] for name, value in arrays.items()} for arrays in batch.arrays]
-            yield Batch(batch.rows[sound], kept, reasons)
+    def close(self) -> tuple[Tensor, dict[int, str]]:
+        """The rows of those who answered, ascending, and why the others did not."""
+        rows = [one for parts in self._rows.values() for one in parts]
+        answered = torch.sort(torch.cat(rows)).values if rows else torch.zeros(0, dtype=torch.int64)
+        return answered, self._failed
+
+    def finish(self, answered: Tensor, shapes: dict[str, torch.Size], draws: Draws) -> dict[str, Tensor]:
+        released: dict[str, Tensor] = {}
+        cohort = self._cohort
+        for collector, release in zip(self._collectors, self._releases, strict=True):
+            if isinstance(collector, Total) and release.noise is not None and release.names[0] in shapes:
+                collector.expect(tuple(shapes[release.names[0]]))
+            made = collector.finish(answered, cohort.expected, cohort.sampling, draws)
+            shapes.update({name: value.shape for name, value in made.items() if isinstance(release, Sum)})
+            released.update(made)
+        return released
 
 
 class _Record:
     """Meters bytes and writes the transcript while replies stream in."""
 
     def __init__(self, cohort: Cohort, request: Request) -> None:
-        federation = self.federation = cohort.federation
-        self.cohort, self.request = cohort, request
-        self.arrays: dict[tuple[int, str], tuple[Release, tuple[int, ...], int, int]] = {}
-        count = len(request.positions)
+        self.cohort = cohort
+        self.arrays: dict[tuple[int, str], tuple[tuple[int, ...], int, int]] = {}  # shape, clients, bytes
+        down, count = cohort.federation.traffic.down, len(request.ids)
         for name, value in request.shared.items():
-            federation.traffic.down[name] += value.nbytes * count
+            down[name] += value.nbytes * count
         for name, value in request.each.items():
-            federation.traffic.down[name] += value[0].nbytes * count if count else 0
+            down[name] += value[0].nbytes * count if count else 0
 
-    def add(self, release: Release, arrays: Mapping[str, Tensor]) -> None:
-        for name, value in arrays.items():
-            _, _, clients, size = self.arrays.get((id(release), name), (release, (), 0, 0))
-            size += value.nbytes
-            if not _stays(self.federation, release):
-                self.federation.traffic.up[name] += value.nbytes
-            self.arrays[id(release), name] = (release, tuple(value.shape[1:]), clients + len(value), size)
+    def add(self, releases: Sequence[Release], reply: Reply) -> None:
+        """A client that is only part of a sum still sends its array: to its shard, which is as near as it wants."""
+        for place, arrays in enumerate(reply.arrays):
+            for name, value in arrays.items():
+                self._count(place, name, tuple(value.shape[1:]), len(value), value.nbytes)
+        for place, partial in reply.partials.items():
+            release, total = releases[place], partial.total
+            each = total.numel() * (8 if partial.dtype == "float64" else 4)
+            self._count(place, release.names[0], tuple(total.shape), partial.count, each * partial.count)
+            for weight in release.names[1:]:
+                if weight != SIZE:
+                    self._count(place, weight, (), partial.count, 4 * partial.count)
 
-    def close(self) -> None:
-        for (_, name), (release, shape, clients, size) in self.arrays.items():
-            if not getattr(release, "secure", False):  # a secure sum writes its own line when it is opened
-                self.cohort.write(self.request.task, release, name, shape, clients, size)
+    def _count(self, place: int, name: str, shape: tuple[int, ...], clients: int, size: int) -> None:
+        self.cohort.federation.traffic.up[name] += size
+        _, before, bytes_before = self.arrays.get((place, name), (shape, 0, 0))
+        self.arrays[place, name] = (shape, before + clients, bytes_before + size)
+
+    def close(self, task: Task, releases: Sequence[Release]) -> None:
+        for (place, name), (shape, clients, size) in self.arrays.items():
+            if not getattr(releases[place], "secure", False):  # a secure sum writes its own line when it is opened
+                self.cohort.write(task, releases[place], name, shape, clients, size)

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from unalike.core.federation import Cohort, Federation
+from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.model import Model
 
 
@@ -77,8 +77,11 @@ class Method(Protocol):
         """One round of training."""
         ...
 
-    def personalize(self, state: State, cohort: Cohort) -> Tensor:
-        """A model for every client of the cohort, [C, d]; the clients may be newcomers."""
+    def personalize(self, state: State, cohort: Cohort) -> Models:
+        """A model for every client of the cohort; the clients may be newcomers.
+
+        [C, d] where the server makes the models. What a client makes stays there: ``replies.held(name)``.
+        """
         ...
 
 

@@ -1,16 +1,17 @@
 """Releases: what the server may see of what a task sends.
 
-A release has two halves. The client half (select, clip, weigh, local noise) is written for one client and runs at the
-client; the server half adds replies up as they come, so memory does not grow with the cohort unless ``Each`` is asked
-for.
+A release has two halves. The client half (select, clip, weigh, local noise) is written for one client and runs where
+the client lives; sums are added up there too. The server half merges what comes, so memory does not grow with the
+cohort unless ``Each`` is asked for.
 A release that makes no sense is refused when it is made, not when it is used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -21,12 +22,21 @@ from unalike.privacy.mechanisms import AdditiveNoise, DrawsLike, Norm, Randomize
 from unalike.privacy.mechanisms import clip as clipped
 from unalike.privacy.sampling import Local, Sampling
 
+if TYPE_CHECKING:
+    from unalike.core.client import Client
+
 Unit = Literal["client", "point"]
-SHAPE, HELD = "shape", "secure.held"  # of a secure sum: what is told before its exchanges, and what is kept for them
+SIZE = "size"  # as a weight: a client's declared size N̄, which both sides know, so that it is not sent
+SECURE_SHAPE = "shape"  # what a client tells about its array before a secure sum
+SECURE_ARRAY = "secure.array"  # under this name the client keeps the array itself for the exchanges
+Inputs = Mapping[str, Tensor]
+Cost = LocalCost | Callable[[Tensor], LocalCost]  # of clients of given declared sizes
 
 
 class Release(Protocol):
-    """What ``Cohort.ask(into=...)`` takes. ``Each``, ``Sum`` and ``Mean`` are the ones there are."""
+    """What ``Cohort.ask(into=...)`` takes. ``Each``, ``Sum``, ``Mean`` and ``Stays`` are the ones there are."""
+
+    kind: ClassVar[str]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -40,36 +50,64 @@ class Release(Protocol):
     def unit(self) -> Unit: ...
 
     @property
-    def cost(self) -> LocalCost | None:
+    def cost(self) -> Cost | None:
         """What the task itself has spent on these arrays, by making them private (local DP-SGD)."""
         ...
 
-    def at_client(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
-        """The client half: what leaves this client."""
+    def resolved(self, inputs: Inputs, bounds: Tensor) -> Release:
+        """The release with numbers in place of functions of the ask's inputs and its clients' declared sizes."""
         ...
 
-    def held(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the client keeps back for the exchanges of a secure sum."""
+    def at_client(self, arrays: Mapping[str, Tensor], client: Client, draws: DrawsLike) -> dict[str, Tensor]:
+        """The client half: what leaves this client, by itself or in a sum."""
         ...
 
-    def collect(self, shapes: dict[str, torch.Size]) -> Collector:
-        """A fresh server half; ``shapes`` remembers an array's shape for the day when an empty cohort sends none."""
+    def staying(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What the client keeps at hand for a later ask."""
         ...
+
+    def adder(self) -> Adder | None:
+        """Adds up what clients of one shard let out; None: the server sees each of them."""
+        ...
+
+    def collect(self) -> Collector:
+        """A fresh server half."""
+        ...
+
+
+@dataclass(frozen=True)
+class Partial:
+    """What one shard adds to a sum: Σ w·a and Σ w in double precision, over ``count`` clients."""
+
+    total: Tensor
+    weight: float
+    count: int
+    dtype: str = "float32"  # of what the clients sent
+
+
+class Adder(Protocol):
+    """The sum over a shard's clients, block by block."""
+
+    def add(self, arrays: Mapping[str, Tensor], bounds: Tensor) -> None: ...
+
+    def partial(self) -> Partial | None: ...
 
 
 class Collector(Protocol):
-    """The server half of a release: takes replies block by block, then gives the released values by name."""
+    """The server half of a release: takes rows and partial sums, then gives the released values by name."""
 
-    def add(self, positions: Tensor, arrays: Mapping[str, Tensor]) -> None: ...
+    def add(self, rows: Tensor, arrays: Mapping[str, Tensor]) -> None: ...
 
-    def finish(self, answered: int, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]: ...
+    def merge(self, partial: Partial) -> str | None:
+        """Take a shard's part of the sum, or say what is wrong with it."""
+        ...
+
+    def finish(self, answered: Tensor, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]: ...
 
 
-def _check_bound(
-    what: str, clip: float | None, sensitivity: float | None, noise: AdditiveNoise | None, unit: Unit
-) -> None:
+def _check_bound(what: str, clip: float | None, sensitivity: Any, noise: AdditiveNoise | None, unit: Unit) -> None:
     for name, bound in (("clip", clip), ("sensitivity", sensitivity)):
-        if bound is not None and not bound > 0:
+        if bound is not None and not callable(bound) and not bound > 0:
             raise ValueError(f"{what}: {name}={bound}; expected a number above 0")
     if unit not in ("client", "point"):
         raise ValueError(f"{what}: unit={unit!r}; expected 'client' or 'point'")
@@ -85,7 +123,7 @@ def _check_bound(
         )
 
 
-def _check_cost(what: str, cost: LocalCost | None, noise: object | None, weight: str | None = None) -> None:
+def _check_cost(what: str, cost: Cost | None, noise: object | None, weight: str | None = None) -> None:
     if cost is not None and (noise is not None or weight is not None):
         raise ValueError(
             f"{what}: the task has made its array private itself (cost=...); noise on top would be accounted twice, "
@@ -103,27 +141,22 @@ class Each:
     """The server sees every client's own arrays (all of them, or those named), in cohort order.
 
     With ``noise`` every client adds it before sending (local privacy): two possible inputs of a client differ by at
-    most 2·clip, or by ``sensitivity`` where the task bounds it. A randomizer (randomized response, k-bit rounding)
-    bounds its input by itself and takes neither.
-
-    ``simulation_only``: in a deployment the arrays stay at the client, and a simulation looks at them to measure. Where
-    newcomers are served (``Federation.serving``) they count as sent in neither the traffic nor the ledger; in training
-    they count, because the server could use them.
+    most 2·clip, or by ``sensitivity`` where the task bounds it; a function of the client gives each its own. A
+    randomizer (randomized response, k-bit rounding) bounds its input by itself and takes neither.
     """
+
+    kind: ClassVar[str] = "each"
 
     def __init__(
         self,
         *names: str,
         clip: float | None = None,
         noise: AdditiveNoise | Randomizer | None = None,
-        sensitivity: float | None = None,
+        sensitivity: float | Callable[[Client], Tensor] | None = None,
         unit: Unit = "client",
-        cost: LocalCost | None = None,
-        simulation_only: bool = False,
+        cost: Cost | None = None,
     ) -> None:
         _check_cost("Each", cost, noise)
-        if simulation_only and (noise is not None or cost is not None):
-            raise ValueError("Each: what is simulation_only leaves no client, so it needs no noise and has no cost")
         if isinstance(noise, Randomizer):
             if clip is not None or sensitivity is not None or unit != "client":
                 raise ValueError(f"Each: {noise} bounds its input by itself; leave out clip, sensitivity and unit")
@@ -133,40 +166,88 @@ class Each:
             raise ValueError(f"Each: noise is accounted for one array; name exactly one, not {len(names)}")
         self.names = names
         self.clip, self.noise, self.unit, self.cost = clip, noise, unit, cost
-        self.simulation_only = simulation_only
         self.sensitivity = sensitivity if sensitivity is not None or clip is None else Local().sensitivity(clip)
 
-    def at_client(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
+    def resolved(self, inputs: Inputs, bounds: Tensor) -> Each:
+        if not callable(self.cost):
+            return self
+        made = copy(self)
+        made.cost = self.cost(bounds)
+        return made
+
+    def at_client(self, arrays: Mapping[str, Tensor], client: Client, draws: DrawsLike) -> dict[str, Tensor]:
         sent = {name: _array(arrays, name) for name in self.names or arrays}
         if isinstance(self.noise, Randomizer):
             return {name: self.noise.randomize(value, draws) for name, value in sent.items()}
         if self.clip is not None:
             norm = "l2" if self.noise is None else self.noise.norm
             sent = {name: clipped(value, self.clip, norm) for name, value in sent.items()}
-        if self.noise is not None and self.sensitivity is not None:
-            sent = {name: self.noise.add(value, self.sensitivity, draws) for name, value in sent.items()}
+        noise, bound = self.noise, self.sensitivity
+        if noise is not None and callable(bound):
+            unit = bound(client)  # a tensor, which the mechanism does not take: noise in units of it
+            sent = {name: noise.add(value / unit, 1.0, draws) * unit for name, value in sent.items()}
+        elif noise is not None and isinstance(bound, float | int):
+            sent = {name: noise.add(value, bound, draws) for name, value in sent.items()}
         return sent
 
-    def held(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def staying(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {}
 
-    def collect(self, shapes: dict[str, torch.Size]) -> Collector:
+    def adder(self) -> None:
+        return None
+
+    def collect(self) -> Collector:
+        return _Rows()
+
+
+class Stays:
+    """The arrays do not leave their client: a later ask may take them as inputs there, by ``replies.held(name)``."""
+
+    kind: ClassVar[str] = "stays"
+    noise: ClassVar[None] = None
+    unit: ClassVar[Unit] = "client"
+    cost: ClassVar[None] = None
+
+    def __init__(self, *names: str) -> None:
+        if not names:
+            raise ValueError("Stays: name the arrays that stay at their client")
+        self.names = names
+
+    def resolved(self, inputs: Inputs, bounds: Tensor) -> Stays:
+        return self
+
+    def at_client(self, arrays: Mapping[str, Tensor], client: Client, draws: DrawsLike) -> dict[str, Tensor]:
+        return {}
+
+    def staying(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: _array(arrays, name) for name in self.names}
+
+    def adder(self) -> None:
+        return None
+
+    def collect(self) -> Collector:
         return _Rows()
 
 
 class _Rows:
     def __init__(self) -> None:
-        self._positions: list[Tensor] = []
+        self._rows: list[Tensor] = []
         self._arrays: list[Mapping[str, Tensor]] = []
 
-    def add(self, positions: Tensor, arrays: Mapping[str, Tensor]) -> None:
-        self._positions.append(positions)
+    def add(self, rows: Tensor, arrays: Mapping[str, Tensor]) -> None:
+        self._rows.append(rows)
         self._arrays.append(arrays)
 
-    def finish(self, answered: int, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]:
+    def merge(self, partial: Partial) -> str | None:
+        return "sent a sum where each client's own arrays were asked for"
+
+    def finish(self, answered: Tensor, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]:
         if not self._arrays:
             return {}
-        order = torch.argsort(torch.cat(self._positions))
+        rows = torch.cat(self._rows)
+        order = torch.argsort(rows)
+        if len(answered) < len(rows):  # some were dropped after their rows had come
+            order = order[torch.isin(rows[order], answered)]
         return {name: torch.cat([part[name] for part in self._arrays])[order] for name in self._arrays[0]}
 
 
@@ -175,17 +256,20 @@ class Sum:
     """The server sees the sum of one array over the cohort: each client's array clipped to ``clip``, noise on the sum.
 
     ``unit`` says whom the noise protects. For a client, one unit changes the sum by at most ``clip`` (twice that when
-    the cohort has a fixed size and a client is replaced). For a point, the task bounds the change: ``sensitivity``.
-    ``secure`` sums under masks (``privacy/secure_release.py``): the server learns the sum and no client's own array.
+    the cohort has a fixed size and a client is replaced). For a point, the task bounds the change: ``sensitivity``, a
+    number or a function of the ask's inputs.
+    ``secure`` sums under masks (``core/secure.py``): the server learns the sum and no client's own array.
     """
+
+    kind: ClassVar[str] = "sum"
 
     name: str
     clip: float | None = None
     noise: AdditiveNoise | None = None
-    sensitivity: float | None = None
+    sensitivity: float | Callable[[Inputs], float] | None = None
     unit: Unit = "client"
     secure: bool = False
-    cost: LocalCost | None = None
+    cost: Cost | None = None
 
     def __post_init__(self) -> None:
         _check_bound(type(self).__name__, self.clip, self.sensitivity, self.noise, self.unit)
@@ -197,12 +281,20 @@ class Sum:
     def names(self) -> tuple[str, ...]:
         return (self.name,)
 
-    def at_client(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
-        value = self._bounded(arrays)
-        return {SHAPE: torch.tensor(value.shape, dtype=torch.int64)} if self.secure else {self.name: value}
+    def resolved(self, inputs: Inputs, bounds: Tensor) -> Sum:
+        known: dict[str, Any] = {}
+        if callable(self.sensitivity):
+            known["sensitivity"] = float(self.sensitivity(inputs))
+        if callable(self.cost):
+            known["cost"] = self.cost(bounds)
+        return replace(self, **known) if known else self
 
-    def held(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {HELD: self._bounded(arrays).reshape(-1)} if self.secure else {}
+    def at_client(self, arrays: Mapping[str, Tensor], client: Client, draws: DrawsLike) -> dict[str, Tensor]:
+        value = self._bounded(arrays)
+        return {SECURE_SHAPE: torch.tensor(value.shape, dtype=torch.int64)} if self.secure else {self.name: value}
+
+    def staying(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {SECURE_ARRAY: self._bounded(arrays).reshape(-1)} if self.secure else {}
 
     def _bounded(self, arrays: Mapping[str, Tensor]) -> Tensor:
         value = _array(arrays, self.name)
@@ -219,68 +311,32 @@ class Sum:
         ``rounding``: by how much a client's array may have moved when it was put on a grid.
         """
         if self.sensitivity is not None:
+            assert not callable(self.sensitivity), "the release is resolved before it is sent"
             return self.sensitivity + 2.0 * rounding  # the client's array was rounded with the point and without it
         assert self.clip is not None
         return sampling.sensitivity(self.clip + rounding)
 
-    def collect(self, shapes: dict[str, torch.Size]) -> Collector:
-        return _Held(self.name, shapes) if self.secure else _Total(self, shapes)
+    def adder(self) -> Adder | None:
+        return None if self.secure else _Adder(self)
 
-    def divisor(self, answered: int, expected: float) -> float:
+    def collect(self) -> Collector:
+        return _Shapes(self.name) if self.secure else Total(self)
+
+    def divisor(self, answered: int, weight: float, expected: float) -> float:
         """What the sum is divided by before it is shown."""
         return 1.0
-
-
-class _Held:
-    """The server half of a secure sum until its exchanges: it learns the shape of what the clients hold."""
-
-    def __init__(self, name: str, shapes: dict[str, torch.Size]) -> None:
-        self._name, self._shapes = name, shapes
-
-    def add(self, positions: Tensor, arrays: Mapping[str, Tensor]) -> None:
-        self._shapes[self._name] = torch.Size(arrays[SHAPE][0].tolist())
-
-    def finish(self, answered: int, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]:
-        return {}
-
-
-class _Total:
-    """A running sum in double precision, so that the order of blocks hardly matters.
-
-    An empty Poisson cohort still releases noise: that nobody was drawn is nobody's business.
-    """
-
-    def __init__(self, release: Sum, shapes: dict[str, torch.Size]) -> None:
-        self._release, self._shapes = release, shapes
-        self._total: Tensor | None = None
-        self._dtype = torch.float32
-
-    def add(self, positions: Tensor, arrays: Mapping[str, Tensor]) -> None:
-        value = arrays[self._release.name]
-        self._dtype = value.dtype if value.is_floating_point() else torch.float32
-        part = value.sum(0, dtype=torch.float64)
-        self._total = part if self._total is None else self._total.add_(part)
-        self._shapes[self._release.name] = part.shape
-
-    def finish(self, answered: int, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]:
-        release, total = self._release, self._total
-        if total is None and release.noise is not None and release.name in self._shapes:
-            total = torch.zeros(self._shapes[release.name], dtype=torch.float64)
-        if total is None:
-            return {}
-        if release.noise is not None:
-            total = release.noise.add(total, release.change(sampling), draws)
-        return {release.name: total.to(self._dtype)}
 
 
 @dataclass(frozen=True)
 class Mean(Sum):
     """The server sees the mean of one array over the cohort.
 
-    ``weight`` names a second array, a number that the client sends along: the mean is then Σ w·a / Σ w. Such weights
-    depend on the data, so no bound on one client's influence holds, and noise is refused beside them. With noise the
-    sum is divided by the *expected* number of clients, which no client changes.
+    ``weight`` names a second array, a number that the client sends along, or is ``SIZE``, the client's declared size,
+    which is not sent: the mean is then Σ w·a / Σ w. Weights break the bound on one client's influence, so noise is
+    refused beside them. With noise the sum is divided by the *expected* number of clients, which no client changes.
     """
+
+    kind: ClassVar[str] = "mean"
 
     weight: str | None = None
 
@@ -297,42 +353,108 @@ class Mean(Sum):
     def names(self) -> tuple[str, ...]:
         return (self.name,) if self.weight is None else (self.name, self.weight)
 
-    def at_client(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
-        sent = super().at_client(arrays, draws)
-        return sent if self.weight is None else {**sent, self.weight: _array(arrays, self.weight)}
+    def at_client(self, arrays: Mapping[str, Tensor], client: Client, draws: DrawsLike) -> dict[str, Tensor]:
+        sent = super().at_client(arrays, client, draws)
+        return sent if self.weight in (None, SIZE) else {**sent, self.weight: _array(arrays, self.weight)}
 
-    def collect(self, shapes: dict[str, torch.Size]) -> Collector:
-        return _Held(self.name, shapes) if self.secure else _Average(self, shapes)
+    def divisor(self, answered: int, weight: float, expected: float) -> float:
+        if self.noise is not None:
+            return expected
+        return float(answered) if self.weight is None else weight
 
-    def divisor(self, answered: int, expected: float) -> float:
-        return expected if self.noise is not None else answered
 
+class _Adder:
+    """A running sum in double precision, so that the order of blocks hardly matters."""
 
-class _Average:
-    def __init__(self, release: Mean, shapes: dict[str, torch.Size]) -> None:
-        self._release = release
-        self._sum = _Total(release, shapes)
-        self._weight = 0.0
+    def __init__(self, release: Sum) -> None:
+        self._name, self._weight_name = release.name, getattr(release, "weight", None)
+        self._total: Tensor | None = None
+        self._weight, self._count, self._dtype = 0.0, 0, "float32"
 
-    def add(self, positions: Tensor, arrays: Mapping[str, Tensor]) -> None:
-        name, weight = self._release.name, self._release.weight
+    def add(self, arrays: Mapping[str, Tensor], bounds: Tensor) -> None:
+        value, weight = arrays[self._name], self._weight_name
+        value = value if value.is_floating_point() else value.to(torch.float32)
         if weight is None:
-            self._sum.add(positions, arrays)
-            return
-        w = arrays[weight].to(torch.float64).reshape(-1)
-        if bool((w < 0).any()):
-            raise ValueError(f"Mean({name!r}): a client sent a negative weight {weight!r}")
-        self._weight += float(w.sum())
-        value = arrays[name] if arrays[name].is_floating_point() else arrays[name].to(torch.float32)
-        weighted = (w.to(value.dtype) @ value.reshape(len(w), -1)).reshape(value.shape[1:])
-        self._sum.add(positions, {name: weighted[None]})
-
-    def finish(self, answered: int, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]:
-        release = self._release
-        if release.noise is not None:
-            count: float = expected
+            part = value.sum(0, dtype=torch.float64)
         else:
-            count = answered if release.weight is None else self._weight
-        if answered and not count > 0:
-            raise ValueError(f"Mean({release.name!r}): the weights {release.weight!r} of all {answered} replies are 0")
-        return {name: total / count for name, total in self._sum.finish(answered, expected, sampling, draws).items()}
+            w = (bounds if weight == SIZE else arrays[weight]).to(torch.float64).reshape(-1)
+            if bool((w < 0).any()):
+                raise ValueError(f"Mean({self._name!r}): a client sent a negative weight {weight!r}")
+            self._weight += float(w.sum())
+            part = (w.to(value.dtype) @ value.reshape(len(w), -1)).reshape(value.shape[1:]).to(torch.float64)
+        self._count, self._dtype = self._count + len(value), str(value.dtype).removeprefix("torch.")
+        self._total = part if self._total is None else self._total.add_(part)
+
+    def partial(self) -> Partial | None:
+        return None if self._total is None else Partial(self._total, self._weight, self._count, self._dtype)
+
+
+class _Shapes:
+    """The server half of a secure sum until its exchanges: it learns the shape of what the clients hold."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._shape: Tensor | None = None
+
+    def add(self, rows: Tensor, arrays: Mapping[str, Tensor]) -> None:
+        self._shape = arrays[SECURE_SHAPE][0]
+
+    def merge(self, partial: Partial) -> str | None:
+        return "sent an open sum where a secure one was asked for"
+
+    def finish(self, answered: Tensor, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]:
+        return {} if self._shape is None else {self._name: self._shape}
+
+
+class Total:
+    """Merges the shards' partial sums."""
+
+    def __init__(self, release: Sum) -> None:
+        self._release = release
+        self._total: Tensor | None = None
+        self._weight, self._count, self._dtype = 0.0, 0, torch.float32
+
+    def add(self, rows: Tensor, arrays: Mapping[str, Tensor]) -> None: ...
+
+    def merge(self, partial: Partial) -> str | None:
+        name, clip, total = self._release.name, self._release.clip, partial.total
+        if partial.count < 0 or not partial.weight >= 0:
+            return f"sent a partial sum of {name!r} over {partial.count} clients of weight {partial.weight}"
+        if not bool(torch.isfinite(total).all()):
+            return f"sent a partial sum of {name!r} that is not finite"
+        if clip is not None:
+            scale = partial.count if getattr(self._release, "weight", None) is None else partial.weight
+            length = float(torch.linalg.vector_norm(total, ord=1 if self._release.norm == "l1" else 2))
+            if not length <= clip * scale * (1 + 1e-5):
+                return f"sent a sum of {name!r} of norm {length:.4g}, beyond {partial.count} times its clip {clip:g}"
+        if self._total is not None and self._total.shape != total.shape:
+            return f"sent {name!r} of shape {tuple(total.shape)}, but others sent {tuple(self._total.shape)}"
+        dtype = getattr(torch, partial.dtype, None)
+        self._dtype = dtype if isinstance(dtype, torch.dtype) and dtype.is_floating_point else torch.float32
+        self._total = total.clone() if self._total is None else self._total.add_(total)
+        self._weight, self._count = self._weight + partial.weight, self._count + partial.count
+        return None
+
+    def expect(self, shape: tuple[int, ...]) -> None:
+        """If nobody was drawn, noise is released all the same: that nobody was drawn is nobody's business."""
+        if self._total is None:
+            self._total = torch.zeros(shape, dtype=torch.float64)
+
+    def finish(self, answered: Tensor, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]:
+        release, total = self._release, self._total
+        if total is None:
+            return {}
+        if release.noise is not None:
+            total = release.noise.add(total, release.change(sampling), draws)
+        divisor = release.divisor(self._count, self._weight, expected)
+        if self._count and not divisor > 0:
+            raise ValueError(f"Mean({release.name!r}): the weights of all {self._count} replies are 0")
+        return {release.name: (total / divisor).to(self._dtype)}
+
+
+KINDS: dict[str, Callable[..., Release]] = {
+    "each": Each,
+    "sum": Sum,
+    "mean": lambda name, weight=None: Mean(name, weight=weight),
+    "stays": Stays,
+}

@@ -1,37 +1,124 @@
-"""The contract between a federation and its runtimes: a request goes out, batches of replies stream back."""
+"""The contract between a server and its clients: requests go out, replies come back, and nothing else crosses.
+
+Both are plain values and arrays, so a runtime may carry them as bytes. A request names a task; it holds no code, no
+sensitivity, no noise level and no cost: whoever runs the task has these from the recipe and its own installed code.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, get_args
 
+import torch
 from torch import Tensor
 
-from unalike.core.client import Clients
-from unalike.core.kept import KeptStore
-from unalike.core.release import Release
-from unalike.core.task import Task, frozen
+from unalike.core import wire
+from unalike.core.release import KINDS, Partial, Release
+from unalike.core.roster import Roster
+from unalike.core.task import Task
+
+Part = Literal["train", "validation", "test"]
+Purpose = Literal["train", "serve", "measure"]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A release as a request names it: its kind and its arrays. All else about it is known at the client."""
+
+    kind: str
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind}({', '.join(self.names) or 'all arrays'})"
+
+    @classmethod
+    def of(cls, release: Release) -> Wanted:
+        return cls(release.kind, release.names)
 
 
 @dataclass(frozen=True)
 class Request:
-    """One ask, for the clients at ``positions`` of ``clients``."""
+    """One ask, wholly encodable. ``run`` and ``serial`` name it: the same serial never runs twice.
 
-    task: Task
-    clients: Clients
-    positions: Tensor  # [C] positions in `clients`
+    held: inputs that lie at the clients, by the handle under which an earlier ask left them there (``Stays``).
+    A run "a/3" measures beside run "a": it reads what clients keep for "a", and what it keeps itself is thrown away.
+    """
+
+    run: str
+    serial: int
+    task: str
+    ids: Tensor  # [C] int64
+    part: Part
+    labels: bool  # may the task read labels (of clients that have some)?
+    purpose: Purpose
+    key: int  # of this ask; a client's draws come from key(this, its id)
+    wanted: tuple[Wanted, ...]
     shared: Mapping[str, Tensor]  # inputs that are the same for every client
     each: Mapping[str, Tensor]  # inputs [C, ...] that differ
-    releases: Sequence[Release]  # their client halves run at the client
-    key: Tensor  # of this ask; a client's draws come from key(this, its id)
-    kept: KeptStore
-    measuring: bool = False  # asked to measure in simulation: no drop-out is rehearsed
+    held: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def pure(self) -> bool:
-        """Is all that happens at a client a function of what it is given? Then it may run in any thread."""
-        return self.task.pure and all(one.noise is None or frozen(one.noise) for one in self.releases)
+    def only(self, rows: Tensor) -> Request:
+        """The request as it concerns the clients at these rows."""
+
+        def own(value: Tensor) -> Tensor:  # one row repeated for everybody (stride 0) stays that
+            return value[rows] if value.stride(0) else value[:1].expand(len(rows), *value.shape[1:])
+
+        return replace(self, ids=self.ids[rows], each={name: own(value) for name, value in self.each.items()})
+
+    def encode(self) -> bytes:
+        values: dict[str, Any] = {
+            "run": self.run, "serial": self.serial, "task": self.task, "part": self.part, "labels": self.labels,
+            "purpose": self.purpose, "key": self.key, "held": json.dumps(dict(self.held)),
+            "wanted": json.dumps([[one.kind, list(one.names)] for one in self.wanted]),
+        }  # fmt: skip
+        arrays = {"ids": self.ids}
+        arrays |= {f"shared.{name}": value for name, value in self.shared.items()}
+        arrays |= {f"each.{name}": value for name, value in self.each.items()}
+        return wire.encode({**values, **arrays})
+
+    @classmethod
+    def decode(cls, data: bytes) -> Request:
+        message = wire.decode(data)
+        types = {"run": str, "serial": int, "task": str, "part": str, "labels": bool, "purpose": str, "key": int}
+        values: dict[str, Any] = {name: _plain(message, name, kind) for name, kind in types.items()}
+        if values["part"] not in get_args(Part) or values["purpose"] not in get_args(Purpose):
+            raise wire.WireError(f"a request for part {values['part']!r}, purpose {values['purpose']!r}")
+        ids = message.get("ids")
+        if not isinstance(ids, Tensor) or ids.dtype != torch.int64 or ids.ndim != 1:
+            raise wire.WireError("a request has the ids of its clients, int64 [C]")
+        try:
+            wanted = tuple(Wanted(str(kind), tuple(map(str, names))) for kind, names in _json(message, "wanted", list))
+            held = {str(name): str(handle) for name, handle in _json(message, "held", dict).items()}
+        except (TypeError, ValueError) as error:
+            raise wire.WireError(f"a request's releases or handles are malformed: {error}") from error
+        groups: dict[str, dict[str, Tensor]] = {"shared": {}, "each": {}}
+        for name, value in message.items():
+            group, dot, inner = name.partition(".")
+            if dot and group in groups and isinstance(value, Tensor):
+                groups[group][inner] = value
+        for name, value in groups["each"].items():
+            if value.ndim == 0 or len(value) != len(ids):
+                raise wire.WireError(f"each({name}) has shape {tuple(value.shape)} for {len(ids)} clients")
+        return cls(**values, ids=ids, wanted=wanted, held=held, shared=groups["shared"], each=groups["each"])
+
+
+def _plain(message: Mapping[str, Any], name: str, kind: type) -> Any:
+    value = message.get(name)
+    if type(value) is not kind:
+        raise wire.WireError(f"{name!r} is {value!r}; expected {kind.__name__}")
+    return value
+
+
+def _json(message: Mapping[str, Any], name: str, kind: type) -> Any:
+    try:
+        value = json.loads(_plain(message, name, str))
+    except json.JSONDecodeError as error:
+        raise wire.WireError(f"{name!r} is not JSON: {error}") from error
+    if not isinstance(value, kind):
+        raise wire.WireError(f"{name!r} is no {kind.__name__}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -48,33 +135,118 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Some clients' replies: row i of every array is from the client at ``rows[i]`` of the request."""
+class Reply:
+    """What some clients of a request answered: a shard streams any number of these.
 
-    rows: Tensor  # [b] rows of the request's `positions`
-    arrays: Sequence[Mapping[str, Tensor]]  # one mapping for each release, arrays [b, ...]
+    ``arrays`` has one mapping for each release: rows [b, ...] where the server sees each client, else nothing.
+    ``partials`` has the shard's part of each sum by the release's place, once, with its last reply.
+    """
+
+    rows: Tensor  # [b] int64: rows of the request whose clients answered
+    arrays: Sequence[Mapping[str, Tensor]] = ()
     failed: Mapping[int, str] = field(default_factory=dict)  # row -> reason
+    partials: Mapping[int, Partial] = field(default_factory=dict)
+    shard: int = 0  # who says so; set by the runtime
+
+    def at(self, rows: Tensor) -> Reply:
+        """The same reply with the request's rows counted in a larger one."""
+        return replace(self, rows=rows[self.rows], failed={int(rows[row]): why for row, why in self.failed.items()})
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
         """For each release, the shape that one client's arrays have."""
         return [{name: tuple(value.shape[1:]) for name, value in release.items()} for release in self.arrays]
 
+    def encode(self) -> bytes:
+        message: dict[str, Tensor | wire.Plain] = {"rows": self.rows, "releases": len(self.arrays)}
+        message["failed"] = json.dumps({str(row): reason for row, reason in self.failed.items()})
+        for place, arrays in enumerate(self.arrays):
+            message |= {f"{place}.{name}": value for name, value in arrays.items()}
+        for place, one in self.partials.items():
+            message |= {f"sum.{place}": one.total, f"sum.{place}.weight": one.weight}
+            message |= {f"sum.{place}.count": one.count, f"sum.{place}.dtype": one.dtype}
+        return wire.encode(message)
 
-def alike(batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The batches; one whose arrays differ in name or shape from the first one's is a failure of its clients."""
-    expected: list[dict[str, tuple[int, ...]]] | None = None
-    for batch in batches:
-        shapes = batch.shapes()
-        if len(batch.rows) and expected is None:
-            expected = shapes
-        if len(batch.rows) and shapes != expected:
-            reason = f"sent arrays of shapes {shapes}, but others sent {expected}"
-            yield Batch(batch.rows[:0], [], {**batch.failed, **dict.fromkeys(batch.rows.tolist(), reason)})
-        else:
-            yield batch
+    @classmethod
+    def decode(cls, data: bytes) -> Reply:
+        message = wire.decode(data)
+        rows = message.get("rows")
+        if not isinstance(rows, Tensor) or rows.dtype != torch.int64 or rows.ndim != 1:
+            raise wire.WireError("a reply has the rows that answered, int64 [b]")
+        count = _plain(message, "releases", int)
+        if not 0 <= count <= wire.MAX_NAMES:
+            raise wire.WireError(f"a reply for {count} releases")
+        arrays: list[dict[str, Tensor]] = [{} for _ in range(count)]
+        partials: dict[int, Partial] = {}
+        for name, value in message.items():
+            group, _, rest = name.partition(".")
+            if not isinstance(value, Tensor) or name == "rows":
+                continue
+            if group == "sum" and rest.isdecimal():
+                if value.dtype != torch.float64:
+                    raise wire.WireError(f"a partial sum is float64, not {value.dtype}")
+                weight, number = _plain(message, f"{name}.weight", float), _plain(message, f"{name}.count", int)
+                partials[int(rest)] = Partial(value, weight, number, _plain(message, f"{name}.dtype", str))
+            elif group.isdecimal() and int(group) < count and value.ndim and len(value) == len(rows):
+                arrays[int(group)][rest] = value
+            else:
+                raise wire.WireError(f"a reply with an array {name!r} of shape {tuple(value.shape)}")
+        failed = {int(row): str(reason) for row, reason in _json(message, "failed", dict).items()}
+        return cls(rows, arrays, failed, partials)
+
+
+class Program:
+    """The tasks that a shard may run, and what each of them may let out.
+
+    A shard elsewhere has a closed program, made from the recipe by its own installed code: it refuses all else. In this
+    process a program is open: an ask teaches it the task and the releases that it is about.
+    """
+
+    def __init__(self, tasks: Sequence[Task] = (), *, open: bool = False) -> None:
+        self.open = open
+        self._tasks = {task.name: task for task in tasks}
+        self._taught: dict[str, Sequence[Release]] = {}
+
+    def teach(self, task: Task, releases: Sequence[Release]) -> None:
+        """Make an ask known; a closed program only checks that it knows the task."""
+        if self.open:
+            self._tasks[task.name], self._taught[task.name] = task, releases
+        elif task.name not in self._tasks:
+            known = ", ".join(sorted(self._tasks))
+            raise ValueError(f"{task.name} is not in the program that the clients agreed to; it has {known}")
+
+    def task(self, name: str) -> Task:
+        if name not in self._tasks:
+            raise wire.WireError(f"no task {name!r} is in the program that this shard agreed to")
+        return self._tasks[name]
+
+    def releases(self, request: Request) -> list[Release]:
+        """The releases that a request names, with their bounds and noise as this side knows them."""
+        task = self.task(request.task)
+        known = self._taught.get(request.task) or task.releases()
+        found = []
+        for one in request.wanted:
+            match = next((release for release in known if Wanted.of(release) == one), None)
+            if match is None and known:
+                raise wire.WireError(
+                    f"{request.task} lets out {', '.join(map(str, map(Wanted.of, known)))}, but was asked for {one}"
+                )
+            if match is None and one.kind not in KINDS:
+                raise wire.WireError(f"no release is called {one.kind!r}; there are {', '.join(KINDS)}")
+            found.append(match or KINDS[one.kind](*one.names))
+        return found
 
 
 class Runtime(Protocol):
-    """Delivers a request and streams the replies."""
+    """Brings requests to where the clients live, and streams what they say."""
 
-    def deliver(self, request: Request) -> Iterator[Batch]: ...
+    @property
+    def roster(self) -> Roster: ...
+
+    @property
+    def program(self) -> Program: ...
+
+    def deliver(self, request: Request) -> Iterator[Reply]: ...
+
+    def forget(self, run: str, prefix: str = "") -> None:
+        """What clients keep for this run, under names that begin so, is not needed any more."""
+        ...

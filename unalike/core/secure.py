@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from unalike.core.client import Client
-from unalike.core.release import HELD, Each, Release, Sum
+from unalike.core.release import SECURE_ARRAY, Each, Release, Sum
 from unalike.core.request import Failure
 from unalike.core.task import Sent, Task, send
 from unalike.privacy.masks.protocol import ProtocolError, SecureClient, SecureServer
@@ -52,7 +52,7 @@ def share(
 def mask(client: Client, identity: Tensor, senders: Tensor, letters: Tensor, **session: Tensor) -> Sent:
     """Exchange 3: the array that the client kept back, under its masks."""
     own = _restored(client, "share", identity, session)
-    return _sent(own, own.mask(_kept(client, HELD), _present({"from": senders, "sealed": letters})))
+    return _sent(own, own.mask(_kept(client, SECURE_ARRAY), _present({"from": senders, "sealed": letters})))
 
 
 def unmask(client: Client, identity: Tensor, survivors: Tensor, **session: Tensor) -> Sent:
@@ -152,13 +152,13 @@ def secure_sum(cohort: Cohort, task: Task, release: Sum, shape: tuple[int, ...])
     try:
         total = exchanges.total()
     finally:
-        federation.kept.drop(_PREFIX)
+        federation.runtime.forget(federation.run, _PREFIX)
     length, step = exchanges.session.length, exchanges.session.ring.step
     if release.noise is not None:
         rounding = 0.5 * step * (length if release.norm == "l1" else math.sqrt(length))
         total = release.noise.add(total, release.change(cohort.sampling, rounding), federation.draws())
     survivors = exchanges.survivors
-    value = (total / release.divisor(len(survivors), cohort.expected)).to(torch.float32).reshape(shape)
+    value = (total / release.divisor(len(survivors), 0.0, cohort.expected)).to(torch.float32).reshape(shape)
     cohort.write(task, release, release.name, tuple(shape), len(survivors), exchanges.bytes)
     return Summed(value, survivors, exchanges.failures)
 
@@ -197,6 +197,7 @@ class _Exchanges:
         part = self.cohort.only(identities)
         before = self.cohort.federation.traffic.total_up
         shared = {**self.session.message(), **same}
+        part.federation.runtime.program.teach(task, [Each()])
         replies = part._deliver(task, [Each()], shared, {"identity": identities, **each}, protocol=True)
         self.bytes += self.cohort.federation.traffic.total_up - before
         self.failures += replies.failures

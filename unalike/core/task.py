@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from unalike.core.suggest import nearest
+
+if TYPE_CHECKING:
+    from unalike.core.release import Release
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,35 @@ def send(*, keep: Mapping[str, Tensor] | None = None, **arrays: Tensor) -> Sent:
 
 
 class Task:
-    """A named client-side function. As a class attribute it binds to its method like an ordinary function does."""
+    """A named client-side function. As a class attribute it binds to its method like an ordinary function does.
 
-    def __init__(self, function: Callable[..., Sent], owner: object | None = None, *, vectorised: bool = True) -> None:
+    What leaves a client under a bound, noise or masks is declared beside the task, because both sides must know it:
+
+        @fit.into
+        def sums(self) -> list[Release]:
+            return [Mean("update", clip=self.clip, noise=self.noise)]
+
+    An input that every client derives from its declared size N̄ (its own noise level, say) is declared likewise, and is
+    not part of an ask:
+
+        @fit.derive
+        def own(self, bound: Tensor) -> dict[str, Tensor]:  # [clients] in, [clients, ...] out
+            return {"noise": self.local.multipliers(bound)}
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Sent],
+        owner: object | None = None,
+        *,
+        vectorised: bool = True,
+        into: Callable[[Any], Sequence[Release]] | None = None,
+        derive: Callable[[Any, Tensor], Mapping[str, Tensor]] | None = None,
+    ) -> None:
         self.function = function
         self.owner = owner
         self.vectorised = vectorised  # False: works on bytes or Python values, so always client by client
+        self._into, self._derive = into, derive
         prefix = "" if owner is None else type(owner).__name__ + "."
         self.name = prefix + function.__name__
         skipped = 2 if _is_method(function) else 1  # self and client, or client
@@ -47,7 +73,27 @@ class Task:
         self.__doc__ = function.__doc__
 
     def __get__(self, instance: object | None, _: type) -> Task:
-        return self if instance is None else Task(self.function, instance, vectorised=self.vectorised)
+        if instance is None:
+            return self
+        return Task(self.function, instance, vectorised=self.vectorised, into=self._into, derive=self._derive)
+
+    def into(self, declare: Callable[[Any], Sequence[Release]]) -> Callable[[Any], Sequence[Release]]:
+        """Declare what leaves a client: a function of the method that gives its releases."""
+        self._into = declare
+        return declare
+
+    def derive(self, declare: Callable[[Any, Tensor], Mapping[str, Tensor]]) -> Callable[..., Mapping[str, Tensor]]:
+        """Declare inputs that a client derives from its declared size."""
+        self._derive = declare
+        return declare
+
+    def releases(self) -> Sequence[Release]:
+        """What it declares; empty: any plain release may be asked for."""
+        return () if self._into is None or self.owner is None else self._into(self.owner)
+
+    def derived(self, bound: Tensor) -> Mapping[str, Tensor]:
+        """The inputs that clients of these declared sizes derive."""
+        return {} if self._derive is None else self._derive(self.owner, bound)
 
     def __call__(self, client: Any, **inputs: Any) -> Sent:
         result = self.function(client, **inputs) if self.owner is None else self.function(self.owner, client, **inputs)
@@ -67,10 +113,11 @@ class Task:
         """Refuse an ask whose inputs do not fit the task's signature, before anything is sent."""
         if _is_method(self.function) and self.owner is None:
             raise TypeError(f"task {self.name} belongs to a method: ask with an instance's own, as in self.{self.name}")
-        known = [p.name for p in self._parameters]
-        for name in sorted(given - set(known)):
+        named = [p for p in self._parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
+        known = [p.name for p in named]
+        for name in sorted(given - set(known)) if len(named) == len(self._parameters) else ():
             raise TypeError(f"task {self.name} has no input {name!r}{nearest(name, known)}")
-        missing = [p.name for p in self._parameters if p.default is inspect.Parameter.empty and p.name not in given]
+        missing = [p.name for p in named if p.default is inspect.Parameter.empty and p.name not in given]
         if missing:
             raise TypeError(f"task {self.name} needs the input{'s' * (len(missing) > 1)} {', '.join(missing)}")
 

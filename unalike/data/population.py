@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from unalike.core.client import Clients
+from unalike.core.request import Part
+from unalike.core.roster import Roster
+from unalike.core.schema import Schema, names_of
 from unalike.data.source import Kind
 
 
@@ -38,6 +41,24 @@ class Population:
 
     def __len__(self) -> int:
         return len(self.train)
+
+    @property
+    def parts(self) -> dict[Part, Clients]:
+        """The three parts of the clients' data, by name."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}
+
+    @property
+    def schema(self) -> Schema:
+        """What a row looks like."""
+        plain = self.train.roster().schema
+        columns = None if self.columns is None else {k: names_of(v) for k, v in self.columns.items()}
+        return replace(
+            plain, kind=self.kind, classes=self.classes, class_names=names_of(self.class_names), columns=columns
+        )
+
+    def roster(self) -> Roster:
+        """All clients, seen and unseen, as a server knows them."""
+        return replace(self.train.roster(), schema=self.schema)
 
     @property
     def input_shape(self) -> tuple[int, ...]:

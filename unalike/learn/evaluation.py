@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unalike.core.client import Client, Clients
-from unalike.core.federation import Cohort, Federation, QuorumError, each
+from unalike.core.client import Client
+from unalike.core.federation import Cohort, Federation, Held, Models, QuorumError, each
 from unalike.core.model import Model
+from unalike.core.roster import Roster
 from unalike.core.task import Sent, send, task
 from unalike.learn.objective import loss_of
 
@@ -30,7 +31,9 @@ class Scorer:
             quality = -2 * loss_of(outputs, client.y)
         else:
             quality = (outputs.argmax(-1) == client.y).to(torch.float32)
-        return send(score=client.mean(quality), loss=client.mean(loss_of(outputs, client.y)))
+        rows = client.n.clamp(min=1)  # a client without rows has no score, and says so by sending 0 of them
+        loss = client.sum(loss_of(outputs, client.y)) / rows
+        return send(score=client.sum(quality) / rows, loss=loss, rows=client.n)
 
 
 @dataclass(frozen=True)
@@ -58,54 +61,57 @@ class Scores:
 
 def evaluate(
     model: Model,
-    personalize: Callable[[Cohort], Tensor],
+    personalize: Callable[[Cohort], Models],
     federation: Federation,
-    personal: Clients,
-    test: Clients,
+    roster: Roster,
+    *,
+    labels: bool = True,
 ) -> Scores:
-    """Score ``personalize``'s models: made from ``personal`` clients' data, tried on the same clients' ``test`` data.
+    """Score ``personalize``'s models: made from the clients' training rows, tried on their test rows, both where the
+    clients live. Only the scores come back.
 
-    Works through the clients in parts, so that no more than a few hundred models are in memory. Clients without test
-    data, and clients that fail to get a model, have NaN as their score.
+    labels: may ``personalize`` read labels? Works through the clients in parts, so that no more than a few hundred
+    models are in memory. Clients without test rows, and clients that fail to get a model, have NaN as their score.
     """
-    if len(personal) != len(test) or not torch.equal(personal.ids, test.ids):
-        raise ValueError("the clients that are personalized and the clients that are tested must be the same, in order")
-    score = torch.full((len(test),), float("nan"))
+    score = torch.full((len(roster),), float("nan"))
     loss = score.clone()
-    usable = ((test.size > 0) & (personal.size > 0)).nonzero().flatten()
     scorer = Scorer(model)
-    for begin in range(0, len(usable), AT_ONCE):
-        rows = usable[begin : begin + AT_ONCE]
-        theta, served = _models(personalize, federation, personal.select(rows))
-        rows = rows[served]
-        if len(rows) == 0:
-            continue
-        replies = federation.aside(test.select(rows)).everyone().ask(scorer.score, theta=each(theta))
-        score[rows[replies.answered]] = replies["score"]
-        loss[rows[replies.answered]] = replies["loss"]
+    for begin in range(0, len(roster), AT_ONCE):
+        rows = torch.arange(begin, min(begin + AT_ONCE, len(roster)))
+        while len(rows):
+            with federation.aside(roster.select(rows), labels=labels) as own:
+                cohort = own.everyone()
+                models, failed = _models(personalize, cohort)
+                if len(failed):
+                    # a client's draws do not depend on the others, so theirs stay the same without it
+                    rows = rows[[position not in failed for position in range(len(rows))]]
+                    continue
+                theta = models if isinstance(models, Held) else each(models)
+                replies = cohort.on("test").ask(scorer.score, theta=theta)
+                tested = replies["rows"] > 0
+                served = rows[replies.answered][tested]
+                score[served], loss[served] = replies["score"][tested], replies["loss"][tested]
+            break
     return Scores(score, loss)
 
 
-def _models(personalize: Callable[[Cohort], Tensor], federation: Federation, clients: Clients) -> tuple[Tensor, Tensor]:
-    """Models [k, d] for the clients that get one, and their positions [k].
+def _models(personalize: Callable[[Cohort], Models], cohort: Cohort) -> tuple[Models, set[int]]:
+    """Models for all clients of the cohort, or the positions of those that get none.
 
-    A client whose own task fails, because its training diverged for example, gets none. The others are then asked again
-    without it; a client's draws do not depend on the others, so their models stay the same.
+    A client whose own task fails, because its training diverged for example, gets none.
     """
-    rows = torch.arange(len(clients))
-    while True:
-        part = clients.select(rows)
-        own = federation.aside(part)
-        try:
-            theta = personalize(own.everyone())
-            if len(theta) == len(rows):
-                return theta, rows
-        except QuorumError:
+    federation = cohort.federation
+    nothing = torch.zeros(0)
+    try:
+        models = personalize(cohort)
+    except QuorumError:
+        raise
+    except (RuntimeError, ValueError):  # what fewer rows than clients lead to inside of a method
+        if not federation.failures:
             raise
-        except (RuntimeError, ValueError):  # what fewer rows than clients lead to inside of a method
-            if not own.failures:
-                raise
-        failed = {failure.client for failure in own.failures}
-        if not failed:
-            raise ValueError(f"personalize gave {len(theta)} models for {len(rows)} clients")
-        rows = rows[[part.name(i) not in failed for i in range(len(part))]]
+        models = nothing
+    names = {failure.client for failure in federation.failures}
+    failed = {position for position in range(len(cohort)) if federation.roster.name(position) in names}
+    if not failed and isinstance(models, Tensor) and len(models) != len(cohort):
+        raise ValueError(f"personalize gave {len(models)} models for {len(cohort)} clients")
+    return models, failed

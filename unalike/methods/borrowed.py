@@ -200,9 +200,9 @@ class Borrowed:
         operating system's: another one each time, and nothing of the newcomer is needed for it.
         """
         federation, rows = cohort.federation, lent.nonzero().flatten()
-        if federation.serving:
+        if federation.purpose == "serve":
             return rows[SystemDraws().integers(len(rows), len(cohort))]
-        keys = key(federation.seed, _SAMPLED, federation.clients.ids[cohort.positions])
+        keys = key(federation.seed, _SAMPLED, cohort.ids)
         return rows[torch.cat([Draws(one).integers(len(rows), 1) for one in keys])]
 
     def _nearest(self, state: State, cohort: Cohort) -> Tensor:

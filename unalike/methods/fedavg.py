@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from unalike.core.client import Client
-from unalike.core.federation import Cohort, Federation, PerClient, each
+from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import Each, Mean, Release
+from unalike.core.release import SIZE, Mean, Release, Stays
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Params, supervised
@@ -78,7 +78,7 @@ class FedAvg:
 
     @task
     def fit(
-        self, client: Client, theta: Tensor, rate: Tensor, noise: Tensor | None = None, mu: Tensor | None = None
+        self, client: Client, theta: Tensor, rate: Tensor, mu: Tensor | None = None, noise: Tensor | None = None
     ) -> Sent:
         """ClientUpdate (T1 Alg. 4): local SGD from the global θ; sends θ_new − θ."""
         plain = supervised(self.model)
@@ -89,7 +89,21 @@ class FedAvg:
 
         near = proximal if self.mu or mu is not None else plain
         fitted, loss = self.local.train(near, theta, client, rate=rate, noise=noise)
-        return send(update=fitted - theta, loss=loss, n=client.n.to(torch.float32))
+        return send(update=fitted - theta, loss=loss)
+
+    @fit.into
+    def sums(self) -> list[Release]:
+        """What the server sees of an update: a sum, weighted by declared sizes where nothing is to be protected."""
+        if self.local.private is not None:
+            return [Mean("update", clip=self.clip, secure=self.secure, cost=self.local.cost)]
+        if not self._loss_is_released:
+            return [Mean("update", clip=self.clip, noise=self.noise, secure=self.secure)]
+        return [Mean("update", weight=SIZE, clip=self.clip), Mean("loss", weight=SIZE)]
+
+    @fit.derive
+    def own_noise(self, bound: Tensor) -> dict[str, Tensor]:
+        """DP-SGD's noise multiplier, which each client finds from its own declared size."""
+        return {} if self.local.private is None else {"noise": self.local.multipliers(bound)}
 
     @task
     def adapt(self, client: Client, theta: Tensor) -> Sent:
@@ -107,17 +121,10 @@ class FedAvg:
 
     def round(self, state: State, federation: Federation) -> State:
         cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
-        into: list[Release] = [Mean("update", weight="n", clip=self.clip), Mean("loss", weight="n")]
-        own: dict[str, PerClient] = {}
-        if self.local.private is not None:
-            own["noise"] = each(self.local.multipliers(cohort.sizes))
-            into = [Mean("update", clip=self.clip, secure=self.secure, cost=self.local.cost(cohort.sizes))]
-        elif not self._loss_is_released:
-            into = [Mean("update", clip=self.clip, noise=self.noise, secure=self.secure)]
         prox = state.part("prox")
-        shared = {"mu": prox["mu"]} if prox else {}
+        shared: dict[str, Any] = {"mu": prox["mu"]} if prox else {}
         rate = self.schedule(federation.round)
-        replies = cohort.ask(self.fit, theta=state.theta, rate=rate, into=into, **shared, **own)
+        replies = cohort.ask(self.fit, theta=state.theta, rate=rate, **shared)
         if "loss" in replies:
             federation.report(loss=replies["loss"])
             if prox:
@@ -132,10 +139,10 @@ class FedAvg:
         step = self.mu_step * (float(loss > prox["loss"]) - float(falls == 5))
         return {"mu": (prox["mu"] + step).clamp(min=0), "loss": loss, "falls": falls % 5}
 
-    def personalize(self, state: State, cohort: Cohort) -> Tensor:
+    def personalize(self, state: State, cohort: Cohort) -> Models:
         if self.finetune is None:
             return state.theta.expand(len(cohort), -1)
-        return cohort.ask(self.adapt, theta=state.theta, into=Each("theta", simulation_only=True))["theta"]
+        return cohort.ask(self.adapt, theta=state.theta, into=Stays("theta")).held("theta")
 
 
 @dataclass(frozen=True)
@@ -154,12 +161,7 @@ class Local:
 
     @task
     def fit(self, client: Client, start: Tensor) -> Sent:
-        fitted = self.local(self.model, client.kept.get("theta", start), client)
-        return send(keep={"theta": fitted, "trained": torch.ones(())})
-
-    @task
-    def has_model(self, client: Client) -> Sent:
-        return send(trained=client.kept.get("trained", torch.zeros(())))
+        return send(keep={"theta": self.local(self.model, client.kept.get("theta", start), client)})
 
     @task
     def own(self, client: Client, start: Tensor) -> Sent:
@@ -168,20 +170,18 @@ class Local:
 
     @task
     def fresh(self, client: Client, start: Tensor) -> Sent:
-        return send(theta=self.newcomer(self.model, start, client))
+        return send(keep={"theta": self.newcomer(self.model, start, client)})
 
     def start(self, seed: int) -> State:
-        return State(theta=self.model.init(seed))
+        return State(theta=self.model.init(seed), trained=torch.zeros(0, dtype=torch.int64))
 
     def round(self, state: State, federation: Federation) -> State:
-        federation.sample(self.cohort, labeled=True).ask(self.fit, start=state.theta, into=[])
-        return state
+        cohort = federation.sample(self.cohort, labeled=True)
+        replies = cohort.ask(self.fit, start=state.theta, into=[])
+        return state.replace(trained=torch.unique(torch.cat([state.trained, cohort.ids[replies.answered]])))
 
-    def personalize(self, state: State, cohort: Cohort) -> Tensor:
-        stays = Each(simulation_only=True)
-        trained = cohort.ask(self.has_model, into=stays)["trained"] > 0
-        theta = state.theta.repeat(len(cohort), 1)
-        for question, rows in ((self.own, trained.nonzero().flatten()), (self.fresh, (~trained).nonzero().flatten())):
-            if len(rows):
-                theta[rows] = cohort.only(rows).ask(question, start=state.theta, into=stays)["theta"]
-        return theta
+    def personalize(self, state: State, cohort: Cohort) -> Models:
+        new = (~torch.isin(cohort.ids, state.trained)).nonzero().flatten()
+        if len(new):
+            cohort.only(new).ask(self.fresh, start=state.theta, into=[])
+        return cohort.ask(self.own, start=state.theta, into=Stays("theta")).held("theta")

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.func import grad
 
 from unalike.core.client import Client
-from unalike.core.federation import Cohort, Federation
+from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import Each, Mean
+from unalike.core.release import SIZE, Mean, Stays
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Objective, Params, loss_of
@@ -89,8 +89,7 @@ class FedTTA:
         start = {"theta": theta, "phi": phi}
         fitted, loss = self.local.minimise(self.objective(), start, client, labels=True, rate=rate)
         assert isinstance(fitted, dict)
-        n = client.n.to(torch.float32)
-        return send(theta=fitted["theta"] - theta, phi=fitted["phi"] - phi, loss=loss, n=n)
+        return send(theta=fitted["theta"] - theta, phi=fitted["phi"] - phi, loss=loss)
 
     @task
     def adapt(self, client: Client, theta: Tensor, phi: Tensor) -> Sent:
@@ -135,7 +134,7 @@ class FedTTA:
             theta=state.theta,
             phi=state.phi,
             rate=self.schedule(federation.round),
-            into=[Mean(name, weight="n") for name in (*PARTS, "loss")],
+            into=[Mean(name, weight=SIZE) for name in (*PARTS, "loss")],
         )
         federation.report(loss=replies["loss"])
         for name in PARTS:
@@ -143,6 +142,5 @@ class FedTTA:
             state = state.replace(**{name: value}).with_part(f"server.{name}", moments)
         return state
 
-    def personalize(self, state: State, cohort: Cohort) -> Tensor:
-        stays = Each("theta", simulation_only=True)
-        return cohort.ask(self.adapt, theta=state.theta, phi=state.phi, into=stays)["theta"]
+    def personalize(self, state: State, cohort: Cohort) -> Models:
+        return cohort.ask(self.adapt, theta=state.theta, phi=state.phi, into=Stays("theta")).held("theta")

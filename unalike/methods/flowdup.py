@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from unalike.core.client import Client
 from unalike.core.draws import key
-from unalike.core.federation import Cohort, Federation
+from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import Each, Mean, Release, Sum
+from unalike.core.release import SIZE, Mean, Release, Stays, Sum
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Objective, Params, loss_of, supervised
@@ -217,17 +217,17 @@ class FLowDUP:
 
     def _split(self, federation: Federation) -> tuple[int, int]:
         """How many labeled and unlabeled clients this round: a share α of the cohort, as far as there are enough."""
-        with_labels = int(federation.clients.labeled.sum())
-        without = len(federation.clients) - with_labels
+        with_labels = int(federation.roster.labeled.sum())
+        without = len(federation.roster) - with_labels
         if with_labels == 0:
             raise ValueError("FLowDUP learns from labeled clients, but no client has labels; use --labeled above 0")
-        cohort = self.cohort if isinstance(self.cohort, int) else max(1, round(self.cohort * len(federation.clients)))
+        cohort = self.cohort if isinstance(self.cohort, int) else max(1, round(self.cohort * len(federation.roster)))
         unlabeled = min(without, cohort - max(1, round(self.labeled_share * cohort)))
         return min(with_labels, cohort - unlabeled), unlabeled
 
-    def personalize(self, state: State, cohort: Cohort) -> Tensor:
+    def personalize(self, state: State, cohort: Cohort) -> Models:
         psi = {name: state[name] for name in ("h1", "hidden", "last", "bias")}
-        return cohort.ask(self.generate, into=Each("theta", simulation_only=True), **psi)["theta"]
+        return cohort.ask(self.generate, into=Stays("theta"), **psi).held("theta")
 
 
 def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
@@ -270,7 +270,7 @@ class LDFedAvg:
             return plain(self.lift(local), batch)
 
         fitted, loss = self.local.train(objective, v, client, rate=rate * (self.model.size / self.lift.k))
-        return send(update=fitted - v, loss=loss, n=client.n.to(torch.float32))
+        return send(update=fitted - v, loss=loss)
 
     def start(self, seed: int) -> State:
         v = torch.zeros(self.lift.k)
@@ -281,7 +281,7 @@ class LDFedAvg:
             self.fit,
             v=state.v,
             rate=self.schedule(federation.round),
-            into=[Mean("update", weight="n"), Mean("loss", weight="n")],
+            into=[Mean("update", weight=SIZE), Mean("loss", weight=SIZE)],
         )
         federation.report(loss=replies["loss"])
         v, moments = self.server.step(state.v, replies["update"], state.part("server"))

@@ -19,7 +19,7 @@ from unalike.core.draws import Draws, key
 from unalike.core.federation import Cohort, Federation, each
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import Each, Mean
+from unalike.core.release import Each, Mean, Release
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.server import ServerOptimizer
@@ -31,6 +31,10 @@ from unalike.privacy.mechanisms import Gaussian
 
 _TABLE = 1  # domain of the seed
 SENSITIVITY = 2.0  # of a sum of points on the unit sphere when one of them is replaced; of their mean: 2/n (Lemma 2)
+
+
+def _moved_by_a_sample(client: Client) -> Tensor:
+    return SENSITIVITY / client.n
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,13 @@ class ODPFL:
         """A newcomer's descriptor; all that ever leaves it."""
         return send(descriptor=self._encode(client, encoder, client.draws.bits(1)[0]))
 
+    @introduce.into
+    def introduction(self) -> list[Release]:
+        """One sample moves the descriptor by at most 2/n (§7, Lemma 2), which each newcomer knows for itself."""
+        if self.noise is None:
+            return []
+        return [Each("descriptor", noise=self.noise, sensitivity=_moved_by_a_sample, unit="point")]
+
     @task
     def fit(self, client: Client, theta: Tensor) -> Sent:
         """ClientUpdate: local SGD from the generated model; sends Δw."""
@@ -205,19 +216,9 @@ class ODPFL:
     def descriptors(self, state: State, cohort: Cohort) -> Tensor:
         """Descriptors [C, l], private if ``newcomer_epsilon`` is set.
 
-        The mechanism's sensitivity 2/n depends on a newcomer's number of samples, so those of equal n are asked
-        together. What a private descriptor costs is in the ledger of the federation that holds the newcomers.
+        What a private descriptor costs is in the ledger of the federation that asks the newcomers.
         """
-        noise = self.noise
-        if noise is None:
-            return cohort.ask(self.introduce, encoder=state.encoder)["descriptor"]
-        sizes = cohort.federation.clients.size[cohort.positions]
-        v = torch.zeros(len(cohort), self.length)
-        for n in sorted(set(sizes.tolist())):
-            rows = (sizes == n).nonzero().flatten()
-            private = Each("descriptor", noise=noise, sensitivity=SENSITIVITY / n, unit="point")
-            v[rows] = cohort.only(rows).ask(self.introduce, encoder=state.encoder, into=private)["descriptor"]
-        return v
+        return cohort.ask(self.introduce, encoder=state.encoder)["descriptor"]
 
     def _exchange(
         self, state: State, cohort: Cohort, v: Tensor, federation: Federation
@@ -247,7 +248,7 @@ class ODPFL:
 
     def _calibrated(self, state: State, federation: Federation) -> State:
         """The descriptors' shift and scale, frozen from here on (see PeFLL)."""
-        count = min(self.calibration, int(federation.clients.labeled.sum()))
+        count = min(self.calibration, int(federation.roster.labeled.sum()))
         v = federation.sample(max(1, count), labeled=True).ask(self.describe, encoder=state.encoder)["descriptor"]
         spread = (v - v.mean(0)).square().mean().sqrt()
         return state.replace(shift=v.mean(0), scale=1 / spread if float(spread) > 0 else torch.ones(()))

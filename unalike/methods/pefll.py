@@ -17,10 +17,10 @@ from torch.func import vjp
 
 from unalike.core.client import Client
 from unalike.core.draws import Draws
-from unalike.core.federation import Cohort, Federation, each
+from unalike.core.federation import Cohort, Federation, Models, each
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import Each, Mean
+from unalike.core.release import Each, Mean, Stays
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Objective, Params, supervised
@@ -236,11 +236,11 @@ class PeFLL:
         means = {name: torch.lerp(state[f"steady.{name}"], state[name], share) for name in NETWORKS}
         return state.with_part("steady", means)
 
-    def personalize(self, state: State, cohort: Cohort) -> Tensor:
+    def personalize(self, state: State, cohort: Cohort) -> Models:
         theta = self.models(state, self.descriptors(state, cohort))
         if not self.mask_labels:
             return theta
-        return cohort.ask(self.mask, theta=each(theta), into=Each("theta", simulation_only=True))["theta"]
+        return cohort.ask(self.mask, theta=each(theta), into=Stays("theta")).held("theta")
 
     def descriptors(self, state: State, cohort: Cohort) -> Tensor:
         """The clients' descriptors [C, l], as they come from φ."""
@@ -256,7 +256,7 @@ class PeFLL:
         A fresh φ gives all clients nearly the same descriptor. Centred and with a deviation of 1, clients differ enough
         for h to tell them apart from the first round.
         """
-        count = min(self.calibration, int(federation.clients.labeled.sum()))
+        count = min(self.calibration, int(federation.roster.labeled.sum()))
         v = federation.sample(max(1, count), labeled=True).ask(self.describe, embedding=state.embedding)["descriptor"]
         spread = (v - v.mean(0)).square().mean().sqrt()
         return state.replace(shift=v.mean(0), scale=1 / spread if float(spread) > 0 else torch.ones(()))

@@ -119,7 +119,7 @@ class PFedHN:
 
     def _new_descriptors(self, state: State, cohort: Cohort) -> Tensor:
         """v of newcomers: random, then moved by the same exchange as in training, h unchanged (T1 B.1.2)."""
-        ids = cohort.federation.clients.ids[cohort.positions]
+        ids = cohort.ids
         seed = cohort.federation.seed
         v = torch.stack([Draws(key(seed, _NEWCOMERS, number)).normal(self.length) for number in ids])
         optimizer = ServerOptimizer("adam", lr=self.newcomer_lr)
@@ -154,7 +154,7 @@ def no_ids(clients: int) -> dict[str, Tensor]:
 
 def with_ids(state: State, federation: Federation) -> State:
     """The state with the federation's client ids as the table's rows; they are set once, in the first round."""
-    ids = federation.clients.ids
+    ids = federation.roster.ids
     if bool((state.ids >= 0).any()):
         return state
     if len(ids) != len(state.ids):
@@ -167,7 +167,7 @@ def with_ids(state: State, federation: Federation) -> State:
 
 def rows_of(state: State, cohort: Cohort) -> tuple[Tensor, Tensor]:
     """The table's row of each client of the cohort (0 for a newcomer), and whether the client has one."""
-    ids = cohort.federation.clients.ids[cohort.positions]
+    ids = cohort.ids
     same = ids[:, None] == state.ids
     return same.to(torch.int64).argmax(1), same.any(1)
 

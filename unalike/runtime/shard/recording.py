@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from unalike.core.request import Request
+from unalike.runtime.shard.work import Work
 
 Inputs = Mapping[str, Mapping[str, Tensor]]
 Function = Callable[[Inputs], Any]
@@ -70,10 +70,10 @@ class Recordings:
             kind.recorded, kind.nodes = _recorded(function, inputs)
             self._nodes += kind.nodes
 
-    def kind(self, request: Request, inputs: Inputs, *known: Hashable) -> Kind:
+    def kind(self, work: Work, inputs: Inputs, *known: Hashable) -> Kind:
         """Of the request's task with these inputs; ``known`` is all else that the call depends on."""
-        task, releases = request.task, request.releases
-        if not task.vectorised or not request.pure:
+        task, releases = work.task, work.releases
+        if not task.vectorised or not work.pure:
             return Kind(None, tried=True)  # it may depend on what changes from call to call
         halves = [(type(one), *(value for name, value in vars(one).items() if name != "cost")) for one in releases]
         shapes = [(g, n, v.shape, v.stride(), v.dtype) for g, group in inputs.items() for n, v in group.items()]

@@ -14,7 +14,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,12 +22,11 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from unalike.core import wire
 from unalike.core.client import Block, Client, Kept
 from unalike.core.draws import Draws, key
-from unalike.core.request import Batch, Request
 from unalike.runtime.shard.recording import Inputs, Recordings
 from unalike.runtime.shard.tuning import Plan, Tuner, keep_freed_memory
+from unalike.runtime.shard.work import Batch, Work
 
 Arrays = dict[str, Tensor]
 Outputs = tuple[list[dict[str, Tensor]], dict[str, Tensor]]  # what each release lets out, and what is kept
@@ -42,20 +41,15 @@ class LoopInstead(UserWarning):
 
 @dataclass
 class Simulator:
-    """Delivers requests to clients that live in this process.
+    """Runs tasks for blocks of clients.
 
     block: clients per vectorised call (1: no vectorisation); None measures and remembers what is fastest here.
     threads: as many blocks are computed at a time, or threads work inside an operation (``Plan.of``); None: PyTorch's
         number, but one for small samples.
-    strict: pass every request and reply through the wire codec, as on a network.
-    drop: fraction of clients that fail to answer, or a function (client id, ask's draws) -> bool; to rehearse failures.
-        Asks that only measure (``Federation.aside``) reach everybody.
     """
 
     block: int | None = None
     threads: int | None = None
-    strict: bool = False
-    drop: float | Callable[[int, Draws], bool] = 0.0
     _loop: set[str] = field(default_factory=set, init=False)  # tasks that cannot be vectorised
     _tuner: Tuner = field(default_factory=Tuner, init=False)
     _recordings: Recordings = field(default_factory=Recordings, init=False)
@@ -63,8 +57,6 @@ class Simulator:
     def __post_init__(self) -> None:
         if self.block is not None and self.block < 1:
             raise ValueError(f"block={self.block}; expected at least 1 client per block, or None to measure")
-        if isinstance(self.drop, float | int) and not 0 <= self.drop <= 1:
-            raise ValueError(f"drop={self.drop}; expected a fraction from 0 to 1")
         keep_freed_memory()
 
     def plans(self) -> dict[str, dict[str, Any]]:
@@ -74,120 +66,103 @@ class Simulator:
     def use_plans(self, plans: Mapping[str, dict[str, Any]]) -> None:
         self._tuner.plans.update({kind: Plan(**plan) for kind, plan in plans.items()})
 
-    def deliver(self, request: Request) -> Iterator[Batch]:
-        """Stream the cohort's replies, block by block."""
-        rows = torch.arange(len(request.positions))
-        dropped = self._dropped(request)
-        if dropped:
-            yield Batch(rows[:0], [], dict.fromkeys(dropped, "did not answer (simulated drop-out)"))
-            rows = rows[[row not in dropped for row in rows.tolist()]]
-        if len(rows) == 0:
+    def run(self, work: Work) -> Iterator[Batch]:
+        """Stream the clients' replies, block by block."""
+        if len(work.positions) == 0:
             return
-        if self.strict:
-            request = _through_the_wire(request)
         with torch.no_grad():
-            rows = _by_size(request, rows)
-            plan = self._plan(request, rows)
+            rows = _by_size(work, torch.arange(len(work.positions)))
+            plan = self._plan(work, rows)
             with plan.threads_set():
-                yield from self._batches(request, rows, plan)
+                yield from self._batches(work, rows, plan)
 
-    def _dropped(self, request: Request) -> set[int]:
-        if self.drop == 0.0 or request.measuring:
-            return set()
-        draws = Draws(key(request.key, -2))
-        ids = request.clients.ids[request.positions].tolist()
-        if callable(self.drop):
-            return {row for row, client in enumerate(ids) if self.drop(client, draws)}
-        fails = Draws(key(request.key, -2)).uniform(len(ids)) < self.drop
-        return set(fails.nonzero().flatten().tolist())
-
-    def _plan(self, request: Request, rows: Tensor) -> Plan:
-        if request.task.name in self._loop or not request.task.vectorised:
-            return Plan.of(request, self.threads, block=1)
+    def _plan(self, work: Work, rows: Tensor) -> Plan:
+        if work.task.name in self._loop or not work.task.vectorised:
+            return Plan.of(work, self.threads, block=1)
         if self.block is not None:
-            return Plan.of(request, self.threads, self.block)
+            return Plan.of(work, self.threads, self.block)
 
         def rehearse(plan: Plan, some: Tensor) -> None:
-            deque(self._batches(request, some, plan, rehearsal=True), maxlen=0)
+            deque(self._batches(work, some, plan, rehearsal=True), maxlen=0)
 
-        return self._tuner.plan(request, rows, self.threads, rehearse)
+        return self._tuner.plan(work, rows, self.threads, rehearse)
 
-    def _batches(self, request: Request, rows: Tensor, plan: Plan, rehearsal: bool = False) -> Iterator[Batch]:
+    def _batches(self, work: Work, rows: Tensor, plan: Plan, rehearsal: bool = False) -> Iterator[Batch]:
         """Block by block, or one for each worker at a time.
 
         A block is computed by one worker, so how many there are changes no bit.
         """
         singly = plan.block == 1
-        blocks = _singles(request, rows, plan) if singly else self._that_work(request, _blocks(request, rows, plan))
+        blocks = _singles(work, rows, plan) if singly else self._vectorisable(work, _blocks(work, rows, plan))
         if plan.workers > 1:
-            yield from self._side_by_side(request, blocks, plan.workers, singly, rehearsal)
+            yield from self._side_by_side(work, blocks, plan.workers, singly, rehearsal)
             if not rehearsal:
                 self._recordings.make()  # now that no worker is at work
         else:
             for block_rows in blocks:
-                yield self._finished(request, block_rows, self._prepared(request, block_rows, singly), rehearsal)
+                yield self._finished(work, block_rows, self._prepared(work, block_rows, singly), rehearsal)
                 if not rehearsal:
                     self._recordings.make()
 
-    def _that_work(self, request: Request, blocks: Iterator[Tensor]) -> Iterator[Tensor]:
+    def _vectorisable(self, work: Work, blocks: Iterator[Tensor]) -> Iterator[Tensor]:
         """The blocks; from where the task has turned out not to be vectorisable on, its clients one by one."""
         for rows in blocks:
-            yield from rows[:, None] if request.task.name in self._loop else (rows,)
+            yield from rows[:, None] if work.task.name in self._loop else (rows,)
 
     def _side_by_side(
-        self, request: Request, blocks: Iterator[Tensor], workers: int, singly: bool, rehearsal: bool
+        self, work: Work, blocks: Iterator[Tensor], workers: int, singly: bool, rehearsal: bool
     ) -> Iterator[Batch]:
         ahead: deque[tuple[Tensor, Future[Outputs]]] = deque()
         try:
             for block_rows in blocks:
-                held = sum(_input_bytes(request, rows) for rows in (block_rows, *(rows for rows, _ in ahead)))
+                held = sum(_input_bytes(work, rows) for rows in (block_rows, *(rows for rows, _ in ahead)))
                 while len(ahead) > workers or (ahead and held > MAX_BYTES_AHEAD):
                     first, future = ahead.popleft()
-                    held -= _input_bytes(request, first)
-                    yield self._finished(request, first, future.result, rehearsal)
-                call = self._prepared(request, block_rows, singly)
+                    held -= _input_bytes(work, first)
+                    yield self._finished(work, first, future.result, rehearsal)
+                call = self._prepared(work, block_rows, singly)
                 ahead.append((block_rows, _workers(workers).submit(_without_gradients, call)))
             while ahead:
                 first, future = ahead.popleft()
-                yield self._finished(request, first, future.result, rehearsal)
+                yield self._finished(work, first, future.result, rehearsal)
         finally:  # whoever asked may have given up
             for _, future in ahead:
                 future.cancel()
             wait([future for _, future in ahead])
 
-    def _finished(self, request: Request, rows: Tensor, result: Callable[[], Outputs], rehearsal: bool) -> Batch:
+    def _finished(self, work: Work, rows: Tensor, result: Callable[[], Outputs], rehearsal: bool) -> Batch:
         """One block's replies; if its call raised, those of its clients one by one: an error stays its client's."""
         try:
-            return self._batch(request, rows, result(), rehearsal)
+            return self._batch(work, rows, result(), rehearsal)
         except Exception as error:  # a client's own failure is data
             reason = f"{type(error).__name__}: {error}"
         if len(rows) == 1:
             return Batch(rows[:0], [], {int(rows): reason})
-        singles = [self._finished(request, row, self._prepared(request, row), rehearsal) for row in rows[:, None]]
-        if request.task.name not in self._loop and not any(batch.failed for batch in singles):
-            self._loop.add(request.task.name)
+        singles = [self._finished(work, row, self._prepared(work, row), rehearsal) for row in rows[:, None]]
+        if work.task.name not in self._loop and not any(batch.failed for batch in singles):
+            self._loop.add(work.task.name)
             warnings.warn(
-                f"task {request.task.name} cannot be vectorised over clients and runs one client at a time, which is "
+                f"task {work.task.name} cannot be vectorised over clients and runs one client at a time, which is "
                 f"slower. The operation that prevents it: {reason.splitlines()[0]}",
                 LoopInstead,
                 stacklevel=2,
             )
         return _joined(singles)
 
-    def _prepared(self, request: Request, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
+    def _prepared(self, work: Work, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
         """The call for a block of clients, or for one of them after the other.
 
         All that it needs is read here; it may run in any thread.
         """
-        block = request.clients.block(request.positions[rows])
-        kept = request.kept.read(block.ids)
+        block = work.clients.block(work.positions[rows])
+        kept = work.kept.read(block.ids)
         # an input that is one row repeated for everybody (stride 0) is shared, which vectorises far better
-        shared = {**request.shared, **{name: v[0] for name, v in request.each.items() if v.stride(0) == 0}}
+        shared = {**work.shared, **{name: v[0] for name, v in work.each.items() if v.stride(0) == 0}}
         own = {
-            "columns": _columns(request, block),
+            "columns": _columns(work, rows, block),
             "kept": dict(kept.values),
             "present": dict(kept.present),
-            "each": {name: value[rows] for name, value in request.each.items() if value.stride(0) != 0},
+            "each": {name: value[rows] for name, value in work.each.items() if value.stride(0) != 0},
         }
         vectorised = len(rows) > 1 and not singly
         turns = [slice(None)] if vectorised else [slice(i, i + 1) for i in range(len(rows))]
@@ -199,10 +174,10 @@ class Simulator:
             for turn in turns
         ]
 
-        def work(inputs: Inputs) -> Outputs:
+        def call(inputs: Inputs) -> Outputs:
             def one(columns: Arrays, values: Arrays, present: Arrays, each: Arrays) -> Outputs:
                 client = _client(block, columns, Kept(values, present))
-                return _answer(request, client, {**inputs["shared"], **each}, Draws(columns["key"], 1))
+                return _answer(work, client, {**inputs["shared"], **each}, Draws(columns["key"], 1))
 
             arguments = [dict(inputs[name]) for name in own]
             if vectorised:
@@ -213,18 +188,18 @@ class Simulator:
                 name: value[None] for name, value in keep.items()
             }
 
-        kind = self._recordings.kind(request, inputs[0], vectorised, block.full, block.all_labeled)
+        kind = self._recordings.kind(work, inputs[0], vectorised, block.full, block.all_labeled)
 
         def turn(inputs: Inputs) -> Outputs:
             begin = time.perf_counter()
-            made: Outputs = (kind.recorded or work)(inputs)
+            made: Outputs = (kind.recorded or call)(inputs)
             if kind.recorded is None:
-                self._recordings.called(kind, time.perf_counter() - begin, work, inputs)
+                self._recordings.called(kind, time.perf_counter() - begin, call, inputs)
             return made
 
         return lambda: _stacked([turn(one) for one in inputs])
 
-    def _batch(self, request: Request, rows: Tensor, outputs: Outputs, rehearsal: bool) -> Batch:
+    def _batch(self, work: Work, rows: Tensor, outputs: Outputs, rehearsal: bool) -> Batch:
         """Leave out replies that are not finite, let the rest keep what they keep, and hand over what they sent."""
         arrays, kept = outputs
         sound = torch.ones(len(rows), dtype=torch.bool)
@@ -241,15 +216,14 @@ class Simulator:
             rows = rows[sound]
             arrays = [{name: value[sound] for name, value in release.items()} for release in arrays]
             kept = {name: value[sound] for name, value in kept.items()}
-        if self.strict:
-            arrays = [_decoded(release, len(rows)) for release in arrays]
         if kept and not rehearsal and len(rows):  # last: who fails on the way must not have kept anything
-            request.kept.write(request.clients.ids[request.positions[rows]], kept)
+            work.kept.write(work.clients.ids[work.positions[rows]], kept)
         return Batch(rows, arrays, failed)
 
 
-def _columns(request: Request, block: Block) -> dict[str, Tensor]:
-    columns = {"x": block.x, "n": block.n, "labeled": block.labeled, "key": key(request.key, block.ids)}
+def _columns(work: Work, rows: Tensor, block: Block) -> dict[str, Tensor]:
+    columns = {"x": block.x, "n": block.n, "labeled": block.labeled, "key": key(work.key, block.ids)}
+    columns["bound"] = work.bounds[rows]
     if block.y is not None:
         columns["y"] = block.y
     return columns
@@ -261,6 +235,7 @@ def _client(block: Block, columns: Mapping[str, Tensor], kept: Kept) -> Client:
         columns.get("y"),
         columns["n"],
         columns["labeled"],
+        columns["bound"],
         all_labeled=block.all_labeled,
         full=block.full,
         kept=kept,
@@ -283,30 +258,35 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_workers.cache_clear)  # a child has no threads but the one that forked
 
 
-def _answer(request: Request, client: Client, inputs: Mapping[str, Tensor], noise: Draws) -> Outputs:
+def _answer(work: Work, client: Client, inputs: Mapping[str, Tensor], noise: Draws) -> Outputs:
     """All that happens at a client: the task, and what each release lets out of it."""
-    sent = request.task(client, **inputs)
+    sent = work.task(client, **inputs)
     out, keep = [], dict(sent.keep)
-    for release in request.releases:
-        out.append(release.at_client(sent.arrays, noise))
-        keep |= release.held(sent.arrays)
+    for release in work.releases:
+        out.append(release.at_client(sent.arrays, client, noise))
+        keep |= {_kept_as(work, name): value for name, value in release.staying(sent.arrays).items()}
     return out, keep
 
 
-def _by_size(request: Request, rows: Tensor) -> Tensor:
+def _kept_as(work: Work, name: str) -> str:
+    """Arrays that stay at hand are kept under the serial of their ask."""
+    return name if name.startswith("secure.") else f"held.{work.serial}.{name}"
+
+
+def _by_size(work: Work, rows: Tensor) -> Tensor:
     """The rows, largest clients first, so that those of a block are alike and little of it is padding."""
-    return rows[torch.argsort(request.clients.size[request.positions[rows]], descending=True, stable=True)]
+    return rows[torch.argsort(work.clients.size[work.positions[rows]], descending=True, stable=True)]
 
 
-def _blocks(request: Request, rows: Tensor, plan: Plan) -> Iterator[Tensor]:
+def _blocks(work: Work, rows: Tensor, plan: Plan) -> Iterator[Tensor]:
     """Rows (largest clients first) in the blocks that take the least time.
 
     A block takes as long as its largest client's samples, times its clients plus what it costs besides them
     (``plan.overhead``); so it ends where its padding would cost more than one more block. Blocks begin and end where
     the size changes, unless one is full.
     """
-    sizes = request.clients.size[request.positions[rows]].numpy()
-    row_bytes = _row_bytes(request)
+    sizes = work.clients.size[work.positions[rows]].numpy()
+    row_bytes = _row_bytes(work)
     first = np.flatnonzero(np.diff(sizes, prepend=-1))  # where each distinct size begins
     edges = [*first.tolist(), len(rows)]
     least = np.zeros(len(edges))  # [g]: time of all rows before the g-th distinct size
@@ -326,23 +306,23 @@ def _blocks(request: Request, rows: Tensor, plan: Plan) -> Iterator[Tensor]:
             yield rows[begin : min(begin + int(limits[group]), edges[end])]
 
 
-def _singles(request: Request, rows: Tensor, plan: Plan) -> Iterator[Tensor]:
+def _singles(work: Work, rows: Tensor, plan: Plan) -> Iterator[Tensor]:
     """Rows (largest clients first) that are computed one by one: a few alike together, because reading costs too."""
-    few = min(TOGETHER, len(rows) // (16 * plan.workers)) if request.pure else 1
-    where = request.positions[rows]
-    sizes, labeled = request.clients.size[where].numpy(), request.clients.labeled[where].numpy()
+    few = min(TOGETHER, len(rows) // (16 * plan.workers)) if work.pure else 1
+    where = work.positions[rows]
+    sizes, labeled = work.clients.size[where].numpy(), work.clients.labeled[where].numpy()
     changes = np.flatnonzero((np.diff(sizes) != 0) | (np.diff(labeled) != 0)) + 1
     for begin, end in itertools.pairwise([0, *changes.tolist(), len(rows)]):
-        fit = max(1, min(few, MAX_BLOCK_BYTES // (max(1, int(sizes[begin])) * _row_bytes(request))))
+        fit = max(1, min(few, MAX_BLOCK_BYTES // (max(1, int(sizes[begin])) * _row_bytes(work))))
         yield from (rows[i : min(i + fit, end)] for i in range(begin, end, fit))
 
 
-def _row_bytes(request: Request) -> int:
-    return max(1, request.clients.x[0].numel() * 4)
+def _row_bytes(work: Work) -> int:
+    return max(1, work.clients.x[0].numel() * 4)
 
 
-def _input_bytes(request: Request, rows: Tensor) -> int:
-    return len(rows) * int(request.clients.size[request.positions[rows]].max()) * _row_bytes(request)
+def _input_bytes(work: Work, rows: Tensor) -> int:
+    return len(rows) * int(work.clients.size[work.positions[rows]].max()) * _row_bytes(work)
 
 
 def _joined(batches: list[Batch]) -> Batch:
@@ -372,18 +352,3 @@ def _concatenated(parts: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     if any(part.keys() != parts[0].keys() for part in parts):
         raise ValueError("clients sent arrays of different names")
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
-
-
-def _through_the_wire(request: Request) -> Request:
-    decoded = wire.decode(wire.encode(request.shared))
-    shared = {name: torch.as_tensor(decoded[name]) for name in request.shared}
-    each = _decoded(request.each, len(request.positions)) if request.each else {}
-    return replace(request, shared=shared, each=each)
-
-
-def _decoded(arrays: Mapping[str, Tensor], clients: int) -> dict[str, Tensor]:
-    """Every client's message encoded and decoded again."""
-    messages = [wire.decode(wire.encode({name: value[i] for name, value in arrays.items()})) for i in range(clients)]
-    if not messages:
-        return dict(arrays)
-    return {name: torch.stack([torch.as_tensor(message[name]) for message in messages]) for name in arrays}

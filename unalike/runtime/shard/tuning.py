@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from unalike.core.request import Request
+from unalike.runtime.shard.work import Work
 
 CANDIDATES = (1, 8, 32, 128, 512)
 PATIENCE = 1.0  # seconds of rehearsal before the best so far is taken
@@ -42,13 +42,13 @@ class Plan:
     workers: int = 1
 
     @classmethod
-    def of(cls, request: Request, threads: int | None, block: int) -> Plan:
+    def of(cls, work: Work, threads: int | None, block: int) -> Plan:
         """Threads as workers, which scale better than threads inside an operation and do not wait for each other.
 
         But only for tasks that are pure, and not where a step is so short that they would queue for the interpreter.
         """
-        small = request.clients.x[0].numel() <= SMALL
-        if request.pure and not small:
+        small = work.clients.x[0].numel() <= SMALL
+        if work.pure and not small:
             return cls(block, threads=1, workers=threads or torch.get_num_threads())
         return cls(block, threads=threads or (1 if small else None))
 
@@ -93,35 +93,35 @@ class Tuner:
 
     plans: dict[str, Plan] = field(default_factory=dict)
 
-    def plan(self, request: Request, rows: Tensor, threads: int | None, rehearse: Rehearse) -> Plan:
-        one = Plan.of(request, threads, block=1)
+    def plan(self, work: Work, rows: Tensor, threads: int | None, rehearse: Rehearse) -> Plan:
+        one = Plan.of(work, threads, block=1)
         if len(rows) <= one.workers:
             return one
         if len(rows) <= FEW and one.workers == 1:
             return replace(one, block=len(rows))
-        kind = _kind(request, rows, threads)
+        kind = _kind(work, rows, threads)
         if kind not in self.plans:
             self.plans[kind] = _recall(kind) or _remember(kind, _measure(rows, one, rehearse))
         return self.plans[kind]
 
 
-def _kind(request: Request, rows: Tensor, threads: int | None) -> str:
+def _kind(work: Work, rows: Tensor, threads: int | None) -> str:
     """Work that should run alike: same task and inputs, sizes and cohort alike to a power of two."""
 
     def magnitude(number: int) -> int:
         return max(1, number).bit_length()
 
-    inputs = {**request.shared, **{name: value[0] for name, value in request.each.items()}}
-    owner = request.task.owner
+    inputs = {**work.shared, **{name: value[0] for name, value in work.each.items()}}
+    owner = work.task.owner
     settings = repr(owner) if owner is not None else ""
     parts = [
-        request.task.name,
+        work.task.name,
         hashlib.sha256(settings.encode()).hexdigest()[:16],
-        tuple(request.clients.x.shape[1:]),
-        magnitude(int(request.clients.size[request.positions[rows]].max())),
+        tuple(work.clients.x.shape[1:]),
+        magnitude(int(work.clients.size[work.positions[rows]].max())),
         magnitude(len(rows)),
         sorted((name, tuple(value.shape)) for name, value in inputs.items()),
-        [type(release).__name__ for release in request.releases],
+        [type(release).__name__ for release in work.releases],
         threads,
         torch.get_num_threads(),
         os.cpu_count(),

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from unalike.core.client import Clients
 from unalike.core.federation import Federation, QuorumError
 from unalike.core.method import Method, State
-from unalike.core.request import Batch, Request
+from unalike.core.request import Request
 from unalike.data.population import Population
 from unalike.data.sources.catalog import CATALOG
 from unalike.methods import METHODS
@@ -27,6 +27,7 @@ from unalike.privacy.checks import check_epsilon
 from unalike.privacy.sampling import Local
 from unalike.privacy.system import SystemDraws
 from unalike.runtime.shard.simulator import Simulator
+from unalike.runtime.shard.work import Batch
 from unalike.studio.analyses.figures import Newcomers, accuracy_by_size_and_epsilon
 from unalike.studio.errors import UserError
 from unalike.studio.newcomer.ledger import row_names

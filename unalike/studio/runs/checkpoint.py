@@ -14,10 +14,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from unalike.core.federation import Federation
-from unalike.core.kept import KeptStore
 from unalike.core.method import State
 from unalike.core.transcript import Traffic, Transcript
 from unalike.privacy.ledger import Ledger
+from unalike.runtime.shard.kept import KeptStore
 from unalike.runtime.shard.simulator import Simulator
 from unalike.studio.errors import UserError
 from unalike.studio.runs.folder import CHECKPOINT, read_json, write_whole

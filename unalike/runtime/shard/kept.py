@@ -1,4 +1,4 @@
-"""What simulated clients keep between tasks: columnar, and nothing is stored for a client that never kept anything."""
+"""What a shard's clients keep between tasks: columnar, and nothing is stored for a client that never kept anything."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from unalike.core.client import Kept
+
+HELD = "held."  # arrays that stay at hand for a later ask
+VOLATILE = ("secure.", HELD)  # never saved; the first are the secrets of a secure sum
 
 
 class _Column:
@@ -54,6 +57,8 @@ class KeptStore:
         below = Kept() if self._parent is None else self._parent.read(ids)
         values, present = dict(below.values), dict(below.present)
         for name, column in self._columns.items():
+            if name.startswith(HELD):
+                continue  # read by its handle alone
             value, there = column.read(ids.tolist())
             if name in values:
                 value = torch.where(there.reshape(-1, *[1] * (value.ndim - 1)), value, values[name])
@@ -65,10 +70,16 @@ class KeptStore:
         """Forget every array whose name begins so, of all clients."""
         self._columns = {name: column for name, column in self._columns.items() if not name.startswith(prefix)}
 
+    def column(self, name: str, ids: Tensor) -> tuple[Tensor, Tensor] | None:
+        """One array of these clients [b, ...], and which of them have it [b]."""
+        return self._columns[name].read(ids.tolist()) if name in self._columns else None
+
     def state(self) -> dict[str, Tensor]:
-        """Named tensors for a checkpoint."""
+        """Named tensors to save. Secrets of a secure sum are none of them: they live in memory only."""
         state = {}
         for name, column in self._columns.items():
+            if name.startswith(VOLATILE):
+                continue
             state[f"{name}.ids"] = torch.tensor(list(column.row_of), dtype=torch.int64)
             state[f"{name}.values"] = column.values[: len(column.row_of)].clone()
         return state

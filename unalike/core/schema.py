@@ -1,0 +1,88 @@
+"""What one row of data looks like: all that a server, a newcomer or a node needs to read data the same way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Kind = Literal["image", "features", "tokens"]
+Target = Literal["class", "number", "none"]
+_STORED: dict[str, torch.dtype] = {str(one).removeprefix("torch."): one for one in (torch.uint8, torch.float32)} | {
+    "int64": torch.int64,
+    "float64": torch.float64,
+}
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The inputs' shape and kind, the labels' meaning, and the public constants that scale the inputs.
+
+    columns: of a table, its features in order; one that holds words has its categories. shift, scale: inputs reach a
+    model as (x − shift)·scale; they are public constants, or were released and paid for. missing: the rule for gaps.
+    """
+
+    shape: tuple[int, ...]
+    kind: Kind = "features"
+    stored: str = "float32"  # the dtype of raw inputs
+    target: Target = "none"
+    classes: int | None = None
+    class_names: tuple[str, ...] | None = None
+    columns: Mapping[str, tuple[str, ...] | None] | None = None
+    shift: Tensor | None = None
+    scale: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.stored not in _STORED:
+            raise ValueError(f"schema: inputs are stored as {self.stored!r}; expected one of {', '.join(_STORED)}")
+        if (self.shift is None) != (self.scale is None):
+            raise ValueError("schema: give shift and scale together, or neither")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return _STORED[self.stored]
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model must give for one row: one for each class, or one."""
+        return self.classes or 1
+
+    def to_json(self) -> str:
+        """Plain values, for a run folder or a wire."""
+        values = {name: value for name, value in vars(self).items() if value is not None}
+        for name in ("shift", "scale"):
+            if name in values:
+                values[name] = {"shape": list(values[name].shape), "values": values[name].flatten().tolist()}
+        return json.dumps(values, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Schema:
+        """The schema in this text; ``ValueError`` says what is wrong with it."""
+        try:
+            values: dict[str, Any] = json.loads(text)
+            for name in ("shift", "scale"):
+                if name in values:
+                    values[name] = torch.tensor(values[name]["values"]).reshape(values[name]["shape"])
+            for name in ("shape", "class_names"):
+                if name in values:
+                    values[name] = tuple(values[name])
+            if "columns" in values:
+                values["columns"] = {k: None if v is None else tuple(v) for k, v in values["columns"].items()}
+            return cls(**values)
+        except (TypeError, KeyError, AttributeError, RuntimeError, json.JSONDecodeError) as error:
+            raise ValueError(f"not a schema: {error}") from error
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schema) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+
+def names_of(values: Sequence[object] | None) -> tuple[str, ...] | None:
+    """Names as plain words."""
+    return None if values is None else tuple(str(value) for value in values)

@@ -1,0 +1,114 @@
+"""A shard: some clients' data, what they keep, and the one thing that runs tasks for them, wherever it lives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from unalike.core.client import Clients
+from unalike.core.request import Part, Program, Reply, Request
+from unalike.core.roster import Roster
+from unalike.runtime.shard.kept import HELD, KeptStore
+from unalike.runtime.shard.simulator import Simulator
+from unalike.runtime.shard.work import Work
+
+ASIDES = 8  # runs beside the main one whose kept state is remembered; a server that measures closes them itself
+
+
+class Refused(ValueError):
+    """A request that this shard does not answer; the message says why."""
+
+
+class Shard:
+    """Some clients' rows (train, validation and test parts over the same clients) and all that they keep."""
+
+    def __init__(
+        self, parts: Mapping[Part, Clients], roster: Roster, program: Program, simulator: Simulator | None = None
+    ) -> None:
+        self.parts, self.roster, self.program = parts, roster, program
+        self.simulator = simulator or Simulator()
+        if not torch.equal(parts["train"].ids, roster.ids):
+            raise ValueError("a shard's roster lists the clients of its data, in their order")
+        too_large = (parts["train"].size > roster.bound).nonzero().flatten()
+        if len(too_large):
+            first = int(too_large[0])
+            raise ValueError(
+                f"client {roster.name(first)} has {int(parts['train'].size[first])} rows, but declared at most "
+                f"{int(roster.bound[first])}; raise its declared size, or leave rows out"
+            )
+        self._kept: dict[str, KeptStore] = {}
+        self._sorted, self._order = torch.sort(roster.ids)
+
+    def positions(self, ids: Tensor) -> Tensor:
+        """Where these clients are in this shard; ``Refused`` if one is not here."""
+        place = torch.searchsorted(self._sorted, ids).clamp(max=len(self._sorted) - 1)
+        if not torch.equal(self._sorted[place], ids):
+            raise Refused(f"client {int(ids[self._sorted[place] != ids][0])} does not live here")
+        return self._order[place]
+
+    def answer(self, request: Request) -> Iterator[Reply]:
+        """Run a request: rows of individual releases as they come, then one partial for each sum."""
+        work = self._work(request)
+        adders = {place: adder for place, one in enumerate(work.releases) if (adder := one.adder()) is not None}
+        for batch in self.simulator.run(work):
+            arrays = list(batch.arrays)
+            if len(batch.rows):
+                bounds = work.bounds[batch.rows]
+                for place, adder in adders.items():
+                    adder.add(arrays[place], bounds)
+                    arrays[place] = {}
+            yield Reply(batch.rows, arrays, batch.failed)
+        partials = {place: made for place, adder in adders.items() if (made := adder.partial()) is not None}
+        if partials:
+            yield Reply(torch.zeros(0, dtype=torch.int64), (), {}, partials)
+
+    def _work(self, request: Request) -> Work:
+        task = self.program.task(request.task)
+        if request.part not in self.parts:
+            raise Refused(f"the clients here have no {request.part} rows")
+        positions = self.positions(request.ids)
+        bounds, kept = self.roster.bound[positions], self.kept(request.run)
+        derived = task.derived(bounds)
+        given = {*request.shared, *request.each, *request.held}
+        if given & set(derived):
+            raise Refused(f"{request.task} derives {', '.join(derived)} at the client; a request cannot set it")
+        task.check_inputs(given | set(derived))
+        held = {name: self.look(request.run, handle, request.ids) for name, handle in request.held.items()}
+        clients = self.parts[request.part] if request.labels else self.parts[request.part].without_labels()
+        releases = self.program.releases(request)
+        each = {**request.each, **held, **derived}
+        key = torch.tensor(request.key)
+        return Work(task, clients, positions, bounds, request.shared, each, releases, key, kept, request.serial)
+
+    def look(self, run: str, handle: str, ids: Tensor) -> Tensor:
+        """The arrays that these clients hold under a handle."""
+        found = self.kept(run).column(HELD + handle, ids)
+        if found is None or not bool(found[1].all()):
+            raise Refused(f"some of the clients hold nothing under {handle!r}; an earlier ask has to leave it there")
+        return found[0]
+
+    def kept(self, run: str) -> KeptStore:
+        """What clients keep for a run; "a/3" reads through to "a" and never changes it."""
+        if run not in self._kept:
+            main, beside, _ = run.partition("/")
+            self._kept[run] = KeptStore(self.kept(main)) if beside else KeptStore()
+            asides = [name for name in self._kept if "/" in name]
+            for old in asides[: max(0, len(asides) - ASIDES)]:
+                del self._kept[old]
+        return self._kept[run]
+
+    def forget(self, run: str, prefix: str = "") -> None:
+        """Of a run, what is kept under names that begin so; all of it without a prefix."""
+        if prefix:
+            self.kept(run).drop(prefix)
+        else:
+            self._kept.pop(run, None)
+
+    def restore(self, run: str, state: Mapping[str, Tensor]) -> None:
+        self._kept[run] = KeptStore.from_state(state)
+
+    def plans(self) -> dict[str, dict[str, Any]]:
+        return self.simulator.plans()
