@@ -70,6 +70,12 @@ class KeptStore:
         """Forget every array whose name begins so, of all clients."""
         self._columns = {name: column for name, column in self._columns.items() if not name.startswith(prefix)}
 
+    def absorb(self, other: KeptStore) -> None:
+        """Take over what another store holds, secrets and handles included."""
+        for name, column in other._columns.items():
+            ids = torch.tensor(list(column.row_of), dtype=torch.int64)
+            self.write(ids, {name: column.values[: len(ids)]})
+
     def column(self, name: str, ids: Tensor) -> tuple[Tensor, Tensor] | None:
         """One array of these clients [b, ...], and which of them have it [b]."""
         return self._columns[name].read(ids.tolist()) if name in self._columns else None

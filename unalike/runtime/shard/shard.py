@@ -49,9 +49,12 @@ class Shard:
             raise Refused(f"client {int(ids[self._sorted[place] != ids][0])} does not live here")
         return self._order[place]
 
-    def answer(self, request: Request) -> Iterator[Reply]:
-        """Run a request: rows of individual releases as they come, then one partial for each sum."""
-        work = self._work(request)
+    def answer(self, request: Request, kept: KeptStore | None = None) -> Iterator[Reply]:
+        """Run a request: rows of individual releases as they come, then one partial for each sum.
+
+        kept: where its clients keep things, in place of the run's own store.
+        """
+        work = self._work(request, self.kept(request.run) if kept is None else kept)
         adders = {place: adder for place, one in enumerate(work.releases) if (adder := one.adder()) is not None}
         for batch in self.simulator.run(work):
             arrays = list(batch.arrays)
@@ -65,12 +68,12 @@ class Shard:
         if partials:
             yield Reply(torch.zeros(0, dtype=torch.int64), (), {}, partials)
 
-    def _work(self, request: Request) -> Work:
+    def _work(self, request: Request, kept: KeptStore) -> Work:
         task = self.program.task(request.task)
         if request.part not in self.parts:
             raise Refused(f"the clients here have no {request.part} rows")
         positions = self.positions(request.ids)
-        bounds, kept = self.roster.bound[positions], self.kept(request.run)
+        bounds = self.roster.bound[positions]
         derived = task.derived(bounds)
         given = {*request.shared, *request.each, *request.held}
         if given & set(derived):

@@ -1,0 +1,33 @@
+"""Files that are either whole or not there, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+
+def beside(file: Path) -> Path:
+    """Where a file is written before it takes its name."""
+    return file.with_name(f".{file.name}.part")
+
+
+def write_whole(file: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file so that a crash at any moment leaves the old one or the new one; ``mode``: who may read it."""
+    fresh = beside(file)
+    try:
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        fresh.replace(file)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+    # the renaming itself must survive a power cut, too; not every system lets one ask for that
+    with contextlib.suppress(OSError):
+        handle = os.open(file.parent, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
