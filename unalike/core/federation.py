@@ -133,13 +133,16 @@ class Federation:
 
     def everyone(self) -> Cohort:
         """All clients."""
-        return self.cohort(torch.arange(len(self.roster)))
+        return self._chosen(torch.arange(len(self.roster)))
 
     def cohort(self, positions: Tensor | Sequence[int]) -> Cohort:
         """The clients at these positions, chosen by the caller (so no privacy amplification by sampling)."""
         chosen = torch.as_tensor(positions, dtype=torch.int64)
         if len(torch.unique(chosen)) != len(chosen):
             raise ValueError("a client is in a cohort once, but some position was given twice")
+        return self._chosen(chosen)
+
+    def _chosen(self, chosen: Tensor) -> Cohort:
         sampling = Everyone(self.ledger.relation or "add_remove")  # one run, one neighbouring relation
         return Cohort(self, chosen, sampling, len(chosen), self._cohort_name())
 
