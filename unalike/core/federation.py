@@ -14,6 +14,7 @@ from unalike.core.draws import Draws, key
 from unalike.core.release import SIZE, Each, Mean, Release, Stays, Sum, Total
 from unalike.core.request import Failure, Part, Purpose, Reply, Request, Runtime, Wanted
 from unalike.core.roster import Roster
+from unalike.core.schema import Schema
 from unalike.core.secure import check_secure, secure_sum
 from unalike.core.task import Task
 from unalike.core.transcript import Entry, Traffic, Transcript
@@ -199,6 +200,11 @@ class Federation:
     @property
     def simulation_only(self) -> bool:
         return self.purpose == "measure"
+
+    def use(self, schema: Schema) -> None:
+        """Have all clients read their rows by this schema from now on: the same rows, scaled otherwise."""
+        self.runtime.use(schema)
+        self.roster = replace(self.roster, schema=schema)
 
     def report(self, **metrics: Tensor | float) -> None:
         """Numbers of this round for progress and metrics; take them from releases, so that they are accounted for."""

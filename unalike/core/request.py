@@ -17,6 +17,7 @@ from torch import Tensor
 from unalike.core import wire
 from unalike.core.release import KINDS, Partial, Release
 from unalike.core.roster import Roster
+from unalike.core.schema import Schema
 from unalike.core.task import Task
 
 Part = Literal["train", "validation", "test"]
@@ -246,6 +247,10 @@ class Runtime(Protocol):
     def program(self) -> Program: ...
 
     def deliver(self, request: Request) -> Iterator[Reply]: ...
+
+    def use(self, schema: Schema) -> None:
+        """Clients read their rows by this schema from now on."""
+        ...
 
     def forget(self, run: str, prefix: str = "") -> None:
         """What clients keep for this run, under names that begin so, is not needed any more."""

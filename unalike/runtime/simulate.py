@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from unalike.core.draws import Draws, key
 from unalike.core.request import Program, Reply, Request
 from unalike.core.roster import Roster
+from unalike.core.schema import Schema
 from unalike.runtime.shard.shard import Shard
 
 Drop = float | Callable[[int, Draws], bool]
@@ -73,6 +75,11 @@ class Simulation:
             draws = Draws(key(request.key, -2))
             return torch.tensor([bool(self.drop(int(client), draws)) for client in request.ids], dtype=torch.bool)
         return ((keys >> 11) & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53 < self.drop
+
+    def use(self, schema: Schema) -> None:
+        for shard in self.shards:
+            shard.use(schema)
+        self.roster = replace(self.roster, schema=schema)
 
     def look(self, run: str, handle: str, ids: Tensor) -> Tensor:
         """What clients hold under a handle: a view that only a simulation has, and a client of its own array."""

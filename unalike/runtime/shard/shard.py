@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from unalike.core.client import Clients
 from unalike.core.request import Part, Program, Reply, Request
 from unalike.core.roster import Roster
+from unalike.core.schema import Schema
 from unalike.runtime.shard.kept import HELD, KeptStore
 from unalike.runtime.shard.simulator import Simulator
 from unalike.runtime.shard.work import Work
@@ -92,6 +94,14 @@ class Shard:
         if found is None or not bool(found[1].all()):
             raise Refused(f"some of the clients hold nothing under {handle!r}; an earlier ask has to leave it there")
         return found[0]
+
+    def use(self, schema: Schema) -> None:
+        """Read the same rows by another scaling; ``Refused`` if the rows themselves would have to be others."""
+        scaling = {"shift": schema.shift, "scale": schema.scale}
+        if replace(self.roster.schema, **scaling) != schema:
+            raise Refused("the schema is one of other rows; only the scaling of the inputs may change")
+        self.parts = {name: replace(part, **scaling) for name, part in self.parts.items()}
+        self.roster = replace(self.roster, schema=schema)
 
     def kept(self, run: str) -> KeptStore:
         """What clients keep for a run; "a/3" reads through to "a" and never changes it."""
