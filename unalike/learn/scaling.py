@@ -39,7 +39,7 @@ class Scaling:
 def scale_inputs(federation: Federation) -> Schema:
     """Ask all clients for the mean and the deviation of their inputs, and have everybody use them from now on.
 
-    Per feature, or per channel of images. The sums are in the transcript and in the ledger; they have no noise, so a run
+    Per feature, or per channel of images. The sums are in the transcript and the ledger. They have no noise, so a run
     that states an ε takes public constants in their place.
     """
     schema = federation.roster.schema
