@@ -192,7 +192,7 @@ class Reply:
             else:
                 raise wire.WireError(f"a reply with an array {name!r} of shape {tuple(value.shape)}")
         failed = {int(row): str(reason) for row, reason in _json(message, "failed", dict).items()}
-        return cls(rows, arrays, failed, partials)
+        return cls(rows, arrays, failed, dict(sorted(partials.items())))
 
 
 class Program:
