@@ -72,8 +72,8 @@ class Replies(Mapping[str, Tensor]):
 class Federation:
     """Clients, a seed, a runtime, and the record of all that was asked of them.
 
-    quorum: the share of a cohort that must answer; below it an ask stops with a ``QuorumError``.
-    budget: refuses an ask before it is sent if its release would spend more.
+    - ``quorum``: the share of a cohort that must answer; below it an ask stops with a ``QuorumError``.
+    - ``budget``: refuses an ask before it is sent if its release would spend more.
     """
 
     clients: Clients
@@ -123,8 +123,9 @@ class Federation:
     def sample(self, count: int | float, *, poisson: bool = False, labeled: bool | None = None) -> Cohort:
         """A random cohort: ``count`` clients (an int) or that share of them (a float up to 1).
 
-        poisson: every client takes part independently with probability count / clients, so the cohort's size varies;
-        this is what client-level privacy is amplified by. labeled: only clients with (True) or without (False) labels.
+        - ``poisson``: every client takes part independently with probability count / clients, so the cohort's size
+          varies; this is what client-level privacy is amplified by.
+        - ``labeled``: only clients with (True) or without (False) labels.
         """
         pool: Tensor | None = None
         if labeled is not None:

@@ -176,7 +176,7 @@ class Sum:
 
     ``unit`` says whom the noise protects. For a client, one unit changes the sum by at most ``clip`` (twice that when
     the cohort has a fixed size and a client is replaced). For a point, the task bounds the change: ``sensitivity``.
-    ``secure`` sums under masks (``privacy/secure_release.py``): the server learns the sum and no client's own array.
+    ``secure`` sums under masks (``core/secure.py``): the server learns the sum and no client's own array.
     """
 
     name: str

@@ -44,12 +44,12 @@ class LoopInstead(UserWarning):
 class Simulator:
     """Delivers requests to clients that live in this process.
 
-    block: clients per vectorised call (1: no vectorisation); None measures and remembers what is fastest here.
-    threads: as many blocks are computed at a time, or threads work inside an operation (``Plan.of``); None: PyTorch's
-        number, but one for small samples.
-    strict: pass every request and reply through the wire codec, as on a network.
-    drop: fraction of clients that fail to answer, or a function (client id, ask's draws) -> bool; to rehearse failures.
-        Asks that only measure (``Federation.aside``) reach everybody.
+    - ``block``: clients per vectorised call (1: no vectorisation); None measures and remembers what is fastest here.
+    - ``threads``: as many blocks are computed at a time, or threads work inside an operation (``Plan.of``); None:
+      PyTorch's number, but one for small samples.
+    - ``strict``: pass every request and reply through the wire codec, as on a network.
+    - ``drop``: fraction of clients that fail to answer, or a function (client id, ask's draws) -> bool; to rehearse
+      failures. Asks that only measure (``Federation.aside``) reach everybody.
     """
 
     block: int | None = None
