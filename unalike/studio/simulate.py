@@ -25,6 +25,7 @@ def simulate(
 ) -> Federation:
     """A federation over these clients, simulated here: ``train(method, simulate(clients), rounds=20)``.
 
-    block, threads, strict, drop: those of ``Simulator``, unless a ``runtime`` is given. fields: of ``Federation``.
+    - ``block``, ``threads``, ``strict``, ``drop``: those of ``Simulator``, unless a ``runtime`` is given.
+    - ``fields``: those of ``Federation``, such as ``budget`` and ``quorum``.
     """
     return Federation(clients, runtime or Simulator(block, threads, strict, drop), seed, **fields)
