@@ -1,6 +1,12 @@
-"""Short names for the keys of a recipe, and the flags that set them."""
+"""The names of settings: short names, the dotted keys of a recipe that they stand for, and the flags that set them.
+
+The command line reads this table before anything else is loaded, so this module imports nothing heavy.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 # short name -> key of the recipe
 KEYS = {
@@ -49,3 +55,31 @@ def flag_of(key: str) -> str:
     parts = key.split(".")
     above = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
     return next((f" ({FLAGS[one]})" for one in above if one in FLAGS), "")
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted key as tables: ``{"local.lr": 0.1}`` is ``{"local": {"lr": 0.1}}``."""
+    tables: dict[str, Any] = {}
+    for key, value in flat.items():
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        tables = merged(tables, value)
+    return tables
+
+
+def flattened(tables: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """The inverse of ``nested``."""
+    flat: dict[str, Any] = {}
+    for name, value in tables.items():
+        inner = isinstance(value, Mapping) and value
+        flat |= flattened(value, f"{path}{name}.") if inner else {path + name: value}
+    return flat
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with the values of ``over`` in their place, table by table."""
+    result = dict(base)
+    for key, value in over.items():
+        below = result.get(key)
+        result[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return result
