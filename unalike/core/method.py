@@ -143,4 +143,4 @@ class PointPrivate(Protocol):
         ...
 
 
-CAPABILITIES = (Method, LearnsFromLabels, ClientPrivate, PointPrivate)
+DECLARATIONS = ("serves_unlabeled", "asks_unlabeled", "client_private")  # told by a class, and no hyperparameters

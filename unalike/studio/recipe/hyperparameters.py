@@ -15,7 +15,7 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import to_jsonable_python
 
 from unalike.core import outside
-from unalike.core.method import CAPABILITIES
+from unalike.core.method import DECLARATIONS
 from unalike.core.suggest import nearest
 from unalike.methods import METHODS, Entry
 from unalike.studio.errors import UserError
@@ -46,19 +46,16 @@ def method_named(name: str) -> Entry:
 
 def _refuse_untyped(method: type) -> None:
     """``lr = 0.1`` in a dataclass is no field: nothing could ever set it."""
-    capabilities = {name for one in CAPABILITIES for name in (*vars(one), *inspect.get_annotations(one))}
     for base in method.__mro__[:-1]:
-        typed = inspect.get_annotations(base)
+        known = {*DECLARATIONS, *inspect.get_annotations(base)}
         for name, value in vars(base).items():
-            a_value = value is None or isinstance(value, bool | int | float | str | tuple | list | dict)
-            a_group = dataclasses.is_dataclass(value) and not isinstance(value, type)
-            if not (a_value or a_group) or name.startswith("_") or name in typed or name in capabilities:
-                continue
             kind = "float | None" if value is None else type(value).__name__
-            raise UserError(
-                f"{base.__name__}.{name} has no type, so nothing can set it; "
-                f"give it a type: {name}: {kind} = {value!r} (a constant is a ClassVar[{kind}])"
-            )
+            could_be_set = _is_plain(type(value)) and not isinstance(value, type)
+            if could_be_set and name not in known and not name.startswith("_"):
+                raise UserError(
+                    f"{base.__name__}.{name} has no type, so nothing can set it; give it a type: "
+                    f"{name}: {kind} = {value!r} (a constant is a ClassVar[{kind}])"
+                )
 
 
 @dataclass(frozen=True)
@@ -88,46 +85,35 @@ class Hyperparameters:
                     f"{method} needs {field.name}, and no recipe can give a {types[field.name]}; give it a default, or "
                     "a field `problem: Problem` from which the method makes it"
                 )
-        known = cls(method, hints, defaults)
-        return dataclasses.replace(known, defaults={**defaults, **known._checked(entry.defaults)})
+        with_default = cls(method, {name: hints[name] for name in defaults}, defaults)
+        return cls(method, hints, with_default.read(entry.defaults))
 
     @property
     def keys(self) -> list[str]:
         """The dotted names of all, those inside a group (such as ``local``) too."""
         return [key for name, hint in self.hints.items() for key in _keys(name, hint)]
 
-    @property
-    def missing(self) -> list[str]:
-        """Those that have no default."""
-        return [name for name in self.hints if name not in self.defaults]
-
     def read(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments for the constructor: the defaults, with ``values`` (partial, nested) in their place, checked."""
-        for name in self.missing:
-            if name not in values:
-                raise UserError(f"{self.method} needs the hyperparameter {name!r}: give it with --set {name}=VALUE")
-        return {**self.defaults, **self._checked(values)}
-
-    def _checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values as the method's types have them."""
-        own = {name: one for name, one in self.defaults.items() if dataclasses.is_dataclass(one) and name in values}
-        values = {**values, **{name: _over(default, values[name]) for name, default in own.items()}}
+        groups = {name: plain(one) for name, one in self.defaults.items() if dataclasses.is_dataclass(one)}
+        values = merged({name: group for name, group in groups.items() if name in values}, values)
         for key, value in flattened(values).items():
             if key.rpartition(".")[2] == "lr" and isinstance(value, float) and not math.isfinite(value):
-                problem = "a learning rate is a finite number, for example 0.1"
-                raise UserError(f"{self.method}, {wrong_value(key, value, _flag(key), [problem])}")
+                finite = "a learning rate is a finite number, for example 0.1"
+                raise UserError(f"{self.method}, {wrong_value(f'hyperparameters.{key}', value, finite)}")
         try:
             checked = self._table().model_validate(values)
         except ValidationError as error:
             raise UserError("; ".join(self._explained(error, values))) from error
-        return {name: getattr(checked, _attribute(name)) for name in values}
+        return {**self.defaults, **{name: getattr(checked, f"of_{name}") for name in values}}
 
     def _table(self) -> type[BaseModel]:
         """The method's fields as a pydantic model, under names that never clash with those of BaseModel."""
         fields: dict[str, Any] = {}
         for name, hint in self.hints.items():
-            hint = Union[hint, None] if self.defaults.get(name, MISSING) is None else hint  # noqa: UP007  # of any hint
-            fields[_attribute(name)] = (Annotated[hint, WrapValidator(_with_null)], Field(None, alias=name))
+            default = self.defaults.get(name, ...)  # ...: it must be given
+            hint = Union[hint, None] if default is None else hint  # noqa: UP007  # of any hint
+            fields[f"of_{name}"] = (Annotated[hint, WrapValidator(_with_null)], Field(default, alias=name))
         return create_model(self.method, __config__=ConfigDict(extra="forbid"), **fields)
 
     def _explained(self, error: ValidationError, values: Mapping[str, Any]) -> Iterator[str]:
@@ -140,9 +126,11 @@ class Hyperparameters:
             elif kind == "value_error":  # from the group's own check, whose message may begin with a field's name
                 reason = str(problems[0]["ctx"]["error"])
                 field = f"{key}.{reason.partition(' = ')[0]}"
-                yield f"{self.method}, {key}" + (f".{reason}{_flag(field)}" if field in self.keys else f": {reason}")
+                flag = flag_of(f"hyperparameters.{field}")
+                yield f"{self.method}, {key}" + (f".{reason}{flag}" if field in self.keys else f": {reason}")
             else:
-                yield f"{self.method}, {wrong_value(key, value, _flag(key), [one['msg'] for one in problems])}"
+                wanted = [problem["msg"] for problem in problems]
+                yield f"{self.method}, {wrong_value(f'hyperparameters.{key}', value, *wanted)}"
 
     def _advice(self, unknown: str) -> str:
         """What an unknown key may stand for: keys of that last name, else the nearest, else all that there are."""
@@ -159,14 +147,6 @@ class Hyperparameters:
         return nearest(unknown, keys if group else self.hints)
 
 
-def _attribute(name: str) -> str:
-    return f"of_{name}"
-
-
-def _flag(key: str) -> str:
-    return flag_of(f"hyperparameters.{key}")
-
-
 def _is_plain(hint: Any) -> bool:
     """Can numbers, words, lists and tables express it?"""
     try:
@@ -180,11 +160,6 @@ def _keys(key: str, hint: Any) -> list[str]:
     groups = [part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part)]
     inner = {name: each for group in groups for name, each in get_type_hints(group).items()}
     return [one for name, each in inner.items() for one in _keys(f"{key}.{name}", each)] if groups else [key]
-
-
-def _over(default: Any, value: Any) -> Any:
-    """A table over a method's default: what is not given stays as it is there."""
-    return merged(plain(default), value) if isinstance(value, Mapping) else value
 
 
 def _with_null(value: Any, check: Any) -> Any:
@@ -214,5 +189,4 @@ def _exchanged(value: Any, old: str | None, new: str | None) -> Any:
 def describe(method: str) -> dict[str, Any]:
     """A method's hyperparameters with their defaults, as a recipe spells them."""
     known = Hyperparameters.of(method)
-    values: dict[str, Any] = plain(known.defaults)
-    return {**dict.fromkeys(known.missing, "required"), **values}
+    return {name: plain(known.defaults[name]) if name in known.defaults else "required" for name in known.hints}

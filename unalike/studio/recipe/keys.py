@@ -8,40 +8,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+_SECTIONS = {
+    "": ("title", "rounds", "seed", "seeds", "eval_every", "checkpoint_every"),
+    "data.": ("partition", "clients", "samples", "min_samples", "test", "validation", "unseen", "labeled", "rotate"),
+    "data.options.": ("client_column", "label_column"),
+    "hyperparameters.": ("cohort",),
+    "hyperparameters.local.": ("batch", "lr"),
+    "privacy.": ("epsilon", "delta", "noise_multiplier", "clip", "unit"),
+    "runtime.": ("block", "threads", "drop"),
+}
 # short name -> key of the recipe
-KEYS = {
-    "title": "title",
+KEYS = {name: section + name for section, names in _SECTIONS.items() for name in names} | {
     "data": "data.name",
-    "partition": "data.partition",
-    "clients": "data.clients",
-    "samples": "data.samples",
-    "min_samples": "data.min_samples",
-    "test": "data.test",
-    "validation": "data.validation",
-    "unseen": "data.unseen",
-    "labeled": "data.labeled",
-    "rotate": "data.rotate",
-    "client_column": "data.options.client_column",
-    "label_column": "data.options.label_column",
     "model": "model.name",
-    "rounds": "rounds",
-    "seed": "seed",
-    "seeds": "seeds",
-    "eval_every": "eval_every",
-    "checkpoint_every": "checkpoint_every",
-    "cohort": "hyperparameters.cohort",
     "local_epochs": "hyperparameters.local.epochs",
     "local_steps": "hyperparameters.local.steps",
-    "batch": "hyperparameters.local.batch",
-    "lr": "hyperparameters.local.lr",
-    "epsilon": "privacy.epsilon",
-    "delta": "privacy.delta",
-    "noise_multiplier": "privacy.noise_multiplier",
-    "clip": "privacy.clip",
-    "unit": "privacy.unit",
-    "block": "runtime.block",
-    "threads": "runtime.threads",
-    "drop": "runtime.drop",
 }
 # An option of a partition that has a flag of its own: the partition it implies, and the option's name there.
 PARTITION_OPTIONS = {"alpha": ("dirichlet", "alpha"), "classes": ("pathological", "num_classes_per_partition")}

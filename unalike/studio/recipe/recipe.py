@@ -16,7 +16,7 @@ import unalike
 from unalike.core.suggest import nearest
 from unalike.data.spec import literal
 from unalike.studio.errors import UserError
-from unalike.studio.recipe.keys import PARTITION_OPTIONS, flag_of, merged, nested
+from unalike.studio.recipe.keys import PARTITION_OPTIONS, flag_of, flattened, merged, nested
 
 
 class _Section(BaseModel):
@@ -151,10 +151,10 @@ def mistakes(error: ValidationError, values: Any) -> list[tuple[list[str], Any, 
     return [(list(path), value, problems) for path, (value, problems) in by_path.items()]
 
 
-def wrong_value(key: str, value: Any, flag: str, wanted: Sequence[str]) -> str:
+def wrong_value(key: str, value: Any, *wanted: str) -> str:
     """One mistake, told: the key, what came, the flag that sets it, and what was expected."""
     told = "; or ".join(dict.fromkeys(one[:1].lower() + one[1:] for one in wanted))
-    return f"{key} = {value!r}{flag}: {told}"
+    return f"{key.removeprefix('hyperparameters.')} = {value!r}{flag_of(key)}: {told}"
 
 
 def _explained(path: list[str], value: Any, problems: list[ErrorDetails]) -> str:
@@ -162,7 +162,7 @@ def _explained(path: list[str], value: Any, problems: list[ErrorDetails]) -> str
     if problems[0]["type"] == "missing":
         return f"the key {key!r} is missing"
     if problems[0]["type"] != "extra_forbidden":
-        return wrong_value(key, value, flag_of(key), [problem["msg"] for problem in problems])
+        return wrong_value(key, value, *(problem["msg"] for problem in problems))
     section = "".join(part + "." for part in path[:-1])
     known = dict.fromkeys(".".join(one.split(".")[: len(path)]) for one in all_keys() if one.startswith(section))
     meant = get_close_matches(path[-1], PARTITION_OPTIONS, 1)
@@ -175,16 +175,9 @@ def _explained(path: list[str], value: Any, problems: list[ErrorDetails]) -> str
     return f"unknown key {key!r}{nearest(key, known)}"
 
 
-def all_keys(section: type[BaseModel] = Recipe, path: str = "") -> list[str]:
+def all_keys() -> list[str]:
     """Every key of a recipe, dotted."""
-    keys = list(PLAN_KEYS) if section is Recipe else []
-    for name, one in section.model_fields.items():
-        inner = one.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            keys += all_keys(inner, f"{path}{name}.")
-        else:
-            keys.append(path + name)
-    return keys
+    return [*PLAN_KEYS, *flattened(Recipe(method="").model_dump())]
 
 
 def plan_of(values: Mapping[str, Any], where: str) -> Plan:
