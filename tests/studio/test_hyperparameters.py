@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from unalike.studio.recipe import keys
 from unalike.studio.recipe.hyperparameters import Hyperparameters, describe, plain
 from unalike.studio.recipe.recipe import checked
 from unalike.studio.runs.prepare import prepare
+from unalike.studio.runs.privacy import forecast
 
 METHOD = """
 from dataclasses import dataclass, field
@@ -112,13 +114,14 @@ def test_what_is_written_reads_back(name: str) -> None:
 def test_privacy_is_a_capability_that_a_method_declares() -> None:
     """ODPFL has a cohort, a clip and noise, too, but for other things."""
     data = {"name": "digits", "clients": 30}
-    for unit, words in (
-        ("client", "client-level privacy by clip and noise"),
-        ("point", "point-level privacy by DP-SGD"),
-    ):
+    for unit in ("client", "point"):
         recipe = checked({"method": "odpfl", "data": data, "privacy": {"epsilon": 3.0, "unit": unit}}, "r")
-        with pytest.raises(UserError, match=f"odpfl has no {words}"):
+        with pytest.raises(UserError, match=f"odpfl has no {unit}-level privacy by .*; fedavg has it"):
             prepare(recipe)
+    own = {"encoder": "sphere", "newcomer_epsilon": 1.0}  # protects a newcomer's rows, and nobody in training
+    prepared = prepare(checked({"method": "odpfl", "data": data, "hyperparameters": own}, "r"))
+    told = forecast(prepared.recipe, prepared.method, prepared.population, prepared.delta)
+    assert (told.noise, told.epsilon) == ("none", math.inf)
 
 
 def test_a_method_that_does_not_say_whom_it_asks_is_not_refused(tmp_path: Path) -> None:
