@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -102,10 +102,7 @@ class Borrowed:
     descriptor_lr: float = 1e-2
     features: int = 32
     serves_unlabeled: ClassVar[bool] = True
-
-    @classmethod
-    def for_problem(cls, problem: Problem, **hyperparameters: Any) -> Borrowed:
-        return cls(problem, **hyperparameters)
+    asks_unlabeled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.choice not in ("sampled", "nearest", "ensemble"):

@@ -106,6 +106,7 @@ class FLowDUP:
     penalty: float = 1e-5
     learn_prior: bool = True
     serves_unlabeled: ClassVar[bool] = True
+    asks_unlabeled: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.labeled_share <= 1:
@@ -256,6 +257,7 @@ class LDFedAvg:
     dimension: int | None = None
     agreed_seed: int = 0
     serves_unlabeled: ClassVar[bool] = True
+    asks_unlabeled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _ = self.lift  # made here, because a vectorised task must not draw initial values

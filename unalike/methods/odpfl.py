@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -69,10 +69,7 @@ class ODPFL:
     lambda_g: float = 1e-3
 
     serves_unlabeled: ClassVar[bool] = True
-
-    @classmethod
-    def for_problem(cls, problem: Problem, **hyperparameters: Any) -> ODPFL:
-        return cls(problem, **hyperparameters)
+    asks_unlabeled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in ("rows", "two_phase"):

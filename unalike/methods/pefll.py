@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -82,10 +82,7 @@ class PeFLL:
     lambda_h: float = 1e-3
     lambda_v: float = 1e-3
     lambda_theta: float = 0.0
-
-    @classmethod
-    def for_problem(cls, problem: Problem, **hyperparameters: Any) -> PeFLL:
-        return cls(problem, **hyperparameters)
+    asks_unlabeled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not self.steady >= 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -54,10 +54,7 @@ class PFedHN:
     clip: float = 50.0
     lambda_h: float = 1e-3
     serves_unlabeled: ClassVar[bool] = False  # a newcomer's descriptor is learned from its labels
-
-    @classmethod
-    def for_problem(cls, problem: Problem, **hyperparameters: Any) -> PFedHN:
-        return cls(problem, **hyperparameters)
+    asks_unlabeled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.newcomer_rounds < 0:
