@@ -1,7 +1,4 @@
-"""Draw accuracy against ε from the folder of the recipe dp-fedavg-mnist: python dp_fedavg_figure.py FOLDER SVG.
-
-The figure is plain SVG, so that it needs no other program and shows well in a page.
-"""
+"""Draw accuracy against ε from a run folder of the recipe dp-fedavg-mnist: python dp_fedavg_figure.py FOLDER SVG."""
 
 from __future__ import annotations
 

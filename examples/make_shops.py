@@ -1,4 +1,4 @@
-"""Write shops.csv: forty shops' sales. What makes people return things differs from shop to shop."""
+"""Write shops.csv, the sales of forty shops. The reasons for a return differ from shop to shop."""
 
 import sys
 

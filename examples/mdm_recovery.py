@@ -1,4 +1,4 @@
-"""Known mixtures found again: T1 Table A.1 (relative errors over three seeds) and A.1.2 (the number of components).
+"""Recovery of known mixtures: T1 Table A.1 (relative errors over three seeds) and A.1.2 (the number of components).
 
     python examples/mdm_recovery.py
 
@@ -25,7 +25,7 @@ def federation_of(mixture: Mixture, clients: int, seed: int) -> Federation:
 
 
 def recovery(name: str, start: str = "concentration") -> tuple[list[float], list[float], list[float], list[float]]:
-    """Errors of α and τ, seconds, and seconds of this process alone (what others do on the machine left out)."""
+    """Errors of α and τ, wall-clock seconds, and processor seconds of this process."""
     truth = known_mixture(name)
     alphas, taus, seconds, own = [], [], [], []
     for seed in SEEDS:

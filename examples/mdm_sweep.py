@@ -1,4 +1,4 @@
-"""Do simulated clients predict how FedAvg will do on the true ones? A scaled version of T1 §3.4.2 on CIFAR-10.
+"""Do simulated clients predict how well FedAvg does on the true ones? A scaled version of T1 §3.4.2 on CIFAR-10.
 
     UNALIKE_DATA=... python examples/mdm_sweep.py
 

@@ -1,6 +1,6 @@
-"""A method of one's own, outside of the package: FedRep in 60 lines (Collins et al., ICML 2021).
+"""A method of your own, outside the package: FedRep in 60 lines (Collins et al., ICML 2021).
 
-The clients share a representation and each keeps a head of its own. Try it:
+The clients share a representation, and each keeps its own head. Try it:
 unalike run examples/my_method.py:FedRep --data digits --partition pathological --rounds 20
 """
 

@@ -1,4 +1,4 @@
-"""Your own arrays: x, a client for every row, and labels."""
+"""Train on your own arrays: inputs, labels, and the client of every row."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Clients with two classes each: a model of one's own beats one model for all."""
+"""Clients with two classes each: personal models beat one model for all."""
 
 from unalike import LocalSGD, Model, data, simulate, train
 from unalike.learn.evaluation import evaluate

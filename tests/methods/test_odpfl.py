@@ -208,7 +208,7 @@ def test_unlabeled_newcomers_are_served() -> None:
 )
 def test_nonsense_is_refused_with_advice(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ODPFL.for_problem(problem_of((6,)), **options)
+        ODPFL(problem_of((6,)), **options)
 
 
 def test_rows_of_a_client_may_repeat_its_parts_in_any_block() -> None:

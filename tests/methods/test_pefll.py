@@ -220,7 +220,7 @@ def test_traffic_is_what_the_thesis_counts() -> None:
 )
 def test_nonsense_is_refused_with_advice(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        method = PeFLL.for_problem(problem_of((6,)), **options)
+        method = PeFLL(problem_of((6,)), **options)
         method.start(0)
 
 

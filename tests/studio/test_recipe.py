@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from unalike.studio import UserError
-from unalike.studio.recipe import shipped
-from unalike.studio.recipe.recipe import checked, overridden, plan_of, read_recipe, read_toml
-from unalike.studio.recipe.settings import nested, plan_for
+from unalike.studio.recipe.recipe import checked, overridden, plan_of, read_recipe, read_toml, shipped
+from unalike.studio.recipe.settings import plan_for, spelled_out
 from unalike.studio.runs.prepare import prepare
 
 
@@ -88,11 +87,11 @@ def test_resolved_recipe_spells_everything_out_and_reads_back(tmp_path: Path) ->
 
 
 def test_short_names() -> None:
-    assert nested({"lr": 0.2, "alpha": 1.0, "seed": None}) == {"hyperparameters": {"local": {"lr": 0.2}}}
+    assert spelled_out({"lr": 0.2, "alpha": 1.0}) == {"hyperparameters": {"local": {"lr": 0.2}}}
     with pytest.raises(UserError, match=r"no setting is called 'roudns'; did you mean 'rounds'\?"):
-        nested({"roudns": 3})
+        spelled_out({"roudns": 3})
     with pytest.raises(UserError, match="not both"):
-        nested({"local_steps": 3, "local_epochs": 2})
+        spelled_out({"local_steps": 3, "local_epochs": 2})
     (_, recipe), *_ = plan_for(["fedavg"], {"partition": "dirichlet", "alpha": 0.3}).runs
     assert recipe.data.partition == "dirichlet:alpha=0.3"
     (_, recipe), *_ = plan_for(["fedavg"], {"classes": 3}).runs
@@ -101,7 +100,7 @@ def test_short_names() -> None:
 
 def test_settings_are_left_as_they_were_given() -> None:
     given = {"local": {"steps": 3}}
-    first, second = (nested({"hyperparameters": given}) for _ in range(2))
+    first, second = (spelled_out({"hyperparameters": given}) for _ in range(2))
     assert first == second == {"hyperparameters": {"local": {"steps": 3, "epochs": "none"}}}
     assert given == {"local": {"steps": 3}}
 
@@ -125,9 +124,9 @@ def test_hyperparameters_are_checked_against_the_method() -> None:
         built(server={"kind": "adm"})
 
 
-@pytest.mark.parametrize("name", shipped.names())
+@pytest.mark.parametrize("name", shipped())
 def test_shipped_recipes_are_valid_and_explained(name: str) -> None:
-    file = shipped.names()[name]
+    file = shipped()[name]
     plan = plan_of(read_toml(file), str(file))
     assert plan.title, "a recipe says what it is"
     assert file.read_text().startswith("#"), "a recipe explains itself in comments"
@@ -141,7 +140,7 @@ def test_a_default_cohort_fits_the_clients_that_the_method_asks(method: str, coh
     assert prepared.method.cohort == cohort  # type: ignore[attr-defined]  # of 110 clients 11 have labels
 
 
-@pytest.mark.parametrize("file", sorted(shipped.names().values()), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(shipped().values()), ids=lambda file: file.stem)
 def test_every_recipe_can_be_prepared(file: Path, real_data: Path) -> None:
     """Its data is found, and every method takes the hyperparameters that it is given."""
     population = None

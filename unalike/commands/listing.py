@@ -15,9 +15,8 @@ from unalike.data.sources.catalog import Listed
 from unalike.methods import METHODS
 from unalike.networks import architectures
 from unalike.studio.errors import UserError
-from unalike.studio.recipe import shipped
-from unalike.studio.recipe.recipe import plan_of, read_toml
-from unalike.studio.runs.prepare import describe_hyperparameters, method_class
+from unalike.studio.recipe.hyperparameters import describe, method_named
+from unalike.studio.recipe.recipe import plan_of, read_toml, shipped
 
 
 def methods(
@@ -35,11 +34,11 @@ def methods(
         console.print(table)
         console.print("unalike methods NAME shows a method's hyperparameters.", style="dim")
         return
-    values = describe_hyperparameters(name)
+    values = describe(name)
     if name in METHODS:
         entry = METHODS[name]
         console.print(f"# {entry.title}: {entry.summary} ({entry.paper})", markup=False)
-    document = (method_class(name).__doc__ or "").strip()
+    document = (method_named(name).make.__doc__ or "").strip()
     for line in document.splitlines():
         console.print(f"# {line.strip()}".rstrip(), markup=False, soft_wrap=True)
     console.print(tomli_w.dumps({"method": name, "hyperparameters": values}), markup=False, soft_wrap=True)
@@ -76,7 +75,7 @@ def recipes(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
     table = _table("recipe", "what it is", "methods")
-    for name, file in shipped.names().items():
+    for name, file in shipped().items():
         plan = plan_of(read_toml(file), str(file))
         table.add_row(name, plan.title, ", ".join(label for label, _ in plan.runs))
     printed().print(table)
@@ -88,7 +87,7 @@ def show(name: Annotated[str, typer.Argument(hidden=True)]) -> None:
 
     NAME is a name of `unalike recipes`.
     """
-    known = shipped.names()
+    known = shipped()
     if name not in known:
         raise UserError(f"no recipe is called {name!r}{nearest(name, list(known))}")
     typer.echo(known[name].read_text(encoding="utf-8"), nl=False)

@@ -93,11 +93,12 @@ class Replies(Mapping[str, Tensor]):
 class Federation:
     """A runtime that reaches clients, and the record of all that was asked of them. It holds no client's data.
 
-    roster: whom it asks; the runtime's whole roster unless told otherwise.
-    quorum: the share of a cohort that must answer; below it an ask stops with a ``QuorumError``.
-    budget: refuses an ask before it is sent if its release would spend more.
-    run: names the run at the clients, who keep things for it. purpose: what its asks are for; ``aside`` measures.
-    labels: may tasks read labels?
+    - ``roster``: whom it asks; the runtime's whole roster unless told otherwise.
+    - ``quorum``: the share of a cohort that must answer; below it an ask stops with a ``QuorumError``.
+    - ``budget``: refuses an ask before it is sent if its release would spend more.
+    - ``run``: names the run at the clients, who keep things for it.
+    - ``purpose``: what its asks are for; ``aside`` measures.
+    - ``labels``: may tasks read labels?
     """
 
     runtime: Runtime
@@ -150,8 +151,9 @@ class Federation:
     def sample(self, count: int | float, *, poisson: bool = False, labeled: bool | None = None) -> Cohort:
         """A random cohort: ``count`` clients (an int) or that share of them (a float up to 1).
 
-        poisson: every client takes part independently with probability count / clients, so the cohort's size varies;
-        this is what client-level privacy is amplified by. labeled: only clients with (True) or without (False) labels.
+        - ``poisson``: every client takes part independently with probability count / clients, so the cohort's size
+          varies; this is what client-level privacy is amplified by.
+        - ``labeled``: only clients with (True) or without (False) labels.
         """
         pool: Tensor | None = None
         if labeled is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.model import Model
+from unalike.privacy.dpsgd import PointPrivacy, Steps
+from unalike.privacy.mechanisms import AdditiveNoise
 
 
 class State(Mapping[str, Tensor]):
@@ -105,3 +107,43 @@ def train(
         if after_round is not None:
             after_round(number, state)
     return state
+
+
+# What the studio asks of a method before it relies on it. A method that declares none of these is run as it is.
+
+
+@runtime_checkable
+class LearnsFromLabels(Protocol):
+    """Training needs clients with labels; ``asks_unlabeled`` tells whether its cohorts hold others, too."""
+
+    asks_unlabeled: ClassVar[bool]
+
+
+@runtime_checkable
+class ClientPrivate(Protocol):
+    """Protects clients where its field ``noise`` is set: every round a Poisson sample of ``cohort`` clients, their
+    updates clipped to ``clip``, noise on the sum.
+    """
+
+    client_private: ClassVar[Literal[True]]
+
+    @property
+    def cohort(self) -> int | float: ...
+
+    @property
+    def noise(self) -> AdditiveNoise | None: ...
+
+
+@runtime_checkable
+class PointPrivate(Protocol):
+    """Protects points where ``local.private`` of its field ``local`` is set: the clients train by DP-SGD."""
+
+    @property
+    def cohort(self) -> int | float: ...
+
+    def dp_sgd(self, size: int) -> tuple[PointPrivacy, Steps] | None:
+        """What a round does at a client with ``size`` samples; None where points are not protected."""
+        ...
+
+
+DECLARATIONS = ("serves_unlabeled", "asks_unlabeled", "client_private")  # told by a class, and no hyperparameters

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -79,9 +79,9 @@ class _Mean(nn.ModuleList):
 class Borrowed:
     """pFedHN whose newcomers borrow models of training clients; training is pFedHN's.
 
-    choice: "sampled": one at random; "nearest": the least A-distance; "ensemble": the mean output of all (training
-    clients get it too, since a run has one kind of model). P2 scores PFL-sampled by the mean accuracy of all models on
-    each newcomer; here a newcomer draws one, which has that mean in expectation.
+    ``choice`` is "sampled" (one at random), "nearest" (the least A-distance) or "ensemble" (the mean output of all;
+    training clients get it too, since a run has one kind of model). P2 scores PFL-sampled by the mean accuracy of all
+    models on each newcomer; here a newcomer draws one, which has that mean in expectation.
 
     The A-distance of two clients is 2(1 − 2ε), ε the error of the best linear separator of their samples (Ben-David et
     al. 2007). Here ε is that of the Gaussian approximation, Φ(−Δ/2) with Mahalanobis' distance Δ under the mean of both
@@ -102,10 +102,7 @@ class Borrowed:
     descriptor_lr: float = 1e-2
     features: int = 32
     serves_unlabeled: ClassVar[bool] = True
-
-    @classmethod
-    def for_problem(cls, problem: Problem, **hyperparameters: Any) -> Borrowed:
-        return cls(problem, **hyperparameters)
+    asks_unlabeled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.choice not in ("sampled", "nearest", "ensemble"):

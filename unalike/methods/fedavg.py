@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Params, supervised
 from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
+from unalike.privacy.dpsgd import PointPrivacy, Steps
 from unalike.privacy.mechanisms import AdditiveNoise
 
 
@@ -49,7 +50,8 @@ class FedAvg:
     clip: float | None = None
     noise: AdditiveNoise | None = None
     secure: bool = False
-    point_private: ClassVar[bool] = True  # charges the ledger with local.private
+    asks_unlabeled: ClassVar[bool] = False
+    client_private: ClassVar[Literal[True]] = True
 
     @property
     def serves_unlabeled(self) -> bool:
@@ -71,6 +73,9 @@ class FedAvg:
                 f"mu_step={self.mu_step} follows the clients' loss, which noise, secure and local.private keep back; "
                 "set mu_step=0 for a fixed mu"
             )
+
+    def dp_sgd(self, size: int) -> tuple[PointPrivacy, Steps] | None:
+        return None if self.local.private is None else (self.local.private, self.local.steps_of(size))
 
     @property
     def _loss_is_released(self) -> bool:
@@ -158,6 +163,7 @@ class Local:
     local: LocalSGD = field(default_factory=LocalSGD)
     newcomer: LocalSGD = field(default_factory=lambda: LocalSGD(steps=200))
     serves_unlabeled: ClassVar[bool] = False
+    asks_unlabeled: ClassVar[bool] = False
 
     @task
     def fit(self, client: Client, start: Tensor) -> Sent:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -62,10 +62,7 @@ class FedTTA:
     schedule: Schedule = field(default_factory=Schedule)
     adapt_lr: float = 0.01
     serves_unlabeled: ClassVar[bool] = True
-
-    @classmethod
-    def for_problem(cls, problem: Problem, **hyperparameters: Any) -> FedTTA:
-        return cls(problem, **hyperparameters)
+    asks_unlabeled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not self.adapt_lr >= 0:

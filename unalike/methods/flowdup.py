@@ -78,12 +78,16 @@ class FLowDUP:
     batches are shuffled (``local.epochs``), always the same with ``local.batch=None``, and overlapping where
     ``local.steps`` draws rows with replacement.
 
-    cohort: clients per round, a share ``labeled_share`` (α) of them labeled; where one kind is missing, all are of the
-    other. subspace, dimension, agreed_seed: P, its k (None: 10,000, or d/2 if less) and the seed of P and θ0.
-    features: outputs of h1, which is the client model with another head. width: hidden units of h2; h2's last layer has
-    width · k weights and is most of what is sent. begin: factor of its initial values. penalty: λ.
-    schedule: factor of the server's rate; rates: more such factors, for parts of ψ by name (h1, hidden, last, bias,
-    prior). learn_prior=False is Table C.4's variant with ψ_r = 0.
+    - ``cohort``: clients per round, a share ``labeled_share`` (α) of them labeled; where one kind is missing, all are
+      of the other.
+    - ``subspace``, ``dimension``, ``agreed_seed``: P, its k (None: 10,000, or d/2 if less) and the seed of P and θ0.
+    - ``features``: outputs of h1, which is the client model with another head.
+    - ``width``: hidden units of h2; h2's last layer has width · k weights and is most of what is sent. ``begin``: the
+      factor of its initial values.
+    - ``penalty``: λ.
+    - ``schedule``: factor of the server's rate. ``rates``: more such factors, for parts of ψ by name (h1, hidden, last,
+      bias, prior).
+    - ``learn_prior``: False is Table C.4's variant with ψ_r = 0.
     """
 
     model: Model
@@ -102,6 +106,7 @@ class FLowDUP:
     penalty: float = 1e-5
     learn_prior: bool = True
     serves_unlabeled: ClassVar[bool] = True
+    asks_unlabeled: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.labeled_share <= 1:
@@ -252,6 +257,7 @@ class LDFedAvg:
     dimension: int | None = None
     agreed_seed: int = 0
     serves_unlabeled: ClassVar[bool] = True
+    asks_unlabeled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _ = self.lift  # made here, because a vectorised task must not draw initial values

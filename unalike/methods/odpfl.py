@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -41,16 +41,18 @@ def _moved_by_a_sample(client: Client) -> Tensor:
 class ODPFL:
     """Models for unlabeled newcomers by a set encoder and a hypernetwork (P2 Alg. 1).
 
-    encoder: "deepset", "dss", "set-transformer", or "sphere" (a deep set on the unit sphere, which privacy needs).
-    rows: samples that are encoded together; None: all of a client's. With fewer, a client's samples are split at random
-    and its descriptor is the mean over the parts (App. B.1), each counting by its rows.
-    two_phase: None trains end to end. A number of rounds: first h learns with a descriptor for each client, as pFedHN
-    does, while g learns to predict those; after that many rounds g is frozen and h learns with what g says (App. B.2).
-    newcomer_epsilon, newcomer_delta: a newcomer protects each of its samples by noise on its descriptor (§7).
-    Not in the paper: server.warmup, ``calibration`` and ``clip`` (see PeFLL), and 50 batches drawn afresh where Alg. 1
-    has epochs. In the first of two phases g takes one step a round at the server, by the gradients that clients send,
-    where App. B.2 trains it at them; descriptor_lr: the rate of the clients' own descriptors there.
-    lambda_h, lambda_g: decay of h and g (P2's weight decays).
+    - ``encoder``: "deepset", "dss", "set-transformer", or "sphere" (a deep set on the unit sphere; privacy needs it).
+    - ``rows``: samples that are encoded together; None: all of a client's. With fewer, a client's samples are split at
+      random and its descriptor is the mean over the parts (App. B.1), each counting by its rows.
+    - ``two_phase``: None trains end to end. A number of rounds: first h learns with a descriptor for each client, as
+      pFedHN does, while g learns to predict those; after that many rounds g is frozen and h learns with what g says
+      (App. B.2). ``descriptor_lr``: the rate of the clients' own descriptors in the first phase.
+    - ``newcomer_epsilon``, ``newcomer_delta``: a newcomer protects each of its samples by noise on its descriptor (§7).
+    - ``lambda_h``, ``lambda_g``: decay of h and g (P2's weight decays).
+
+    Not in the paper: ``server.warmup``, ``calibration`` and ``clip`` (see PeFLL), and 50 batches drawn afresh where
+    Alg. 1 has epochs. In the first of two phases g takes one step a round at the server, by the gradients that clients
+    send, where App. B.2 trains it at them.
     """
 
     problem: Problem
@@ -71,10 +73,7 @@ class ODPFL:
     lambda_g: float = 1e-3
 
     serves_unlabeled: ClassVar[bool] = True
-
-    @classmethod
-    def for_problem(cls, problem: Problem, **hyperparameters: Any) -> ODPFL:
-        return cls(problem, **hyperparameters)
+    asks_unlabeled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in ("rows", "two_phase"):

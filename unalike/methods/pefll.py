@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -45,20 +45,25 @@ class PeFLL:
     and backpropagate what the server makes of their updates. Together they are one step on the objective (4.1),
     λ_h‖η_h‖² + λ_v‖η_v‖² + mean_i [L(θ_i; S_i) + λ_θ‖θ_i‖²], with Δθ of local SGD in the place of −∂L/∂θ.
 
-    labels: how they enter φ: as "planes" of an image, "linear"ly beside the features, "alone" (one linear map of the
-    label, which T1 takes for CIFAR-100), or "ignored", which serves unlabeled clients too; "auto" takes planes for
-    images from 16×16 on, else "linear".
-    descriptor: its length l; None: a quarter of the number of training clients. size: hidden layers of h, S 1, M 3 or
-    L 5; the paper has M, which after as many rounds serves newcomers with a new combination of classes worse.
-    describe_rows: rows of the batch that φ averages in training, at most half of a client's, so that its descriptor
-    differs from round to round and h does not learn it by heart; newcomer_rows: in ``personalize``; None: all rows.
-    calibration: descriptors are centred in each coordinate, and scaled by one number, as those of so many clients ask
-    before the first round; the authors' code takes two numbers from the first client for that.
-    mask_labels: a client gives classes that it does not have a score of −∞, in training too (T1 B.1.3: afterwards).
-    steady: newcomers are served by the running mean of (η_h, η_v) over about so many rounds, because a round of a few
-    clients moves them a lot; 1 is the paper's, the last round alone.
-    server.warmup: Adam's first whole steps threw the generated models off (on CIFAR-10 a loss of hundreds in round 2).
-    clip: bound on the norm of the whole gradient. Regularisation is by decay, η ← (1 − 2βλ)η (Alg. 8, lines 17-18).
+    - ``labels``: how they enter φ: as "planes" of an image, "linear"ly beside the features, "alone" (one linear map of
+      the label, which T1 takes for CIFAR-100), or "ignored", which serves unlabeled clients too; "auto" takes planes
+      for images from 16×16 on, else "linear".
+    - ``descriptor``: its length l; None: a quarter of the number of training clients.
+    - ``size``: hidden layers of h, S 1, M 3 or L 5; the paper has M, which after as many rounds serves newcomers with a
+      new combination of classes worse.
+    - ``describe_rows``: rows of the batch that φ averages in training, at most half of a client's, so that its
+      descriptor differs from round to round and h does not memorise it. ``newcomer_rows``: the same in ``personalize``;
+      None: all rows.
+    - ``calibration``: so many clients' descriptors give, before the first round, the mean of each coordinate and the
+      one scale by which descriptors are normalised; the authors' code takes two numbers from the first client for that.
+    - ``mask_labels``: a client gives classes that it does not have a score of −∞, in training too (T1 B.1.3:
+      afterwards).
+    - ``steady``: newcomers are served by the running mean of (η_h, η_v) over about so many rounds, because a round of a
+      few clients moves them a lot; 1 is the paper's, the last round alone.
+    - ``server.warmup``: Adam's first whole steps threw the generated models off (on CIFAR-10 a loss of hundreds in
+      round 2).
+    - ``clip``: bound on the norm of the whole gradient.
+    - ``lambda_h``, ``lambda_v``: regularisation by decay, η ← (1 − 2βλ)η (Alg. 8, lines 17-18).
     """
 
     problem: Problem
@@ -77,10 +82,7 @@ class PeFLL:
     lambda_h: float = 1e-3
     lambda_v: float = 1e-3
     lambda_theta: float = 0.0
-
-    @classmethod
-    def for_problem(cls, problem: Problem, **hyperparameters: Any) -> PeFLL:
-        return cls(problem, **hyperparameters)
+    asks_unlabeled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not self.steady >= 1:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,9 +35,11 @@ class PFedHN:
     In a round only the v_i of clients that answered move, with any server optimizer: the others' v and moments rest (an
     adaptive optimizer corrects its bias by the rounds of all). A training client that never answered has a random v.
 
-    descriptor: length l of v; None: a quarter of the number of training clients. descriptor_lr: the step of the v_i.
-    newcomer_rounds: exchanges in which a newcomer's v, random at first, is optimised with h fixed, by newcomer_lr; an
-    evaluation of unseen clients takes as long, so evaluate seldom. server.warmup is not in the paper: see PeFLL.
+    - ``descriptor``: length l of v; None: a quarter of the number of training clients.
+    - ``descriptor_lr``: the step of the v_i.
+    - ``newcomer_rounds``: exchanges in which a newcomer's v, random at first, is optimised with h fixed, by
+      ``newcomer_lr``; an evaluation of unseen clients takes as long, so evaluate seldom.
+    - ``server.warmup`` is not in the paper: see PeFLL.
     """
 
     problem: Problem
@@ -52,10 +54,7 @@ class PFedHN:
     clip: float = 50.0
     lambda_h: float = 1e-3
     serves_unlabeled: ClassVar[bool] = False  # a newcomer's descriptor is learned from its labels
-
-    @classmethod
-    def for_problem(cls, problem: Problem, **hyperparameters: Any) -> PFedHN:
-        return cls(problem, **hyperparameters)
+    asks_unlabeled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.newcomer_rounds < 0:

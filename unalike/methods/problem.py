@@ -9,8 +9,8 @@ from unalike.core.model import Model
 
 @dataclass(frozen=True)
 class Problem:
-    """What the method's networks are sized by. A method that needs more than ``model`` and its own hyperparameters (an
-    embedding network, a hypernetwork) has a classmethod ``for_problem(problem, **hyperparameters)``.
+    """A method with networks of its own (an embedding, a hypernetwork) has a field ``problem: Problem`` in the place of
+    ``model: Model``, and makes them from it.
     """
 
     model: Model  # the personal model's architecture

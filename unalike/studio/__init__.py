@@ -31,10 +31,11 @@ def run(
 ) -> Result:
     """Train one method and measure it.
 
-    target: a method's name, ``file.py:Class``, a recipe's name or file. settings: the flags of ``unalike run`` with
-    underscores (``rounds=20, partition="dirichlet", alpha=0.3``), and ``hyperparameters={...}`` for all others.
-    data: a name, a file or a population; None: a recipe's own, else the digits.
-    out: a new folder to save everything in; without it nothing is written.
+    - ``target``: a method's name, ``file.py:Class``, a recipe's name or file.
+    - ``data``: a name, a file or a population; None: a recipe's own, else the digits.
+    - ``out``: a new folder to save everything in; without it nothing is written.
+    - ``settings``: the flags of ``unalike run`` with underscores (``rounds=20, partition="dirichlet", alpha=0.3``), and
+      ``hyperparameters={...}`` for all others.
     """
     plan = plan_for([target], _named(data, settings))
     if len(plan.with_seeds()) > 1:

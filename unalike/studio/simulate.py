@@ -31,9 +31,10 @@ def simulate(
 ) -> Federation:
     """A federation over these clients, simulated here: ``train(method, simulate(clients), rounds=20)``.
 
-    clients: a store of clients, or a population, whose seen clients are asked.
-    shards: the clients are dealt out to so many; results do not depend on it but for the order of sums.
-    block, threads: see ``Simulator``. strict, drop: see ``Simulation``. fields: of ``Federation``.
+    - ``clients``: a store of clients, or a population, whose seen clients are asked.
+    - ``shards``: the clients are dealt out to so many; results do not depend on it but for the order of sums.
+    - ``block``, ``threads``: see ``Simulator``. ``strict``, ``drop``: see ``Simulation``.
+    - ``fields``: those of ``Federation``, such as ``budget`` and ``quorum``.
     """
     made = runtime or simulation(clients, shards=shards, block=block, threads=threads, strict=strict, drop=drop)
     if isinstance(clients, Population):

@@ -125,14 +125,14 @@ class Clustering:
 class FedDPKMeans:
     """Algorithms 11 and 12 of T1, with one (ε, δ) for all of it.
 
-    k: number of clusters; None chooses it by the elbow on the weighted server data, up to ``k_max`` (T1 D.8.3).
-    steps: T of FedDP-Lloyds; the best runs of T1 mostly used none (Tables D.4, D.5).
-    radius: Δ, to which every point is clipped in every step; None takes that of the server data.
-    center: measure points from the mean of the server data, which is public, instead of from zero. A translation does
-        not change k-means, but Δ is smaller, and so is all the noise. False is the algorithm as printed.
-    client_points: for client-level privacy, how many points a client typically has, a public number: the bounds to
-        which a client's statistics are clipped follow from it and from the server data (T1 D.7.4).
-    simplify: rounds of Algorithm 14, which thins out server points that too few client points are near to.
+    - ``k``: number of clusters; None chooses it by the elbow on the weighted server data, up to ``k_max`` (T1 D.8.3).
+    - ``steps``: T of FedDP-Lloyds; the best runs of T1 mostly used none (Tables D.4, D.5).
+    - ``radius``: Δ, to which every point is clipped in every step; None takes that of the server data.
+    - ``center``: measure points from the mean of the server data, which is public, instead of from zero. A translation
+      does not change k-means, but Δ is smaller, and so is all the noise. False is the algorithm as printed.
+    - ``client_points``: for client-level privacy, how many points a client typically has, a public number: the bounds
+      to which a client's statistics are clipped follow from it and from the server data (T1 D.7.4).
+    - ``simplify``: rounds of Algorithm 14, which thins out server points that too few client points are near to.
     """
 
     k: int | None = 10

@@ -70,8 +70,9 @@ class Noise:
 def calibrate(privacy: Privacy, *, initialize: bool, histograms: int, refinements: int) -> Noise:
     """The noise with which all queries of a run, composed by the ledger, cost just under ``privacy.epsilon``.
 
-    histograms: how often the server's weights are asked for (they share Step 2's part); refinements: how often sums
-    and counts are (Step 3 and each Lloyd step). ``initialize`` False: a baseline that leaves Steps 1 and 2 out.
+    - ``histograms``: how often the server's weights are asked for (they share Step 2's part).
+    - ``refinements``: how often sums and counts are asked for (Step 3 and each Lloyd step).
+    - ``initialize``: False for a baseline that leaves Steps 1 and 2 out.
 
     T1 gives each query an ε of its own and adds them up; Algorithm 12 and its text then disagree about δ and T. Here
     the single ε's are only proportions of an unknown s: every Gaussian is calibrated to (share·s, δ), every

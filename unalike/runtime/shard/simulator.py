@@ -43,9 +43,9 @@ class LoopInstead(UserWarning):
 class Simulator:
     """Runs tasks for blocks of clients.
 
-    block: clients per vectorised call (1: no vectorisation); None measures and remembers what is fastest here.
-    threads: as many blocks are computed at a time, or threads work inside an operation (``Plan.of``); None: PyTorch's
-        number, but one for small samples.
+    - ``block``: clients per vectorised call (1: no vectorisation); None measures and remembers what is fastest here.
+    - ``threads``: as many blocks are computed at a time, or threads work inside an operation (``Plan.of``); None:
+      PyTorch's number, but one for small samples.
     """
 
     block: int | None = None

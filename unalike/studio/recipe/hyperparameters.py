@@ -1,193 +1,192 @@
-"""A method's hyperparameters: its dataclass fields, read from and written to plain values with their types checked."""
+"""The method that a recipe names, and its hyperparameters: the fields of its dataclass, checked by pydantic."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import inspect
 import math
-import types
-import typing
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass
+from difflib import get_close_matches
+from typing import Annotated, Any, Union, get_args, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, WrapValidator, create_model
+from pydantic.errors import PydanticUserError
+from pydantic_core import to_jsonable_python
 
-from unalike.core.model import Model
+from unalike.core import outside
+from unalike.core.method import DECLARATIONS
 from unalike.core.suggest import nearest
+from unalike.methods import METHODS, Entry
 from unalike.studio.errors import UserError
-from unalike.studio.recipe.keys import flag_of
+from unalike.studio.recipe.keys import flag_of, flattened, merged
+from unalike.studio.recipe.recipe import all_keys, mistakes, wrong_value
 
 NONE = "none"  # TOML has no null: this word stands for it
+GIVEN = ("model", "problem")  # fields that are filled with the recipe's model, or with the whole problem
 
 
-@dataclasses.dataclass(frozen=True)
-class Hyperparameter:
-    """One of them: its type, and the value it has when nobody sets it."""
-
-    hint: Any
-    default: Any = dataclasses.MISSING
-
-
-def of_method(cls: type) -> dict[str, Hyperparameter]:
-    """A method's hyperparameters: the fields of its dataclass that plain values can express.
-
-    The keyword parameters of ``for_problem``, where there is one, count too: they size the method's networks.
-    """
-    if not dataclasses.is_dataclass(cls):
-        raise UserError(f"{cls.__name__} is no method: mark it with @dataclass(frozen=True)")
-    known = _fields(cls)
-    builder = getattr(cls, "for_problem", None)
-    if builder is not None:
-        hints = get_type_hints(builder)
-        for name, parameter in list(inspect.signature(builder).parameters.items())[1:]:
-            if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD) and name not in known:
-                default = dataclasses.MISSING if parameter.default is parameter.empty else parameter.default
-                known[name] = Hyperparameter(hints.get(name, Any), default)
-    return known
+def method_named(name: str) -> Entry:
+    """A method by its name, or from outside by ``file.py:Class``."""
+    if not outside.is_path(name):
+        if name not in METHODS:
+            raise UserError(f"no method is called {name!r}{nearest(name, METHODS)}")
+        return METHODS[name]
+    found = outside.load(name)
+    if not isinstance(found, type):
+        raise UserError(f"{name} is no class; a method is a frozen dataclass with start, round and personalize")
+    for needed in ("start", "round", "personalize"):
+        if not callable(getattr(found, needed, None)):
+            raise UserError(f"{name} has no {needed}(...); a method has start, round and personalize")
+    if not dataclasses.is_dataclass(found):
+        raise UserError(f"{found.__name__} is no method: mark it with @dataclass(frozen=True)")
+    _refuse_untyped(found)
+    return Entry(found, found.__name__, paper="", summary="")
 
 
-def _fields(cls: type) -> dict[str, Hyperparameter]:
-    hints = get_type_hints(cls)
-    known = {}
-    for field in dataclasses.fields(cls):
-        if field.init and _is_plain(hints[field.name]):
-            default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
-            known[field.name] = Hyperparameter(hints[field.name], default)
-    return known
+def _refuse_untyped(method: type) -> None:
+    """``lr = 0.1`` in a dataclass is no field: nothing could ever set it."""
+    for base in method.__mro__[:-1]:
+        known = {*DECLARATIONS, *inspect.get_annotations(base)}
+        for name, value in vars(base).items():
+            kind = "float | None" if value is None else type(value).__name__
+            could_be_set = _is_plain(type(value)) and not isinstance(value, type)
+            if could_be_set and name not in known and not name.startswith("_"):
+                raise UserError(
+                    f"{base.__name__}.{name} has no type, so nothing can set it; give it a type: "
+                    f"{name}: {kind} = {value!r} (a constant is a ClassVar[{kind}])"
+                )
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """What can be set of one method: types, and the values when nobody sets them, by the names of the fields."""
+
+    method: str
+    hints: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, method: str) -> Hyperparameters:
+        """The fields that plain values can express; networks and mechanisms are not hyperparameters."""
+        entry = method_named(method)
+        types = get_type_hints(entry.make)
+        hints, defaults = {}, {}
+        for field in dataclasses.fields(entry.make):
+            default = field.default_factory() if field.default_factory is not MISSING else field.default
+            if not field.init or field.name in GIVEN:
+                continue
+            if _is_plain(types[field.name]):
+                hints[field.name] = types[field.name]
+                if default is not MISSING:
+                    defaults[field.name] = default
+            elif default is MISSING:
+                raise UserError(
+                    f"{method} needs {field.name}, and no recipe can give a {types[field.name]}; give it a default, or "
+                    "a field `problem: Problem` from which the method makes it"
+                )
+        with_default = cls(method, {name: hints[name] for name in defaults}, defaults)
+        return cls(method, hints, with_default.read(entry.defaults))
+
+    @property
+    def keys(self) -> list[str]:
+        """The dotted names of all, those inside a group (such as ``local``) too."""
+        return [key for name, hint in self.hints.items() for key in _keys(name, hint)]
+
+    def read(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments for the constructor: the defaults, with ``values`` (partial, nested) in their place, checked."""
+        groups = {name: plain(one) for name, one in self.defaults.items() if dataclasses.is_dataclass(one)}
+        values = merged({name: group for name, group in groups.items() if name in values}, values)
+        for key, value in flattened(values).items():
+            if key.rpartition(".")[2] == "lr" and isinstance(value, float) and not math.isfinite(value):
+                finite = "a learning rate is a finite number, for example 0.1"
+                raise UserError(f"{self.method}, {wrong_value(f'hyperparameters.{key}', value, finite)}")
+        try:
+            checked = self._table().model_validate(values)
+        except ValidationError as error:
+            raise UserError("; ".join(self._explained(error, values))) from error
+        return {**self.defaults, **{name: getattr(checked, f"of_{name}") for name in values}}
+
+    def _table(self) -> type[BaseModel]:
+        """The method's fields as a pydantic model, under names that never clash with those of BaseModel."""
+        fields: dict[str, Any] = {}
+        for name, hint in self.hints.items():
+            default = self.defaults.get(name, ...)  # ...: it must be given
+            hint = Union[hint, None] if default is None else hint  # noqa: UP007  # of any hint
+            fields[f"of_{name}"] = (Annotated[hint, WrapValidator(_with_null)], Field(default, alias=name))
+        return create_model(self.method, __config__=ConfigDict(extra="forbid"), **fields)
+
+    def _explained(self, error: ValidationError, values: Mapping[str, Any]) -> Iterator[str]:
+        for path, value, problems in mistakes(error, values):
+            key, kind = ".".join(path), problems[0]["type"]
+            if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+                yield f"{self.method} has no hyperparameter {key!r}{self._advice(key)}"
+            elif kind == "missing":
+                yield f"{self.method} needs the hyperparameter {key!r}: give it with --set {key}=VALUE"
+            elif kind == "value_error":  # from the group's own check, whose message may begin with a field's name
+                reason = str(problems[0]["ctx"]["error"])
+                field = f"{key}.{reason.partition(' = ')[0]}"
+                flag = flag_of(f"hyperparameters.{field}")
+                yield f"{self.method}, {key}" + (f".{reason}{flag}" if field in self.keys else f": {reason}")
+            else:
+                wanted = [problem["msg"] for problem in problems]
+                yield f"{self.method}, {wrong_value(f'hyperparameters.{key}', value, *wanted)}"
+
+    def _advice(self, unknown: str) -> str:
+        """What an unknown key may stand for: keys of that last name, else the nearest, else all that there are."""
+        group = unknown.rpartition(".")[0]
+        keys = [key for key in self.keys if key.startswith(group + ".")] if group else [*self.keys, *all_keys()]
+        last_names = {key.rpartition(".")[2]: key for key in reversed(keys)}
+        meant = (
+            [key for key in keys if key.rpartition(".")[2] == unknown]
+            or get_close_matches(unknown, keys, 1)
+            or [last_names[name] for name in get_close_matches(unknown, last_names, 1)]
+        )
+        if meant:
+            return f"; did you mean {' or '.join(map(repr, meant))}?"
+        return nearest(unknown, keys if group else self.hints)
 
 
 def _is_plain(hint: Any) -> bool:
-    """Can plain values (numbers, words, lists, tables) express it? Networks and mechanisms are not hyperparameters."""
-    origin = get_origin(hint)
-    if origin is Literal or hint is Any:
-        return True
-    if origin in (Union, types.UnionType):
-        return all(_is_plain(part) for part in get_args(hint))
-    if origin is not None:
-        wanted = [part for part in get_args(hint) if part is not Ellipsis]
-        return isinstance(origin, type) and issubclass(origin, tuple | list | Mapping) and all(map(_is_plain, wanted))
-    if hint in (int, float, str, bool, type(None)):
-        return True
-    if not isinstance(hint, type) or not dataclasses.is_dataclass(hint) or issubclass(hint, Model):
-        return False
-    inner = get_type_hints(hint)
-    return all(_is_plain(inner[field.name]) for field in dataclasses.fields(hint))
-
-
-def read(
-    owner: str,
-    known: Mapping[str, Hyperparameter],
-    values: Mapping[str, Any],
-    path: str = "",
-    elsewhere: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Arguments for the constructor: the defaults, with ``values`` (partial, nested) in their place, all checked.
-
-    elsewhere: keys that are no hyperparameters, but may be what was meant by one that is unknown.
-    """
-    for name in values:
-        if name not in known:
-            meant = _meant(path + name, [*_paths(known, path), *elsewhere])
-            advice = f"; did you mean {meant}?" if meant else nearest(path + name, [path + one for one in known])
-            raise UserError(f"{owner} has no hyperparameter {path + name!r}{advice}")
-    arguments = {}
-    for name, one in known.items():
-        if name in values:
-            arguments[name] = _converted(owner, path + name, one, values[name])
-        elif one.default is not dataclasses.MISSING:
-            arguments[name] = one.default
-        else:
-            raise UserError(f"{owner} needs the hyperparameter {path + name!r}: give it with --set {path + name}=VALUE")
-    return arguments
-
-
-def _paths(known: Mapping[str, Hyperparameter], path: str) -> list[str]:
-    """The dotted names of hyperparameters, those inside a group too."""
-    paths = []
-    for name, one in known.items():
-        group = _dataclass_in(one.hint)
-        paths += [path + name] if group is None else _paths(_fields(group), f"{path}{name}.")
-    return paths
-
-
-def _meant(name: str, keys: Sequence[str]) -> str:
-    """The keys that an unknown one may stand for: those of that last name, else the one nearest to it."""
-    same = [key for key in keys if key.rpartition(".")[2] == name]
-    if same:
-        return " or ".join(map(repr, same))
-    near = difflib.get_close_matches(name, keys, 1)
-    if near:
-        return repr(near[0])
-    last_names = {key.rpartition(".")[2]: key for key in reversed(keys)}
-    near = difflib.get_close_matches(name, last_names, 1)
-    return repr(last_names[near[0]]) if near else ""
-
-
-def _converted(owner: str, path: str, one: Hyperparameter, value: Any) -> Any:
-    if value == NONE and type(None) in get_args(one.hint):
-        return None
-    group = _dataclass_in(one.hint)
-    if group is not None and isinstance(value, Mapping):
-        known = _fields(group)
-        if dataclasses.is_dataclass(one.default):  # what is not given stays as in the method's own default
-            known = {key: Hyperparameter(h.hint, getattr(one.default, key)) for key, h in known.items()}
-        arguments = read(owner, known, value, path + ".")
-        try:
-            return group(**arguments)
-        except ValueError as error:
-            name, equals, _ = str(error).partition(" = ")  # it begins with the field that is wrong, or not
-            if equals and name in known:
-                raise UserError(f"{owner}, {path}.{error}{flag_of(f'hyperparameters.{path}.{name}')}") from error
-            raise UserError(f"{owner}, {path}: {error}") from error
-    flag = flag_of(f"hyperparameters.{path}")
-    if path.rpartition(".")[2] == "lr" and isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{owner}, {path} = {value!r}{flag}: a learning rate is a finite number, for example 0.1")
+    """Can numbers, words, lists and tables express it?"""
     try:
-        return TypeAdapter(one.hint).validate_python(value)
-    except ValidationError as error:
-        wanted = "; or ".join(dict.fromkeys(problem["msg"] for problem in error.errors()))
-        raise UserError(f"{owner}, {path} = {value!r}{flag}: {wanted}") from error
-
-
-def _dataclass_in(hint: Any) -> type | None:
-    for part in (hint, *get_args(hint)):
-        if isinstance(part, type) and dataclasses.is_dataclass(part):
-            return part
-    return None
-
-
-def plain(known: Mapping[str, Hyperparameter], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of ``read``: arguments as plain values that TOML can hold, every default spelled out."""
-    return {name: _plain(arguments[name]) for name in known}
-
-
-def _plain(value: Any) -> Any:
-    if value is None:
-        return NONE
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value) if field.init}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
-    return value
-
-
-def has(known: Mapping[str, Hyperparameter], path: str) -> bool:
-    """Does the method have the hyperparameter of this dotted name?"""
-    name, _, rest = path.partition(".")
-    if name not in known:
+        TypeAdapter(hint).json_schema()
+    except PydanticUserError:
         return False
-    group = _dataclass_in(known[name].hint)
-    return not rest or (group is not None and has(_fields(group), rest))
+    return True
 
 
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with the values of ``over`` in their place, table by table."""
-    result = dict(base)
-    for key, value in over.items():
-        below = result.get(key)
-        both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        result[key] = merged(typing.cast(Mapping[str, Any], below), value) if both else value
-    return result
+def _keys(key: str, hint: Any) -> list[str]:
+    groups = [part for part in (hint, *get_args(hint)) if dataclasses.is_dataclass(part)]
+    inner = {name: each for group in groups for name, each in get_type_hints(group).items()}
+    return [one for name, each in inner.items() for one in _keys(f"{key}.{name}", each)] if groups else [key]
+
+
+def _with_null(value: Any, check: Any) -> Any:
+    """``none`` is null, unless the type takes it as a word only."""
+    try:
+        return check(_exchanged(value, NONE, None))
+    except ValidationError as error:
+        try:
+            return check(value)
+        except ValidationError:
+            raise error from None
+
+
+def plain(value: Any) -> Any:
+    """Arguments as plain values that TOML can hold."""
+    return _exchanged(to_jsonable_python(value), None, NONE)
+
+
+def _exchanged(value: Any, old: str | None, new: str | None) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _exchanged(each, old, new) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_exchanged(each, old, new) for each in value]
+    return new if isinstance(value, str | None) and value == old else value
+
+
+def describe(method: str) -> dict[str, Any]:
+    """A method's hyperparameters with their defaults, as a recipe spells them."""
+    known = Hyperparameters.of(method)
+    return {name: plain(known.defaults[name]) if name in known.defaults else "required" for name in known.hints}

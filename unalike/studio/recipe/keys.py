@@ -1,41 +1,28 @@
-"""Short names for the keys of a recipe, and the flags that set them."""
+"""The names of settings: short names, the dotted keys of a recipe that they stand for, and the flags that set them.
+
+The command line reads this table before anything else is loaded, so this module imports nothing heavy.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+_SECTIONS = {
+    "": ("title", "rounds", "seed", "seeds", "eval_every", "checkpoint_every"),
+    "data.": ("partition", "clients", "samples", "min_samples", "test", "validation", "unseen", "labeled", "rotate"),
+    "data.options.": ("client_column", "label_column"),
+    "hyperparameters.": ("cohort",),
+    "hyperparameters.local.": ("batch", "lr"),
+    "privacy.": ("epsilon", "delta", "noise_multiplier", "clip", "unit"),
+    "runtime.": ("block", "threads", "drop"),
+}
 # short name -> key of the recipe
-KEYS = {
-    "title": "title",
+KEYS = {name: section + name for section, names in _SECTIONS.items() for name in names} | {
     "data": "data.name",
-    "partition": "data.partition",
-    "clients": "data.clients",
-    "samples": "data.samples",
-    "min_samples": "data.min_samples",
-    "test": "data.test",
-    "validation": "data.validation",
-    "unseen": "data.unseen",
-    "labeled": "data.labeled",
-    "rotate": "data.rotate",
-    "client_column": "data.options.client_column",
-    "label_column": "data.options.label_column",
     "model": "model.name",
-    "rounds": "rounds",
-    "seed": "seed",
-    "seeds": "seeds",
-    "eval_every": "eval_every",
-    "checkpoint_every": "checkpoint_every",
-    "cohort": "hyperparameters.cohort",
     "local_epochs": "hyperparameters.local.epochs",
     "local_steps": "hyperparameters.local.steps",
-    "batch": "hyperparameters.local.batch",
-    "lr": "hyperparameters.local.lr",
-    "epsilon": "privacy.epsilon",
-    "delta": "privacy.delta",
-    "noise_multiplier": "privacy.noise_multiplier",
-    "clip": "privacy.clip",
-    "unit": "privacy.unit",
-    "block": "runtime.block",
-    "threads": "runtime.threads",
-    "drop": "runtime.drop",
 }
 # An option of a partition that has a flag of its own: the partition it implies, and the option's name there.
 PARTITION_OPTIONS = {"alpha": ("dirichlet", "alpha"), "classes": ("pathological", "num_classes_per_partition")}
@@ -49,3 +36,31 @@ def flag_of(key: str) -> str:
     parts = key.split(".")
     above = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
     return next((f" ({FLAGS[one]})" for one in above if one in FLAGS), "")
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted key as tables: ``{"local.lr": 0.1}`` is ``{"local": {"lr": 0.1}}``."""
+    tables: dict[str, Any] = {}
+    for key, value in flat.items():
+        for part in reversed(key.split(".")):
+            value = {part: value}
+        tables = merged(tables, value)
+    return tables
+
+
+def flattened(tables: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """The inverse of ``nested``."""
+    flat: dict[str, Any] = {}
+    for name, value in tables.items():
+        inner = isinstance(value, Mapping) and value
+        flat |= flattened(value, f"{path}{name}.") if inner else {path + name: value}
+    return flat
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with the values of ``over`` in their place, table by table."""
+    result = dict(base)
+    for key, value in over.items():
+        below = result.get(key)
+        result[key] = merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return result

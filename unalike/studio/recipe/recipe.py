@@ -10,12 +10,13 @@ from typing import Any, Literal
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
+import unalike
 from unalike.core.suggest import nearest
 from unalike.data.spec import literal
 from unalike.studio.errors import UserError
-from unalike.studio.recipe.hyperparameters import merged
-from unalike.studio.recipe.keys import PARTITION_OPTIONS, flag_of
+from unalike.studio.recipe.keys import PARTITION_OPTIONS, flag_of, flattened, merged, nested
 
 
 class _Section(BaseModel):
@@ -130,50 +131,53 @@ def checked(values: Mapping[str, Any], where: str) -> Recipe:
     try:
         return Recipe.model_validate(dict(values))
     except ValidationError as error:
-        raise UserError(f"{where}: " + "; ".join(map(_explained, error.errors()))) from error
+        told = [_explained(path, value, problems) for path, value, problems in mistakes(error, values)]
+        raise UserError(f"{where}: " + "; ".join(told)) from error
 
 
-def _explained(problem: Any) -> str:
-    path = [str(part) for part in problem["loc"]]
-    dotted = ".".join(path)
-    if problem["type"] == "extra_forbidden":
-        known = [".".join([*path[:-1], key]) for key in _keys(path[:-1])]
-        meant = get_close_matches(path[-1], PARTITION_OPTIONS, 1)
-        if meant and not get_close_matches(path[-1], _keys(path[:-1]), 1):
-            partition, option = PARTITION_OPTIONS[meant[0]]
-            return (
-                f"unknown key {dotted!r}; {meant[0]} is an option of a partition: --{meant[0]}, or "
-                f'data.partition = "{partition}:{option}=..."'
-            )
-        return f"unknown key {dotted!r}{nearest(dotted, known)}"
-    if problem["type"] == "missing":
-        return f"the key {dotted!r} is missing"
-    return f"{dotted} = {problem['input']!r}{flag_of(dotted)}: {_lower(problem['msg'])}"
+def mistakes(error: ValidationError, values: Any) -> list[tuple[list[str], Any, list[ErrorDetails]]]:
+    """What pydantic says by place: the path of a key, its value, and why none of the types that it may have fits."""
+    by_path: dict[tuple[str, ...], tuple[Any, list[ErrorDetails]]] = {}
+    for problem in error.errors():
+        path, value = [], values
+        for part in problem["loc"]:  # beyond the keys it tells which type of a union was tried
+            if not isinstance(value, Mapping) or part not in value:
+                break
+            path.append(str(part))
+            value = value[part]
+        if problem["type"] == "missing":
+            path.append(str(problem["loc"][-1]))
+        by_path.setdefault(tuple(path), (value, []))[1].append(problem)
+    return [(list(path), value, problems) for path, (value, problems) in by_path.items()]
 
 
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
+def wrong_value(key: str, value: Any, *wanted: str) -> str:
+    """One mistake, told: the key, what came, the flag that sets it, and what was expected."""
+    told = "; or ".join(dict.fromkeys(one[:1].lower() + one[1:] for one in wanted))
+    return f"{key.removeprefix('hyperparameters.')} = {value!r}{flag_of(key)}: {told}"
 
 
-def _keys(path: Sequence[str]) -> list[str]:
-    section: type[BaseModel] = Recipe
-    for part in path:
-        inner = section.model_fields[part].annotation
-        assert isinstance(inner, type) and issubclass(inner, BaseModel)
-        section = inner
-    return [*section.model_fields, *(PLAN_KEYS if section is Recipe else ())]
+def _explained(path: list[str], value: Any, problems: list[ErrorDetails]) -> str:
+    key = ".".join(path)
+    if problems[0]["type"] == "missing":
+        return f"the key {key!r} is missing"
+    if problems[0]["type"] != "extra_forbidden":
+        return wrong_value(key, value, *(problem["msg"] for problem in problems))
+    section = "".join(part + "." for part in path[:-1])
+    known = dict.fromkeys(".".join(one.split(".")[: len(path)]) for one in all_keys() if one.startswith(section))
+    meant = get_close_matches(path[-1], PARTITION_OPTIONS, 1)
+    if meant and not get_close_matches(path[-1], [one.removeprefix(section) for one in known], 1):
+        partition, option = PARTITION_OPTIONS[meant[0]]
+        return (
+            f"unknown key {key!r}; {meant[0]} is an option of a partition: --{meant[0]}, or "
+            f'data.partition = "{partition}:{option}=..."'
+        )
+    return f"unknown key {key!r}{nearest(key, known)}"
 
 
-def all_keys(section: type[BaseModel] = Recipe, path: str = "") -> list[str]:
+def all_keys() -> list[str]:
     """Every key of a recipe, dotted."""
-    keys = list(PLAN_KEYS[:1]) if section is Recipe else []
-    for name, one in section.model_fields.items():
-        inner = one.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            keys += all_keys(inner, f"{path}{name}.")
-        else:
-            keys.append(path + name)
-    return keys
+    return [*PLAN_KEYS, *flattened(Recipe(method="").model_dump())]
 
 
 def plan_of(values: Mapping[str, Any], where: str) -> Plan:
@@ -226,10 +230,7 @@ def overridden(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, 
             raise UserError(f"--set {setting}: expected key=value, for example --set local.lr=0.05")
         if path[0] not in (*Recipe.model_fields, *PLAN_KEYS):
             path = ["hyperparameters", *path]
-        value: Any = _value(text)
-        for part in reversed(path):
-            value = {part: value}
-        result = merged(result, value)
+        result = merged(result, nested({".".join(path): _value(text)}))
     return result
 
 
@@ -240,3 +241,10 @@ def _value(text: str) -> Any:
     except tomllib.TOMLDecodeError:
         value = literal(text)
         return "none" if value is None else value
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes that come with Unalike, by name: inside an installed package, or beside the package in a clone."""
+    package = Path(unalike.__file__).parent
+    folder = package / "recipes" if (package / "recipes").is_dir() else package.parent / "recipes"
+    return {file.stem: file for file in sorted(folder.rglob("*.toml"))}

@@ -16,8 +16,8 @@ from typing import Any
 from scipy.stats import binom
 
 from unalike.core.federation import Federation
+from unalike.core.method import ClientPrivate, PointPrivate
 from unalike.data.population import Population
-from unalike.learn.local import LocalSGD
 from unalike.privacy import Budget, Gaussian, Poisson, calibrate, dpsgd
 from unalike.privacy.checks import check_delta
 from unalike.privacy.dpsgd import PointPrivacy, Steps
@@ -57,8 +57,7 @@ def _for_clients(
     recipe: Recipe, method: type, arguments: Mapping[str, Any], population: Population
 ) -> tuple[dict[str, Any], Privacy]:
     wanted = recipe.privacy
-    names = {field.name for field in dataclasses.fields(method)}
-    if not {"clip", "noise", "cohort"} <= names:
+    if not isinstance(method, ClientPrivate):
         raise UserError(f"{recipe.method} has no client-level privacy by clip and noise; fedavg has it")
     if wanted.epsilon is None and wanted.noise_multiplier is None:
         return {"clip": wanted.clip}, wanted  # clipped, and without any promise
@@ -76,8 +75,7 @@ def _for_points(
     recipe: Recipe, method: type, arguments: Mapping[str, Any], population: Population
 ) -> tuple[dict[str, Any], Privacy]:
     wanted = recipe.privacy
-    local = arguments.get("local")
-    if not isinstance(local, LocalSGD) or not getattr(method, "point_private", False):
+    if not isinstance(method, PointPrivate):
         raise UserError(f"{recipe.method} has no point-level privacy by DP-SGD at the clients; fedavg has it")
     if wanted.epsilon is None and wanted.noise_multiplier is None:
         raise UserError("privacy.clip alone protects nobody: give privacy.epsilon or privacy.noise_multiplier, too")
@@ -90,7 +88,7 @@ def _for_points(
         many = len(set(training_sizes(population))) > _MANY_SIZES
         private = PointPrivacy(clip, None, wanted.epsilon, delta, rounds, rounded=many)
     filled = wanted.model_copy(update={"clip": clip, "delta": delta})
-    return {"local": dataclasses.replace(local, private=private)}, filled
+    return {"local": dataclasses.replace(arguments["local"], private=private)}, filled
 
 
 def units_of(population: Population, unit: str) -> int:
@@ -152,30 +150,28 @@ class Forecast:
 
 def forecast(recipe: Recipe, method: object, population: Population, delta: float) -> Forecast:
     """ε of a prepared run (``recipe`` with all defaults filled in)."""
-    wanted = recipe.privacy
-    noise, local = getattr(method, "noise", None), getattr(method, "local", None)
-    cohort = getattr(method, "cohort", None)
-    private = local.private if isinstance(local, LocalSGD) else None
-    rounds = max(1, recipe.rounds)
-    if isinstance(noise, Gaussian) and cohort is not None:
-        rate = sampling_rate(cohort, population)
-        plan = calibrate.plan(noise.noise_multiplier, rounds, Poisson(rate), delta=delta)
-        how, z = f"Poisson cohorts, rate {rate:.4g}", f"{noise.noise_multiplier:.4f}"
-        return Forecast("client", wanted.clip, z, rounds, how, plan.epsilon, delta, plan.method)
-    if isinstance(local, LocalSGD) and private is not None and cohort is not None:
-        times = participations(cohort, population, rounds)
-        different = sorted(set(training_sizes(population)))
-        steps = [local.steps_of(size) for size in different]
-        scales = [private.multiplier(one) for one in steps]
+    rounds, clip = max(1, recipe.rounds), recipe.privacy.clip
+    if isinstance(method, ClientPrivate) and isinstance(method.noise, Gaussian):
+        rate = sampling_rate(method.cohort, population)
+        plan = calibrate.plan(method.noise.noise_multiplier, rounds, Poisson(rate), delta=delta)
+        how, noise = f"Poisson cohorts, rate {rate:.4g}", f"{method.noise.noise_multiplier:.4f}"
+        return Forecast("client", clip, noise, rounds, how, plan.epsilon, delta, plan.method)
+    sizes = sorted(set(training_sizes(population)))
+    done = [method.dp_sgd(size) for size in sizes] if isinstance(method, PointPrivate) else []
+    private = [one for one in done if one is not None]
+    if isinstance(method, PointPrivate) and private:
+        times = participations(method.cohort, population, rounds)
+        scales = [point.multiplier(steps) for point, steps in private]
         costs = [
-            dpsgd.epsilon(scale, Steps(one.rate, one.count * times), delta=delta)
-            for scale, one in zip(scales, steps, strict=True)
+            dpsgd.epsilon(scale, Steps(steps.rate, steps.count * times), delta=delta)
+            for scale, (_, steps) in zip(scales, private, strict=True)
         ]
         least, most = min(scales), max(scales)
-        told = f"{least:.4f}" if least == most else f"{least:.4f} to {most:.4f}, by client"
-        how = f"Poisson batches, rates {min(s.rate for s in steps):.4g} to {max(s.rate for s in steps):.4g}"
-        return Forecast("point", private.clip, told, times, how, max(costs), delta, "PLD")
-    return Forecast(wanted.unit, wanted.clip, "none", rounds, "–", math.inf, delta, "non-private")
+        noise = f"{least:.4f}" if least == most else f"{least:.4f} to {most:.4f}, by client"
+        rates = [steps.rate for _, steps in private]
+        how = f"Poisson batches, rates {min(rates):.4g} to {max(rates):.4g}"
+        return Forecast("point", private[0][0].clip, noise, times, how, max(costs), delta, "PLD")
+    return Forecast(recipe.privacy.unit, clip, "none", rounds, "–", math.inf, delta, "non-private")
 
 
 def spent(federation: Federation, delta: float, exact: bool = True) -> dict[str, Any]:
