@@ -97,10 +97,10 @@ class Shard:
 
     def use(self, schema: Schema) -> None:
         """Read the same rows by another scaling; ``Refused`` if the rows themselves would have to be others."""
-        scaling = {"shift": schema.shift, "scale": schema.scale}
-        if replace(self.roster.schema, **scaling) != schema:
+        shift, scale = schema.shift, schema.scale
+        if replace(self.roster.schema, shift=shift, scale=scale) != schema:
             raise Refused("the schema is one of other rows; only the scaling of the inputs may change")
-        self.parts = {name: replace(part, **scaling) for name, part in self.parts.items()}
+        self.parts = {name: replace(part, shift=shift, scale=scale) for name, part in self.parts.items()}
         self.roster = replace(self.roster, schema=schema)
 
     def kept(self, run: str) -> KeptStore:
