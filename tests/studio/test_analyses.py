@@ -122,11 +122,11 @@ def test_a_small_alpha_gives_newcomers_of_few_classes(population: Population) ->
 
 def test_turning_and_blurring_touch_unseen_images_only(population: Population) -> None:
     raw = population.train
-    for newcomers in (analyses.turned(population, 90), analyses.blurred(population, 1.0)):
+    for newcomers in (analyses.rotated(population, 90), analyses.blurred(population, 1.0)):
         for i in population.seen.tolist():
             rows = raw.rows(i)[0]
             assert torch.equal(replace(raw, x=newcomers.train.x).rows(i)[0], rows)
-    turned = analyses.turned(population, 90).train.rows(0)[0]
+    turned = analyses.rotated(population, 90).train.rows(0)[0]
     original = Newcomers.unseen(population).train.rows(0)[0]
     assert torch.equal(turned, torch.rot90(original, 1, (-2, -1)))
     assert torch.equal(analyses.blurred(population, 0).train.x, raw.x)
@@ -139,14 +139,12 @@ def test_curves_have_a_point_for_each_place(population: Population, problem: Pro
     method = PeFLL(problem, descriptor=4, local=LocalSGD(steps=1))
     state = method.start(0).replace(scale=torch.ones(()))
     federation = simulate(population.train.select(population.seen))
-    for points, places in (
-        (
-            analyses.accuracy_by_alpha(method, state, federation, population, [0.1, 1.0], clients=4, samples=20),
-            [0.1, 1],
-        ),
-        (analyses.accuracy_by_rotation(method, state, federation, population, [0, 45]), [0, 45]),
-        (analyses.accuracy_by_blur(method, state, federation, population, [0, 1]), [0, 1]),
+    for change, places in (
+        (lambda alpha: analyses.dealt_anew(population, alpha, clients=4, samples=20), [0.1, 1]),
+        (lambda angle: analyses.rotated(population, angle), [0, 45]),
+        (lambda sigma: analyses.blurred(population, sigma), [0, 1]),
     ):
+        points = analyses.curve(places, change, method, state, federation)
         assert [point.at for point in points] == places
         assert all(0 <= point.mean <= 1 and point.error is not None and point.error >= 0 for point in points)
     assert not federation.ledger.state()["shared"]  # nothing was charged

@@ -127,11 +127,11 @@ class Correlation(BaseModel):
     untrained: Coefficient | None = None
 
 
-class LikeWithLike(BaseModel):
-    """Mean scores of unseen clients and of training clients with the same classes (``analyses.SameClasses``).
+class SameClasses(BaseModel):
+    """Mean scores of unseen clients, beside those of training clients that have just the same classes.
 
-    And those of twins (``analyses.twins``) of training clients, and of the clients that they are twins of; None in a
-    file of an older version.
+    ``seen``: of those training clients, where each unseen client's count as one. ``novel``: of unseen clients whose set
+    of classes no training client has. ``twins`` of training clients (``figures.twins``), and the clients ``twins_of``.
     """
 
     unseen: Finite
@@ -168,7 +168,7 @@ class Analyses(BaseModel):
     quick: bool
     map: DescriptorMap | None = None
     correlation: Correlation | None = None
-    same_classes: LikeWithLike | None = None
+    same_classes: SameClasses | None = None
     label_mask: LabelMask | None = None
     alpha: CurveAboveZero = []
     rotation: Curve = []
