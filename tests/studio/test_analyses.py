@@ -20,7 +20,7 @@ from unalike.methods.pefll import PeFLL
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
 from unalike.studio.analyses import figures as analyses
-from unalike.studio.analyses.figures import Newcomers, Point
+from unalike.studio.analyses.figures import Newcomers, point_of
 
 
 @pytest.fixture(scope="module")
@@ -152,9 +152,11 @@ def test_curves_have_a_point_for_each_place(population: Population, problem: Pro
 
 def test_the_standard_error_is_that_of_a_sample_and_one_client_has_none() -> None:
     scores = Scores(torch.tensor([0.0, torch.nan, 1.0, 0.5]), torch.zeros(4))
-    point = Point.of(1, scores)
-    assert point.mean == 0.5 and point.error == pytest.approx(0.5 / 3**0.5)
-    assert Point.of(1, Scores(torch.tensor([0.5, torch.nan]), torch.zeros(2))).error is None
+    point = point_of(1, scores)
+    assert point is not None and point.mean == 0.5 and point.error == pytest.approx(0.5 / 3**0.5)
+    alone = point_of(1, Scores(torch.tensor([0.5, torch.nan]), torch.zeros(2)))
+    assert alone is not None and alone.error is None
+    assert point_of(1, Scores(torch.tensor([torch.nan]), torch.zeros(1))) is None
 
 
 def test_noise_moves_small_newcomers_more_than_large_ones(population: Population, problem: Problem) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,16 @@ from unalike.core.federation import Federation
 from unalike.core.method import Describes, DescribesData, MasksClasses, Method, ProtectsNewcomers, State
 from unalike.data.population import Population
 from unalike.studio.analyses import figures
-from unalike.studio.analyses.figures import Newcomers, Point
-from unalike.studio.analyses.file import MOST_CLIENTS, MOST_LETTERS, MOST_POINTS, NAMES, Analyses, SameClasses
+from unalike.studio.analyses.figures import Newcomers
+from unalike.studio.analyses.file import (
+    MOST_CLIENTS,
+    MOST_LETTERS,
+    MOST_POINTS,
+    NAMES,
+    Analyses,
+    CurvePoint,
+    SameClasses,
+)
 from unalike.studio.errors import UserError
 from unalike.studio.runs import folder
 from unalike.studio.runs.finished import FinishedRun
@@ -175,16 +183,14 @@ def _evenly(which: Tensor, most: int) -> Tensor:
     return which[torch.linspace(0, len(which) - 1, most).round().to(torch.int64)]
 
 
-def _curve(bench: Bench, places: Sequence[float], newcomers: Callable[[float], Newcomers]) -> list[dict[str, Any]]:
-    return _known(figures.curve(places, newcomers, *bench.asked))
+def _curve(bench: Bench, places: Sequence[float], newcomers: Callable[[float], Newcomers]) -> list[CurvePoint]:
+    return _some(figures.curve(places, newcomers, *bench.asked))
 
 
-def _known(points: Sequence[Point]) -> list[dict[str, Any]]:
-    """The points of a curve at which some newcomer has a score."""
-    known = [asdict(point) for point in points if math.isfinite(point.mean)]
-    if not known:
+def _some(points: list[CurvePoint]) -> list[CurvePoint]:
+    if not points:
         raise DoesNotApply("no newcomer could be scored")
-    return known
+    return points
 
 
 def _map(bench: Bench) -> dict[str, Any]:
@@ -291,7 +297,7 @@ def _label_mask(bench: Bench) -> dict[str, float]:
     return found
 
 
-def _alpha(bench: Bench) -> list[dict[str, Any]]:
+def _alpha(bench: Bench) -> list[CurvePoint]:
     """T1 Fig. B.1."""
     bench.need_classes()
     bench.need_newcomers()
@@ -307,13 +313,13 @@ def _images(bench: Bench) -> None:
     bench.need_newcomers()
 
 
-def _rotation(bench: Bench) -> list[dict[str, Any]]:
+def _rotation(bench: Bench) -> list[CurvePoint]:
     """P2 Fig. 4."""
     _images(bench)
     return _curve(bench, bench.extent.angles, lambda angle: figures.rotated(bench.population, angle))
 
 
-def _blur(bench: Bench) -> list[dict[str, Any]]:
+def _blur(bench: Bench) -> list[CurvePoint]:
     """P2 Fig. 4."""
     _images(bench)
     return _curve(bench, bench.extent.sigmas, lambda sigma: figures.blurred(bench.population, sigma))
@@ -336,7 +342,7 @@ def _size(bench: Bench) -> list[dict[str, Any]]:
     curves = figures.accuracy_by_size_and_epsilon(
         method, state, federation, newcomers, sizes, [None, *epsilons], bench.run.newcomer_delta
     )
-    return [{"epsilon": epsilon, "points": _known(points)} for epsilon, points in curves.items()]
+    return [{"epsilon": epsilon, "points": _some(points)} for epsilon, points in curves.items()]
 
 
 def _bytes(bench: Bench) -> list[dict[str, Any]]:

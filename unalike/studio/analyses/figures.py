@@ -25,7 +25,7 @@ from unalike.core.method import Describes, Method, ProtectsNewcomers, State
 from unalike.data.partition.shift import rotate
 from unalike.data.population import Population
 from unalike.learn.evaluation import Scores, evaluate
-from unalike.studio.analyses.file import SameClasses
+from unalike.studio.analyses.file import CurvePoint, SameClasses
 from unalike.studio.runs.folder import METRICS, read_metrics
 
 
@@ -248,20 +248,13 @@ def _with_images(population: Population, change: Callable[[Tensor], Tensor]) -> 
     return Newcomers(replace(newcomers.train, x=x), replace(newcomers.test, x=x))
 
 
-@dataclass(frozen=True)
-class Point:
-    """One place of a curve: a mean score over clients, with its standard error (None: one client tells of none)."""
-
-    at: float
-    mean: float
-    error: float | None
-    delta: float | None = None  # of the newcomers' privacy, where they have any
-
-    @classmethod
-    def of(cls, at: float, scores: Scores) -> Point:
-        known = scores.score[~scores.score.isnan()]
-        error = float(known.std(correction=1)) / math.sqrt(len(known)) if len(known) > 1 else None
-        return cls(at, scores.mean, error)
+def point_of(at: float, scores: Scores, delta: float | None = None) -> CurvePoint | None:
+    """One place of a curve; None where no newcomer has a score."""
+    known = scores.score[~scores.score.isnan()]
+    if len(known) == 0:
+        return None
+    error = float(known.std(correction=1)) / math.sqrt(len(known)) if len(known) > 1 else None
+    return CurvePoint(at=at, mean=scores.mean, error=error, delta=delta)
 
 
 def curve(
@@ -270,13 +263,14 @@ def curve(
     method: Method,
     state: State,
     federation: Federation,
-) -> list[Point]:
+) -> list[CurvePoint]:
     """How newcomers score who are changed more and more: ``curve(angles, lambda a: rotated(population, a), ...)``.
 
     With ``dealt_anew`` it is T1 Fig. B.1, with ``rotated`` and ``blurred`` P2 Fig. 4, and with ``only_first`` P2 Fig. 5
     without its privacy.
     """
-    return [Point.of(at, newcomers(at).score(method, state, federation)) for at in places]
+    points = [point_of(at, newcomers(at).score(method, state, federation)) for at in places]
+    return [point for point in points if point is not None]
 
 
 def accuracy_by_size_and_epsilon(
@@ -287,19 +281,20 @@ def accuracy_by_size_and_epsilon(
     sizes: Sequence[int],
     epsilons: Sequence[float | None],
     delta_of: Callable[[int], float],
-) -> dict[float | None, list[Point]]:
+) -> dict[float | None, list[CurvePoint]]:
     """P2 Fig. 5 and 6: for each ε (None: no noise) the accuracy over a newcomer's number of samples.
 
     ``delta_of``: δ for a number of samples n. The paper's is 0.01 throughout, which from n = 100 on protects nobody.
     """
-    curves: dict[float | None, list[Point]] = {}
+    curves: dict[float | None, list[CurvePoint]] = {}
     for epsilon in epsilons:
-        curves[epsilon] = []
+        points = []
         for size in sizes:
             delta = delta_of(size)
             private = method.protecting(epsilon, delta)
             scores = newcomers.only_first(size).score(private, state, federation, labeled=False)
-            curves[epsilon].append(replace(Point.of(size, scores), delta=None if epsilon is None else delta))
+            points.append(point_of(size, scores, None if epsilon is None else delta))
+        curves[epsilon] = [point for point in points if point is not None]
     return curves
 
 

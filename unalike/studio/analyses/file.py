@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from unalike.studio.errors import UserError
 from unalike.studio.runs.folder import ANALYSES, write_json
@@ -60,29 +60,25 @@ class CurvePoint(BaseModel):
     at: NotNegative
     mean: Finite
     error: NotNegative | None
+    delta: Probability | None = None  # of the newcomers' privacy, where they have any
 
 
-class CurvePointAboveZero(CurvePoint):
-    """One place of a curve with a logarithmic axis, which has no 0."""
-
-    at: Positive
-
-
-class PrivatePoint(CurvePointAboveZero):
-    """One place of a curve of private newcomers; without δ if there is no noise, or in a file of an older version."""
-
-    delta: Probability | None = None
+def _above_zero(points: list[CurvePoint]) -> list[CurvePoint]:
+    for point in points:
+        if not point.at > 0:
+            raise ValueError(f"at = {point.at:g}, but a logarithmic axis has no 0")
+    return points
 
 
 Curve = Annotated[list[CurvePoint], Field(max_length=MOST_POINTS)]
-CurveAboveZero = Annotated[list[CurvePointAboveZero], Field(max_length=MOST_POINTS)]
+CurveAboveZero = Annotated[Curve, AfterValidator(_above_zero)]
 
 
 class AtEpsilon(BaseModel):
     """Scores over a newcomer's number of samples, its descriptor protected by ε (None: no noise)."""
 
     epsilon: Positive | None
-    points: Annotated[list[PrivatePoint], Field(max_length=MOST_POINTS)]
+    points: CurveAboveZero
 
     @property
     def label(self) -> str:
