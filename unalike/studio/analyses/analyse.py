@@ -19,17 +19,9 @@ from torch import Tensor
 from unalike.core.federation import Federation
 from unalike.core.method import Describes, DescribesData, MasksClasses, Method, ProtectsNewcomers, State
 from unalike.data.population import Population
-from unalike.studio.analyses import figures
+from unalike.studio.analyses import figures, file
 from unalike.studio.analyses.figures import Newcomers
-from unalike.studio.analyses.file import (
-    MOST_CLIENTS,
-    MOST_LETTERS,
-    MOST_POINTS,
-    NAMES,
-    Analyses,
-    CurvePoint,
-    SameClasses,
-)
+from unalike.studio.analyses.file import NAMES, Analyses, CurvePoint, SameClasses
 from unalike.studio.errors import UserError
 from unalike.studio.runs import folder
 from unalike.studio.runs.finished import FinishedRun
@@ -50,18 +42,10 @@ class Extent:
     sizes: Sequence[int] = (5, 10, 20, 50, 100, 200, 500, 1000, 2000)
     epsilons: Sequence[float] = (0.3, 1.0, 5.0)
     newcomers: int = 200
-    mapped: int = MOST_CLIENTS
+    mapped: int = file.MOST_CLIENTS
 
 
-QUICK = Extent(
-    alphas=(0.1, 1.0, 10.0),
-    angles=(0, 45, 90),
-    sigmas=(0, 1.0, 2.0),
-    sizes=(5, 20, 100),
-    epsilons=(1.0,),
-    newcomers=50,
-    mapped=200,
-)
+QUICK = Extent((0.1, 1.0, 10.0), (0, 45, 90), (0, 1.0, 2.0), (5, 20, 100), (1.0,), newcomers=50, mapped=200)
 
 
 def finished_run(path: Path) -> FinishedRun:
@@ -81,25 +65,15 @@ def analyse(run: FinishedRun, *, quick: bool = False, tell: Callable[[str], None
     Each gives plain values; ``Analyses`` checks them as it checks a file that is read.
     """
     bench = Bench.of(run, QUICK if quick else Extent())
-    steps: dict[str, Callable[[Bench], Any]] = {
-        "map": _map,
-        "correlation": _correlation,
-        "same_classes": _same_classes,
-        "label_mask": _label_mask,
-        "alpha": _alpha,
-        "rotation": _rotation,
-        "blur": _blur,
-        "size": _size,
-        "bytes": _bytes,
-    }
+    steps = (_map, _correlation, _same_classes, _label_mask, _alpha, _rotation, _blur, _size, _bytes)
     found: dict[str, Any] = {}
     left_out: dict[str, str] = {}
-    for number, (name, step) in enumerate(steps.items(), start=1):
+    for number, (name, step) in enumerate(zip(NAMES, steps, strict=True), start=1):
         tell(f"{number}/{len(steps)} {NAMES[name]}")
         try:
             found[name] = step(bench)
         except DoesNotApply as error:
-            left_out[name] = str(error)[:MOST_LETTERS]
+            left_out[name] = str(error)[: file.MOST_LETTERS]
             tell(f"    does not apply: {error}")
     return Analyses.model_validate({"round": run.round, "quick": quick, "left_out": left_out, **found})
 
@@ -203,9 +177,9 @@ def _map(bench: Bench) -> dict[str, Any]:
         counts = population.histogram(population.train)[which]
         names = population.class_names or [str(c) for c in range(population.classes)]
         tops = zip(counts.argmax(1).tolist(), counts.sum(1).tolist(), strict=True)
-        classes = [str(names[top])[:MOST_LETTERS] if total else None for top, total in tops]
+        classes = [str(names[top])[: file.MOST_LETTERS] if total else None for top, total in tops]
     return {
-        "names": [population.train.name(i)[:MOST_LETTERS] for i in which.tolist()],
+        "names": [population.train.name(i)[: file.MOST_LETTERS] for i in which.tolist()],
         "group": ["unseen" if i in unseen else "seen" for i in which.tolist()],
         "main_class": classes,
         "pca": figures.descriptor_map(vectors, "pca").tolist(),
@@ -353,5 +327,5 @@ def _bytes(bench: Bench) -> list[dict[str, Any]]:
         raise DoesNotApply(str(error)) from error
     if rows[-1][0] == 0:
         raise DoesNotApply(f"{bench.method_name} sends nothing in training")
-    shown = _evenly(torch.arange(len(rows)), MOST_POINTS).tolist()
+    shown = _evenly(torch.arange(len(rows)), file.MOST_POINTS).tolist()
     return [dict(zip(("gigabytes", "seen", "unseen"), rows[i], strict=True)) for i in shown]

@@ -19,28 +19,19 @@ MOST_LETTERS = 1000  # of a name or a reason
 MOST_BYTES = 8_000_000
 
 PAPERS = "T1: Scott's thesis (PeFLL is its chapter 4); P2: Amosy, Eyal and Chechik, ODPFL-HN"
-NAMES = {
-    "map": "map of descriptors",
-    "correlation": "rank correlation",
-    "same_classes": "clients with the same classes",
-    "label_mask": "absent classes ruled out",
-    "alpha": "other class shares",
-    "rotation": "turned images",
-    "blur": "blurred images",
-    "size": "number of samples",
-    "bytes": "bytes sent",
+_FIGURES = {  # what the table and the report call each analysis, and where it is in the papers
+    "map": ("map of descriptors", "P2 Fig. 7"),
+    "correlation": ("rank correlation", "T1 Fig. 4.1"),
+    "same_classes": ("clients with the same classes", "T1 Table 4.1"),
+    "label_mask": ("absent classes ruled out", "T1 Table B.4"),
+    "alpha": ("other class shares", "T1 Fig. B.1"),
+    "rotation": ("turned images", "P2 Fig. 4"),
+    "blur": ("blurred images", "P2 Fig. 4"),
+    "size": ("number of samples", "P2 Fig. 5"),
+    "bytes": ("bytes sent", "T1 Fig. B.5"),
 }
-FIGURES = {
-    "map": "P2 Fig. 7",
-    "correlation": "T1 Fig. 4.1",
-    "same_classes": "T1 Table 4.1",
-    "label_mask": "T1 Table B.4",
-    "alpha": "T1 Fig. B.1",
-    "rotation": "P2 Fig. 4",
-    "blur": "P2 Fig. 4",
-    "size": "P2 Fig. 5",
-    "bytes": "T1 Fig. B.5",
-}
+NAMES = {key: name for key, (name, _) in _FIGURES.items()}
+FIGURES = {key: figure for key, (_, figure) in _FIGURES.items()}
 
 _LARGEST = 1e30  # of a number that a chart has to place
 Finite = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,15 +42,6 @@ class Comparison:
         return [result for group in self.groups for result in group]
 
 
-@dataclass(frozen=True)
-class _Run:
-    """One run of a plan, and where it is saved."""
-
-    label: str
-    recipe: Recipe
-    folder: Path | None
-
-
 class _Populations:
     """The data of each run; runs over the same data that follow one another share it."""
 
@@ -81,7 +73,7 @@ def carry_out(
         with disk_errors_told(out):
             folder.check_free(out)
     if len(planned) == 1:
-        return _run_all(plan.title, [_Run(*planned[0], out)], 1, out, populations, watcher)
+        return _run_all(plan.title, [(*planned[0], out)], 1, out, populations, watcher)
     for _, recipe in plan.runs:  # a mistake in the last run is told before the first one starts
         prepare(recipe, populations.of(recipe))
     names = _folder_names(plan)
@@ -93,7 +85,7 @@ def carry_out(
                 for (label, recipe), name in zip(planned, names, strict=True)
             ]
             write_json(out / folder.COMPARISON, {"title": plan.title, "seeds": plan.seeds, "runs": written})
-    runs = [_Run(*one, None if out is None else out / name) for one, name in zip(planned, names, strict=True)]
+    runs = [(*one, None if out is None else out / name) for one, name in zip(planned, names, strict=True)]
     return _run_all(plan.title, runs, plan.seeds, out, populations, watcher)
 
 
@@ -104,38 +96,43 @@ def resume_any(path: Path, *, population: Population | None = None, watcher: Wat
     if not (path / folder.COMPARISON).exists():
         folder.check_run(path)
         recipe = read_recipe(path / folder.RECIPE)
-        title, seeds, runs = "", 1, [_Run(recipe.method.rpartition(":")[2], recipe, path)]
+        title, seeds, runs = "", 1, [(recipe.method.rpartition(":")[2], recipe, path)]
     else:
         folders = folder.compared_runs(path)
         planned = read_json(path / folder.COMPARISON)
         try:
             title, seeds = str(planned["title"]), int(planned["seeds"])
-            recipes = [(str(one["label"]), checked(one["recipe"], str(path))) for one in planned["runs"]]
+            recipes = [checked(one["recipe"], str(path)) for one in planned["runs"]]
+            labels = [str(one["label"]) for one in planned["runs"]]
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path / folder.COMPARISON} is damaged: {type(error).__name__}: {error}") from error
-        runs = [_Run(*one, place) for one, place in zip(recipes, folders, strict=True)]
+        runs = list(zip(labels, recipes, folders, strict=True))
     return _run_all(title, runs, seeds, path, _Populations(population), watcher)
 
 
 def _run_all(
-    title: str, runs: list[_Run], seeds: int, out: Path | None, populations: _Populations, watcher: Watcher | None
+    title: str,
+    runs: Sequence[tuple[str, Recipe, Path | None]],
+    seeds: int,
+    out: Path | None,
+    populations: _Populations,
+    watcher: Watcher | None,
 ) -> Comparison:
     """Every run: those that have ended are read, those that were begun go on, the others start. Then their report."""
     results = []
-    for one in runs:
-        if one.folder is not None and (one.folder / folder.RESULT).exists():
-            results.append(Result.load(one.folder))
+    for label, recipe, path in runs:
+        if path is not None and (path / folder.RESULT).exists():
+            results.append(Result.load(path))
             continue
-        recipe = one.recipe
-        if one.folder is not None and (one.folder / folder.RECIPE).exists():
-            folder.check_format(one.folder)
-            recipe = read_recipe(one.folder / folder.RECIPE)  # with the defaults that it was begun with
-        spoken = one.label if seeds == 1 else f"{one.label}, seed {recipe.seed}"
+        if path is not None and (path / folder.RECIPE).exists():
+            folder.check_format(path)
+            recipe = read_recipe(path / folder.RECIPE)  # with the defaults that it was begun with
+        spoken = label if seeds == 1 else f"{label}, seed {recipe.seed}"
         data = populations.of(recipe)
-        results.append(run_recipe(recipe, one.folder, label=one.label, spoken=spoken, population=data, watcher=watcher))
+        results.append(run_recipe(recipe, path, label=label, spoken=spoken, population=data, watcher=watcher))
     if out is not None:
         with disk_errors_told(out):
-            write_report([one.folder for one in runs if one.folder is not None], out / folder.REPORT)
+            write_report([path for _, _, path in runs if path is not None], out / folder.REPORT)
     return Comparison(title, [results[begin : begin + seeds] for begin in range(0, len(results), seeds)], out)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from unalike.core.federation import Federation, QuorumError
 from unalike.core.method import Method, State, TrainsLocally
 from unalike.data.population import Population
+from unalike.learn.local import LocalSGD
 from unalike.studio.errors import Interrupted, UserError
 from unalike.studio.recipe.recipe import Recipe
 from unalike.studio.runs import checkpoint, folder
@@ -160,9 +161,9 @@ def _write_outcome(
 
 def _idle(method: Method) -> str:
     """Why local training changes nothing; empty if it does something."""
-    if not isinstance(method, TrainsLocally):
+    local = method.local if isinstance(method, TrainsLocally) else None
+    if not isinstance(local, LocalSGD):
         return ""
-    local = method.local
     rates = list(local.lr.values()) if isinstance(local.lr, Mapping) else [local.lr]
     if not any(rates):
         return "local.lr = 0 (--lr)"
