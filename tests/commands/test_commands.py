@@ -227,7 +227,7 @@ def test_live_progress_has_all_that_was_promised() -> None:
         watcher.note("a note")
         watcher.end()
         shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", text.getvalue())
-        for part in ("fedavg", "3/10", "seen 50.0%", "loss 0.500", "↑2.0 kB ↓3.0 MB", "ε 1.25", "left", "a note"):
+        for part in ("fedavg", "3/10", "seen 50.0%", "loss 0.500", "↑2 kB ↓3 MB", "ε 1.25", "left", "a note"):
             assert part in shown, part
 
 

@@ -48,12 +48,12 @@ def ledger_in(folder: Path) -> Ledger:
 
 def test_a_target_is_met_from_below_and_the_loss_is_not_released(tmp_path: Path) -> None:
     result = run("fedavg", epsilon=4.0, delta=DELTA, **{**SMALL, "cohort": 1.0}, out=tmp_path / "run")
-    assert result.privacy["unit"] == "client"
-    assert 3.99 < result.privacy["epsilon"] <= 4.0
+    assert result.privacy.unit == "client"
+    assert 3.99 < result.privacy.epsilon <= 4.0
     rows = metrics(tmp_path / "run")
     assert all(row["loss"] is None for row in rows)
     spent = [row["epsilon"] for row in rows]  # after every round
-    assert spent == sorted(spent) and spent[-1] == pytest.approx(result.privacy["epsilon"])
+    assert spent == sorted(spent) and spent[-1] == pytest.approx(result.privacy.epsilon)
     [row] = json.loads((tmp_path / "run" / "transcript.json").read_text())
     assert (row["array"], row["unit"], row["clip"], row["seen_as"]) == ("update", "client", 0.5, "mean")
     assert "simulation only" in result.scored
@@ -63,7 +63,7 @@ def test_resume_drop_outs_and_a_repeated_run_are_accounted_like_dp_accounting(tm
     private = {**SMALL, "noise_multiplier": 1.5, "clip": 0.5, "delta": DELTA}
     whole = run("fedavg", **private, out=tmp_path / "whole")
     expected = of_dp_accounting(1.5, 0.5, 4)
-    assert whole.privacy["epsilon"] == pytest.approx(expected, abs=1e-6)
+    assert whole.privacy.epsilon == pytest.approx(expected, abs=1e-6)
 
     with pytest.raises(Crash):
         run("fedavg", **private, out=tmp_path / "resumed", watcher=At(2, crash))
@@ -73,7 +73,7 @@ def test_resume_drop_outs_and_a_repeated_run_are_accounted_like_dp_accounting(tm
 
     lossy = run("fedavg", **private, drop=0.2, out=tmp_path / "lossy")
     assert lossy.failures > 0
-    assert lossy.privacy["epsilon"] == pytest.approx(expected, abs=1e-6)  # who drops out is charged all the same
+    assert lossy.privacy.epsilon == pytest.approx(expected, abs=1e-6)  # who drops out is charged all the same
 
     twice = ledger_in(tmp_path / "whole") + ledger_in(tmp_path / "lossy")
     assert twice.epsilon(DELTA) == pytest.approx(of_dp_accounting(1.5, 0.5, 8), abs=1e-6)
@@ -89,8 +89,8 @@ def test_a_budget_below_what_the_noise_costs_stops_the_run_before_it_is_exceeded
 def test_points_are_protected_by_training_at_the_clients(tmp_path: Path) -> None:
     settings = {**SMALL, "cohort": 1.0, "rounds": 2, "batch": 64}  # batches of whole clients: quick to calibrate
     result = run("fedavg", **settings, epsilon=6.0, delta=1e-4, unit="point", out=tmp_path / "run")
-    assert result.privacy["unit"] == "point"
-    assert 5.9 < result.privacy["epsilon"] <= 6.0
+    assert result.privacy.unit == "point"
+    assert 5.9 < result.privacy.epsilon <= 6.0
     [row] = json.loads((tmp_path / "run" / "transcript.json").read_text())
     assert (row["unit"], row["clip"], row["noise"]) == ("point", 1.0, "DP-SGD(noise by client)")
 

@@ -108,6 +108,7 @@ def make_run(
     }
     descriptors = (histogram @ random.normal(0, 0.1, (10, 6))).round(3).tolist() if method == "pefll" else None
     write = {
+        "unalike.json": json.dumps({"format": 1, "version": "0.1.0"}),
         "result.json": json.dumps(result),
         "metrics.jsonl": "".join(json.dumps(line) + "\n" for line in lines),
         "transcript.json": json.dumps(transcript),

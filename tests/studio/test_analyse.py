@@ -24,6 +24,7 @@ from unalike.studio.analyses.analyse import QUICK, Bench, Extent, analyse, finis
 from unalike.studio.analyses.file import MOST_BYTES, NAMES, Analyses, read_analyses, write_analyses
 from unalike.studio.errors import UserError
 from unalike.studio.newcomer.serve import serve
+from unalike.studio.runs import folder as folders
 
 TINY: dict[str, Any] = {**SMALL, "rounds": 2, "eval_every": 1}
 SHORT = {**TINY, "local_steps": 1}
@@ -199,7 +200,7 @@ def test_folders_that_cannot_be_analysed_are_refused(tmp_path: Path) -> None:
         run("fedavg", out=tmp_path / "half", watcher=At(5, crash), **SMALL)
     shown = " ".join(unalike("analyse", tmp_path / "half", code=1).split())
     assert "has not ended: it has no result.json; finish it with: unalike resume" in shown
-    (tmp_path / "both").mkdir()
+    folders.create(tmp_path / "both")
     (tmp_path / "both" / "comparison.json").write_text('{"runs": [{"folder": "fedavg"}]}')
     shown = " ".join(unalike("analyse", tmp_path / "both", code=1).split())
     assert "holds a comparison; analyse its runs one by one, for example:" in shown
@@ -222,6 +223,7 @@ def test_folders_that_cannot_be_analysed_are_refused(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("command", ["analyse", "report"])
 def test_a_damaged_comparison_is_told(tmp_path: Path, command: str, text: str | None, says: str) -> None:
+    folders.create(tmp_path)
     file = tmp_path / "comparison.json"
     file.mkdir() if text is None else file.write_text(text)
     shown = " ".join(unalike(command, tmp_path, code=1).split())
@@ -378,7 +380,10 @@ def test_the_file_holds_what_was_written(tmp_path: Path) -> None:
         ('{"round": 3}', "quick: Field required"),
         ('{"round": 3, "quick": true, "alpha": [{"at": 1, "mean": NaN, "error": 0}]}', "alpha.0.mean"),
         ('{"round": 3, "quick": true, "alpha": [' + '{"at":1,"mean":1,"error":0},' * 200 + "1]}", "alpha"),
-        ('{"round": 3, "quick": true, "alpha": [{"at": 0, "mean": 1, "error": 0}]}', "alpha.0.at"),
+        (
+            '{"round": 3, "quick": true, "alpha": [{"at": 0, "mean": 1, "error": 0}]}',
+            "alpha: Value error, at = 0, but a logarithmic axis has no 0",
+        ),
         ('{"round": 3, "quick": true, "blur": [{"at": 0, "mean": 1e99, "error": 0}]}', "blur.0.mean"),
         ('{"round": 1000000000000000, "quick": true}', "round"),
         ('{"round": -1, "quick": true}', "round"),

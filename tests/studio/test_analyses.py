@@ -20,7 +20,7 @@ from unalike.methods.pefll import PeFLL
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
 from unalike.studio.analyses import figures as analyses
-from unalike.studio.analyses.figures import Newcomers, Point
+from unalike.studio.analyses.figures import Newcomers, point_of
 
 
 @pytest.fixture(scope="module")
@@ -122,11 +122,11 @@ def test_a_small_alpha_gives_newcomers_of_few_classes(population: Population) ->
 
 def test_turning_and_blurring_touch_unseen_images_only(population: Population) -> None:
     raw = population.train
-    for newcomers in (analyses.turned(population, 90), analyses.blurred(population, 1.0)):
+    for newcomers in (analyses.rotated(population, 90), analyses.blurred(population, 1.0)):
         for i in population.seen.tolist():
             rows = raw.rows(i)[0]
             assert torch.equal(replace(raw, x=newcomers.train.x).rows(i)[0], rows)
-    turned = analyses.turned(population, 90).train.rows(0)[0]
+    turned = analyses.rotated(population, 90).train.rows(0)[0]
     original = Newcomers.unseen(population).train.rows(0)[0]
     assert torch.equal(turned, torch.rot90(original, 1, (-2, -1)))
     assert torch.equal(analyses.blurred(population, 0).train.x, raw.x)
@@ -139,14 +139,12 @@ def test_curves_have_a_point_for_each_place(population: Population, problem: Pro
     method = PeFLL(problem, descriptor=4, local=LocalSGD(steps=1))
     state = method.start(0).replace(scale=torch.ones(()))
     federation = simulate(population.train.select(population.seen))
-    for points, places in (
-        (
-            analyses.accuracy_by_alpha(method, state, federation, population, [0.1, 1.0], clients=4, samples=20),
-            [0.1, 1],
-        ),
-        (analyses.accuracy_by_rotation(method, state, federation, population, [0, 45]), [0, 45]),
-        (analyses.accuracy_by_blur(method, state, federation, population, [0, 1]), [0, 1]),
+    for change, places in (
+        (lambda alpha: analyses.dealt_anew(population, alpha, clients=4, samples=20), [0.1, 1]),
+        (lambda angle: analyses.rotated(population, angle), [0, 45]),
+        (lambda sigma: analyses.blurred(population, sigma), [0, 1]),
     ):
+        points = analyses.curve(places, change, method, state, federation)
         assert [point.at for point in points] == places
         assert all(0 <= point.mean <= 1 and point.error is not None and point.error >= 0 for point in points)
     assert not federation.ledger.state()["shared"]  # nothing was charged
@@ -154,9 +152,11 @@ def test_curves_have_a_point_for_each_place(population: Population, problem: Pro
 
 def test_the_standard_error_is_that_of_a_sample_and_one_client_has_none() -> None:
     scores = Scores(torch.tensor([0.0, torch.nan, 1.0, 0.5]), torch.zeros(4))
-    point = Point.of(1, scores)
-    assert point.mean == 0.5 and point.error == pytest.approx(0.5 / 3**0.5)
-    assert Point.of(1, Scores(torch.tensor([0.5, torch.nan]), torch.zeros(2))).error is None
+    point = point_of(1, scores)
+    assert point is not None and point.mean == 0.5 and point.error == pytest.approx(0.5 / 3**0.5)
+    alone = point_of(1, Scores(torch.tensor([0.5, torch.nan]), torch.zeros(2)))
+    assert alone is not None and alone.error is None
+    assert point_of(1, Scores(torch.tensor([torch.nan]), torch.zeros(1))) is None
 
 
 def test_noise_moves_small_newcomers_more_than_large_ones(population: Population, problem: Problem) -> None:

@@ -23,12 +23,13 @@ from unalike.methods.odpfl import ODPFL
 from unalike.privacy import Gaussian
 from unalike.studio.errors import UserError
 from unalike.studio.newcomer.file import read_newcomer
-from unalike.studio.newcomer.serve import FinishedRun, Served, _expectation, newcomer_delta, serve
+from unalike.studio.newcomer.serve import Served, _expectation, serve
 from unalike.studio.recipe.recipe import checked
 from unalike.studio.recipe.settings import plan_for
+from unalike.studio.runs.finished import FinishedRun
 from unalike.studio.runs.measure import serves_unlabeled
 from unalike.studio.runs.prepare import prepare
-from unalike.studio.runs.run import execute
+from unalike.studio.runs.run import run_recipe
 
 SMALL = {"cohort": 4, "descriptor": 4, "local": {"steps": 2}}
 DATA = {"name": "digits", "partition": "pathological:2", "clients": 12, "unseen": 0.25}
@@ -36,7 +37,7 @@ DATA = {"name": "digits", "partition": "pathological:2", "clients": 12, "unseen"
 
 def trained(folder: Path, method: str, **hyperparameters: object) -> Path:
     recipe = {"method": method, "rounds": 2, "data": DATA, "hyperparameters": {**SMALL, **hyperparameters}}
-    execute(checked({**recipe, "model": {"name": "mlp"}}, "test"), folder / method)
+    run_recipe(checked({**recipe, "model": {"name": "mlp"}}, "test"), folder / method)
     return folder / method
 
 
@@ -90,7 +91,7 @@ def test_the_model_is_also_an_onnx_graph_that_reads_raw_rows(
 
 def test_an_ensemble_is_written_with_all_its_members(tmp_path: Path, rows: tuple[np.ndarray, np.ndarray]) -> None:
     recipe = {"method": "pfl-ensemble", "rounds": 2, "data": DATA, "model": {"name": "mlp"}}
-    execute(checked({**recipe, "hyperparameters": {"cohort": 4, "local": {"steps": 2}}}, "test"), tmp_path / "run")
+    run_recipe(checked({**recipe, "hyperparameters": {"cohort": 4, "local": {"steps": 2}}}, "test"), tmp_path / "run")
     file = newcomer(tmp_path, x=rows[0])
     told = json.loads(str(run_command(tmp_path / "run", "--data", file, "--json")))
     finished = FinishedRun.open(tmp_path / "run")
@@ -150,7 +151,7 @@ def test_a_run_that_protects_newcomers_does_so_with_noise_that_nobody_can_repeat
     assert first.descriptor is not None and second.descriptor is not None
     assert not torch.equal(first.descriptor, second.descriptor) and not torch.equal(first.theta, second.theta)
     assert first.epsilon == pytest.approx(0.5, rel=1e-3) and first.delta == 0.01
-    assert newcomer_delta(run, 100, None) == pytest.approx(100**-1.1)  # not 1/100, which protects nothing
+    assert run.newcomer_delta(100) == pytest.approx(100**-1.1)  # not 1/100, which protects nothing
 
 
 def test_without_labels_a_method_that_needs_them_says_so(
@@ -298,8 +299,8 @@ def test_help_shows_what_is_in_brackets() -> None:
 
 def test_delta_is_about_rows(runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
     run = FinishedRun.open(runs["odpfl"])
-    assert newcomer_delta(run, 50, None) == 0.01 and newcomer_delta(run, 2400, None) == pytest.approx(2400**-1.1)
-    assert newcomer_delta(run, 1, None) == 0.01 and newcomer_delta(run, 50, 0.019) == 0.019
+    assert run.newcomer_delta(50) == 0.01 and run.newcomer_delta(2400) == pytest.approx(2400**-1.1)
+    assert run.newcomer_delta(1) == 0.01 and run.newcomer_delta(50, 0.019) == 0.019
     for wrong in ("0", "0.02", "1", "nan"):
         with pytest.raises(UserError, match=r"below 1/n = 0.02 for the newcomer's n = 50 rows"):
             run_command(
@@ -367,7 +368,7 @@ def test_a_newcomer_that_sends_nothing_is_told_so(
 ) -> None:
     run = tmp_path / "flowdup"
     recipe = {"method": "flowdup", "rounds": 1, "data": DATA, "model": {"name": "logistic"}}
-    execute(checked({**recipe, "hyperparameters": {"cohort": 4}}, "test"), run)
+    run_recipe(checked({**recipe, "hyperparameters": {"cohort": 4}}, "test"), run)
     output = str(run_command(run, "--data", newcomer(tmp_path, x=rows[0])))
     assert "privacy: nothing was sent, so nothing is revealed" in output and "│ sent" not in output
     output = str(run_command(runs["odpfl"], "--data", newcomer(tmp_path, x=rows[0]), "--out", tmp_path / "m"))

@@ -19,9 +19,10 @@ from unalike.methods.odpfl import ODPFL, SENSITIVITY
 from unalike.privacy import Gaussian
 from unalike.studio.errors import UserError
 from unalike.studio.newcomer.file import read_newcomer
-from unalike.studio.newcomer.serve import FinishedRun, serve
+from unalike.studio.newcomer.serve import serve
 from unalike.studio.recipe.recipe import checked
-from unalike.studio.runs.run import execute
+from unalike.studio.runs.finished import FinishedRun
+from unalike.studio.runs.run import run_recipe
 
 
 def trained(folder: Path, data: Path, unseen: float, options: dict[str, str], **more: Any) -> FinishedRun:
@@ -32,7 +33,7 @@ def trained(folder: Path, data: Path, unseen: float, options: dict[str, str], **
         "model": {"name": "logistic"},
         "hyperparameters": {"cohort": 1, "descriptor": 4, "local": {"steps": 2}, "encoder": "sphere", **more},
     }
-    execute(checked(recipe, "test"), folder / "run")
+    run_recipe(checked(recipe, "test"), folder / "run")
     return FinishedRun.open(folder / "run")
 
 

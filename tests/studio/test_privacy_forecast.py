@@ -17,7 +17,7 @@ def test_the_forecast_for_points_is_about_the_rows_that_are_trained_on() -> None
     prepared = prepare(recipe)
     planned = forecast(prepared.recipe, prepared.method, prepared.population, prepared.delta)
     spent = run("fedavg", **settings).privacy
-    assert spent["unit"] == planned.unit == "point"
-    assert planned.epsilon == pytest.approx(spent["epsilon"], rel=1e-3)
+    assert spent.unit == planned.unit == "point"
+    assert planned.epsilon == pytest.approx(spent.epsilon, rel=1e-3)
     seen = prepared.population.seen
     assert units_of(prepared.population, "point") == int(prepared.population.train.size[seen].sum())

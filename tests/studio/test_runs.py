@@ -16,10 +16,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
 from tests.studio.helpers import SMALL, At, Crash, crash, metrics, timeless
+from unalike.commands.main import app
 from unalike.data import from_arrays
 from unalike.studio import Interrupted, UserError, compare, resume, run
+from unalike.studio.recipe.recipe import checked
 from unalike.studio.runs import folder as folders
 from unalike.studio.runs.checkpoint import load as load_checkpoint
 from unalike.studio.runs.result import Result
@@ -32,7 +35,7 @@ def test_three_lines() -> None:
     text = str(result)
 
     assert "fedavg" in text and "unseen" in text
-    assert result.accuracy["unseen"] is not None and 0 <= result.accuracy["unseen"]["mean"] <= 1
+    assert result.accuracy.unseen is not None and 0 <= result.accuracy.unseen.mean <= 1
 
 
 def test_a_run_folder_has_everything(tmp_path: Path) -> None:
@@ -70,17 +73,17 @@ def test_the_same_settings_give_the_same_result_and_writing_changes_nothing(tmp_
 
 def test_what_is_not_served_is_not_scored() -> None:
     served, labels_needed = run("fedavg", **SMALL), run("fedavg-finetune", **SMALL)
-    assert served.accuracy["unlabeled"] == served.accuracy["unseen"], "one model for all needs no labels of newcomers"
-    assert labels_needed.accuracy["unlabeled"] is None and labels_needed.accuracy["unseen"] is not None
+    assert served.accuracy.unlabeled == served.accuracy.unseen, "one model for all needs no labels of newcomers"
+    assert labels_needed.accuracy.unlabeled is None and labels_needed.accuracy.unseen is not None
     assert "not served" in str(labels_needed) and "not served" not in str(served)
 
 
 def test_clients_without_labels_are_counted_but_not_scored_where_labels_are_needed() -> None:
-    half = run("fedavg-finetune", labeled=0.5, **SMALL).accuracy["seen"]
-    everyone = run("fedavg", labeled=0.5, **SMALL).accuracy["seen"]
+    half = run("fedavg-finetune", labeled=0.5, **SMALL).accuracy.seen
+    everyone = run("fedavg", labeled=0.5, **SMALL).accuracy.seen
     assert half is not None and everyone is not None
-    assert (half["clients"], half["scored"]) == (9, 4)
-    assert (everyone["clients"], everyone["scored"]) == (9, 9)
+    assert (half.clients, half.scored) == (9, 4)
+    assert (everyone.clients, everyone.scored) == (9, 9)
 
 
 def test_clients_whose_model_is_not_finite_are_counted_and_named(tmp_path: Path) -> None:
@@ -98,8 +101,8 @@ def test_clients_whose_model_is_not_finite_are_counted_and_named(tmp_path: Path)
     )
     settings = {**SMALL, "rounds": 1, "unseen": 0, "out": tmp_path / "run"}
     result = run(f"{file}:Broken", **settings, hyperparameters={"broken": 3})
-    seen = result.accuracy["seen"]
-    assert seen is not None and (seen["clients"], seen["scored"], seen["failed"]) == (12, 9, 3)
+    seen = result.accuracy.seen
+    assert seen is not None and (seen.clients, seen.scored, seen.failed) == (12, 9, 3)
     says = "3 of 12 seen clients have no finite score"
     assert f"Broken: {says} and are left out of the mean" in " ".join(str(result).split())
     assert says in (tmp_path / "run" / "report.html").read_text()
@@ -109,12 +112,12 @@ def test_clients_whose_model_is_not_finite_are_counted_and_named(tmp_path: Path)
 
 def test_no_unseen_clients_means_null() -> None:
     result = run("fedavg", **{**SMALL, "unseen": 0.0})
-    assert result.accuracy["unseen"] is None and result.accuracy["unlabeled"] is None and result.accuracy["seen"]
+    assert result.accuracy.unseen is None and result.accuracy.unlabeled is None and result.accuracy.seen
 
 
 def test_no_rounds_measures_the_start(tmp_path: Path) -> None:
     result = run("local", out=tmp_path / "run", **{**SMALL, "rounds": 0})
-    assert result.accuracy["unseen"] is not None and [record["round"] for record in metrics(tmp_path / "run")] == [0]
+    assert result.accuracy.unseen is not None and [record["round"] for record in metrics(tmp_path / "run")] == [0]
 
 
 def test_own_arrays_run_and_resume_from_python(tmp_path: Path) -> None:
@@ -195,8 +198,8 @@ def test_kill_9_then_resume(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "unalike", "resume", str(out), "--json"]
     resumed = subprocess.run(command, capture_output=True, text=True, check=True)
     whole = run(method, **SMALL)
-    assert json.loads(resumed.stdout)["accuracy"] == whole.accuracy
-    assert json.loads((out / "result.json").read_text())["accuracy"] == whole.accuracy
+    assert json.loads(resumed.stdout)["accuracy"] == whole.to_json()["accuracy"]
+    assert json.loads((out / "result.json").read_text())["accuracy"] == whole.to_json()["accuracy"]
     assert [record["round"] for record in metrics(out)] == list(range(1, 9))
 
 
@@ -248,6 +251,40 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
     assert not list((tmp_path / "run").glob(".*.part")), "no half-written file is left"
     monkeypatch.undo()
     assert resume(tmp_path / "run").results[0].accuracy == run("fedavg", **SMALL).accuracy
+
+
+FORMATS = [
+    ('{"format": 2, "version": "9.0"}', "has format 2"),
+    ('{"format": "1"}', 'has format "1"'),
+    ("{}", "has no format number"),
+    ("[]", "has format []"),
+    (None, "has no format number"),
+]
+
+
+@pytest.mark.parametrize(("about", "says"), FORMATS)
+def test_a_folder_of_another_format_is_refused(about: str | None, says: str, tmp_path: Path) -> None:
+    both = tmp_path / "both"
+    for path in (both, both / "fedavg"):
+        folders.create(path, checked({"method": "fedavg"}, "test") if path.name == "fedavg" else None)
+        file = path / "unalike.json"
+        assert json.loads(file.read_text())["format"] == folders.FORMAT == 1
+        file.unlink() if about is None else file.write_text(about)
+    (both / "comparison.json").write_text('{"runs": [{"folder": "fedavg"}]}')
+    for name in ("result.json", "transcript.json"):
+        (both / "fedavg" / name).write_text("{}")
+    newcomer = ("--data", str(tmp_path / "mine.npz"))
+    commands = (("resume",), ("report",), ("analyse",), ("personalize", *newcomer), ("privacy", "show"))
+    for command in commands:
+        for path in (both / "fedavg", both):
+            if path == both and command[0] in ("personalize", "privacy"):
+                continue  # they take runs alone
+            result = CliRunner().invoke(app, [*command, str(path)])
+            shown = " ".join(result.output.split())
+            assert result.exit_code == 1 and f"{path.name} {says}" in shown, (command, shown)
+            assert "reads format 1" in shown and "use the version that made it" in shown
+            assert ("unalike run" in shown) == (path != both), "a run can be repeated from its recipe"
+            assert "had ended already" not in shown
 
 
 def test_seeds_give_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
@@ -309,8 +346,8 @@ def test_fedprox_without_mu_is_fedavg_and_with_it_is_not() -> None:
 
 def test_noise_is_declared_and_accounted() -> None:
     result = run("fedavg", noise_multiplier=1.0, clip=0.5, delta=1e-3, **SMALL)
-    assert result.privacy["private"] and result.privacy["unit"] == "client" and result.privacy["delta"] == 1e-3
-    assert 0 < result.privacy["epsilon"] < 100
+    assert result.privacy.private and result.privacy.unit == "client" and result.privacy.delta == 1e-3
+    assert result.privacy.epsilon is not None and 0 < result.privacy.epsilon < 100
     with pytest.raises(UserError, match="noise without a bound"):
         run("fedavg", noise_multiplier=1.0, **SMALL)
     with pytest.raises(UserError, match="no training client has labels"):

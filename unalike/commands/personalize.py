@@ -14,9 +14,11 @@ from unalike.commands.options import Json, examples, printed
 from unalike.studio.errors import UserError
 from unalike.studio.newcomer.file import read_newcomer
 from unalike.studio.newcomer.ledger import enter, read_ledger
-from unalike.studio.newcomer.serve import FinishedRun, Served, counted, onnx_is_there, serve
+from unalike.studio.newcomer.serve import Served, onnx_is_there, serve
 from unalike.studio.recipe.recipe import overridden
+from unalike.studio.runs.finished import FinishedRun
 from unalike.studio.runs.folder import check_writable, disk_errors_told
+from unalike.studio.words import counted
 
 _OTHER_LEDGER = "unalike personalize, with --ledger FILE for another place"  # where the disk refuses this one
 
@@ -58,7 +60,7 @@ def personalize(
     target = out or _beside(data, ".model.safetensors")
     graph = target if target.suffix == ".onnx" else target.with_suffix(".onnx") if onnx else None
     finished = FinishedRun.open(run)
-    private = epsilon is not None or getattr(finished.method, "newcomer_epsilon", None) is not None
+    private = epsilon is not None or finished.newcomer_epsilon is not None
     usual = _beside(data, ".ledger.json")
     if ledger is None and (private or usual.exists()):  # in a ledger that is there, what has no noise counts, too
         ledger = usual

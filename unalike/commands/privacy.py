@@ -28,8 +28,8 @@ from unalike.studio.report.words import spoken
 from unalike.studio.runs import folder
 from unalike.studio.runs.prepare import Prepared, prepare
 from unalike.studio.runs.privacy import Forecast, forecast
-from unalike.studio.runs.result import epsilon as shown
-from unalike.studio.runs.result import size
+from unalike.studio.words import epsilon as shown
+from unalike.studio.words import size
 
 app = typer.Typer(rich_markup_mode="rich", no_args_is_help=True)
 Target = Annotated[str, typer.Argument(metavar="RECIPE", hidden=True)]
@@ -109,6 +109,7 @@ def show(
     """
     if not run_folder.is_dir():
         raise UserError(f"there is no run folder {run_folder}")
+    folder.check_format(run_folder)
     rows = folder.read_json(run_folder / folder.TRANSCRIPT)
     ledger = Ledger.from_state(folder.read_json(run_folder / folder.LEDGER))
     spent = folder.read_json(run_folder / folder.RESULT)["privacy"]

@@ -116,9 +116,10 @@ def resume(
 
     RUN is its folder.
     """
-    if all((one / folder.RESULT).exists() for one in _runs_in(run_folder)) and not (quiet or as_json):
-        options.progress_console().print(f"{run_folder} had ended already; this is its result", markup=False)
+    ended = all((one / folder.RESULT).exists() for one in _runs_in(run_folder))
     comparison = resume_any(run_folder, watcher=watcher_for(options.progress_console(), quiet or as_json))
+    if ended and not (quiet or as_json):
+        options.progress_console().print(f"{run_folder} had ended already; this is its result", markup=False)
     show(comparison, as_json)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -57,19 +57,12 @@ class State(Mapping[str, Tensor]):
 
 
 class Method(Protocol):
-    """A frozen dataclass with hyperparameters as fields, ``@task`` functions, and these.
-
-    ``serves_unlabeled`` tells whether ``personalize`` can serve a client without labels; where it is False, such a
-    client is reported as not served instead of being given labels.
-    """
+    """A frozen dataclass with hyperparameters as fields, ``@task`` functions, and these."""
 
     @property
     def model(self) -> Model:
         """What the personal models are parameters of."""
         ...
-
-    @property
-    def serves_unlabeled(self) -> bool: ...
 
     def start(self, seed: int) -> State:
         """The state before the first round."""
@@ -144,6 +137,78 @@ class PointPrivate(Protocol):
     def dp_sgd(self, size: int) -> tuple[PointPrivacy, Steps] | None:
         """What a round does at a client with ``size`` samples; None where points are not protected."""
         ...
+
+
+@runtime_checkable
+class ServesUnlabeled(Protocol):
+    """Says whether ``personalize`` serves clients without labels; without a word, none of them is served."""
+
+    @property
+    def serves_unlabeled(self) -> bool: ...
+
+
+@runtime_checkable
+class TrainsLocally(Protocol):
+    """Its clients train with a ``LocalSGD``."""
+
+    @property
+    def local(self) -> Any: ...
+
+
+@runtime_checkable
+class Describes(Protocol):
+    """Has a vector [l] for every client that says how it differs from others."""
+
+    def descriptors(self, state: State, cohort: Cohort) -> Tensor: ...
+
+
+@runtime_checkable
+class DescribesData(Describes, Protocol):
+    """Reads a descriptor off a client's data, a newcomer's too, by the task ``introduce``."""
+
+    @property
+    def introduce(self) -> Any: ...
+
+
+@runtime_checkable
+class ProtectsNewcomers(Method, DescribesData, Protocol):
+    """Can add noise to the descriptor, which is all that a newcomer sends, to protect each of its samples."""
+
+    @property
+    def newcomer_epsilon(self) -> float | None: ...
+
+    @property
+    def newcomer_delta(self) -> float: ...
+
+    @property
+    def noise(self) -> AdditiveNoise | None: ...
+
+    def protecting(self, epsilon: float | None, delta: float) -> ProtectsNewcomers: ...
+
+    def sensitivity(self, samples: int) -> float | None:
+        """How far one of so many samples can move the descriptor; None: nobody knows."""
+        ...
+
+    def models(self, state: State, v: Tensor) -> Tensor:
+        """What the server makes of descriptors."""
+        ...
+
+
+@runtime_checkable
+class MasksClasses(Protocol):
+    """Can keep a client from predicting classes that it does not have."""
+
+    def masking(self, masked: bool) -> Method: ...
+
+
+@runtime_checkable
+class Auditable(Method, ClientPrivate, PointPrivate, TrainsLocally, Protocol):
+    """Can repeat its private rounds on canaries: one clipped and noisy mean of updates a round."""
+
+    @property
+    def clip(self) -> float | None: ...
+
+    def attacked(self, model: Model, cohort: int | float, local: Any, noise: AdditiveNoise | None) -> Method: ...
 
 
 DECLARATIONS = ("serves_unlabeled", "asks_unlabeled", "client_private")  # told by a class, and no hyperparameters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -74,3 +75,11 @@ class Traffic:
     @property
     def total_down(self) -> int:
         return self.down.total()
+
+    def state(self) -> dict[str, dict[str, int]]:
+        """As plain values, for a checkpoint."""
+        return {"up": dict(self.up), "down": dict(self.down)}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Mapping[str, int]]) -> Traffic:
+        return cls(Counter(state["up"]), Counter(state["down"]))

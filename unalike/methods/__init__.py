@@ -24,6 +24,7 @@ class Entry:
     paper: str
     summary: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    unlabeled: bool = False  # with these defaults it serves clients without labels
 
 
 # One pass in batches of 10, as in McMahan et al.: equal work at a client in every method that trains the model there.
@@ -43,6 +44,7 @@ METHODS: dict[str, Entry] = {
         "McMahan et al., AISTATS 2017",
         "one model for all: the mean of the clients' updates",
         _PASS,
+        unlabeled=True,
     ),
     "fedprox": Entry(
         FedAvg,
@@ -50,6 +52,7 @@ METHODS: dict[str, Entry] = {
         "Li et al., MLSys 2020",
         "FedAvg whose clients are held near the common model by μ/2·‖θ − θ_global‖²",
         {**_PASS, "mu": 0.1},
+        unlabeled=True,
     ),
     "fedavg-finetune": Entry(
         FedAvg,
@@ -70,6 +73,7 @@ METHODS: dict[str, Entry] = {
         "Scott et al., ICLR 2024",
         "PeFLL whose descriptors use no labels, so that unlabeled clients are served too",
         {"labels": "ignored"},
+        unlabeled=True,
     ),
     "pfedhn": Entry(
         PFedHN,
@@ -82,6 +86,7 @@ METHODS: dict[str, Entry] = {
         "ODPFL-HN",
         "Amosy, Eyal and Chechik, 2022",
         "a set encoder and a hypernetwork give unlabeled newcomers a model",
+        unlabeled=True,
     ),
     "pfl-sampled": Entry(
         Borrowed,
@@ -89,6 +94,7 @@ METHODS: dict[str, Entry] = {
         "Amosy, Eyal and Chechik, 2022",
         "pFedHN; a newcomer borrows the model of a training client drawn at random",
         {"choice": "sampled"},
+        unlabeled=True,
     ),
     "pfl-nearest": Entry(
         Borrowed,
@@ -96,6 +102,7 @@ METHODS: dict[str, Entry] = {
         "Amosy, Eyal and Chechik, 2022",
         "pFedHN; a newcomer borrows the model of the training client with the most similar inputs",
         {"choice": "nearest"},
+        unlabeled=True,
     ),
     "pfl-ensemble": Entry(
         Borrowed,
@@ -103,23 +110,27 @@ METHODS: dict[str, Entry] = {
         "Amosy, Eyal and Chechik, 2022",
         "pFedHN; everybody gets the mean output of all training clients' models",
         {"choice": "ensemble"},
+        unlabeled=True,
     ),
     "flowdup": Entry(
         FLowDUP,
         "FLowDUP",
         "Scott, 2026, chapter 5",
         "a small hypernetwork at the client makes its model, in a random subspace, from unlabeled data",
+        unlabeled=True,
     ),
     "ld-fedavg": Entry(
         LDFedAvg,
         "LD-FedAvg",
         "Scott, 2026, chapter 5",
         "FedAvg in the random subspace that FLowDUP uses",
+        unlabeled=True,
     ),
     "fedtta": Entry(
         FedTTA,
         "FedTTA",
         "Ye et al., SDM 2024",
         "a common model that takes one learned step on a client's unlabeled data",
+        unlabeled=True,
     ),
 }

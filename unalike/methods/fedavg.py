@@ -6,7 +6,7 @@ FedAvg: McMahan et al., AISTATS 2017 (T1 Algorithms 3 and 4). FedProx: Li et al.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -143,6 +143,11 @@ class FedAvg:
         falls = prox["falls"] + 1 if loss < prox["loss"] else torch.zeros(())
         step = self.mu_step * (float(loss > prox["loss"]) - float(falls == 5))
         return {"mu": (prox["mu"] + step).clamp(min=0), "loss": loss, "falls": falls % 5}
+
+    def attacked(self, model: Model, cohort: int | float, local: LocalSGD, noise: AdditiveNoise | None) -> FedAvg:
+        """For an audit: the same rounds on another model, with nothing but the mean of the updates in the state."""
+        changed = replace(self, model=model, cohort=cohort, local=local, noise=noise)
+        return replace(changed, server=ServerOptimizer(), schedule=Schedule(), finetune=None, mu=0.0)
 
     def personalize(self, state: State, cohort: Cohort) -> Models:
         if self.finetune is None:

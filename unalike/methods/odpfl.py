@@ -6,7 +6,7 @@ labels. Algorithm 1 prints the steps with the sign of ascent; here Δw = new −
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -81,7 +81,7 @@ class ODPFL:
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}; expected at least 1, or leave it out")
         if self.newcomer_epsilon is not None:
-            if self.encoder != "sphere" or self.rows is not None:
+            if self.sensitivity(1) is None:
                 raise ValueError(
                     f"a private descriptor needs encoder='sphere' and all rows at once, because only there one sample "
                     f"is known to move it by at most 2/n; got encoder={self.encoder!r} and rows={self.rows}"
@@ -116,6 +116,14 @@ class ODPFL:
         if self.newcomer_epsilon is None:
             return None
         return Gaussian.for_budget(self.newcomer_epsilon, self.newcomer_delta)
+
+    def protecting(self, epsilon: float | None, delta: float) -> ODPFL:
+        """The same method for newcomers who protect each of their samples by (ε, δ)."""
+        return replace(self, newcomer_epsilon=epsilon, newcomer_delta=delta)
+
+    def sensitivity(self, samples: int) -> float | None:
+        """2/n, if one sample is known to move a descriptor by so little: on the sphere, all samples at once."""
+        return SENSITIVITY / samples if self.encoder == "sphere" and self.rows is None else None
 
     # The clients' side
 

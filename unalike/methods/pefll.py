@@ -124,6 +124,10 @@ class PeFLL:
     def serves_unlabeled(self) -> bool:
         return self.labels == "ignored" and not self.mask_labels
 
+    def masking(self, masked: bool) -> PeFLL:
+        """The same method with or without ``mask_labels``."""
+        return replace(self, mask_labels=masked)
+
     # The clients' side
 
     @task

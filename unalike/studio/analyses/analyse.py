@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,14 @@ import torch
 from torch import Tensor
 
 from unalike.core.federation import Federation
-from unalike.core.method import Method
+from unalike.core.method import Describes, DescribesData, MasksClasses, Method, ProtectsNewcomers, State
 from unalike.data.population import Population
-from unalike.methods.odpfl import ODPFL
-from unalike.methods.pefll import PeFLL
-from unalike.studio.analyses import figures as analyses
-from unalike.studio.analyses.figures import Newcomers, Point
-from unalike.studio.analyses.file import MOST_CLIENTS, MOST_LETTERS, MOST_POINTS, NAMES, Analyses
+from unalike.studio.analyses import figures, file
+from unalike.studio.analyses.figures import Newcomers
+from unalike.studio.analyses.file import NAMES, Analyses, CurvePoint, SameClasses
 from unalike.studio.errors import UserError
-from unalike.studio.newcomer.serve import FinishedRun, newcomer_delta
 from unalike.studio.runs import folder
+from unalike.studio.runs.finished import FinishedRun
 from unalike.studio.runs.measure import serves_unlabeled
 
 
@@ -44,18 +42,10 @@ class Extent:
     sizes: Sequence[int] = (5, 10, 20, 50, 100, 200, 500, 1000, 2000)
     epsilons: Sequence[float] = (0.3, 1.0, 5.0)
     newcomers: int = 200
-    mapped: int = MOST_CLIENTS
+    mapped: int = file.MOST_CLIENTS
 
 
-QUICK = Extent(
-    alphas=(0.1, 1.0, 10.0),
-    angles=(0, 45, 90),
-    sigmas=(0, 1.0, 2.0),
-    sizes=(5, 20, 100),
-    epsilons=(1.0,),
-    newcomers=50,
-    mapped=200,
-)
+QUICK = Extent((0.1, 1.0, 10.0), (0, 45, 90), (0, 1.0, 2.0), (5, 20, 100), (1.0,), newcomers=50, mapped=200)
 
 
 def finished_run(path: Path) -> FinishedRun:
@@ -63,7 +53,8 @@ def finished_run(path: Path) -> FinishedRun:
     if (path / folder.COMPARISON).exists():
         first = folder.compared_runs(path)[0]
         raise UserError(f"{path} holds a comparison; analyse its runs one by one, for example: {first}")
-    if (path / folder.RECIPE).is_file() and not (path / folder.RESULT).is_file():
+    folder.check_run(path)
+    if not (path / folder.RESULT).is_file():
         raise UserError(f"{path} has not ended: it has no {folder.RESULT}; finish it with: unalike resume {path}")
     return FinishedRun.open(path)
 
@@ -74,25 +65,15 @@ def analyse(run: FinishedRun, *, quick: bool = False, tell: Callable[[str], None
     Each gives plain values; ``Analyses`` checks them as it checks a file that is read.
     """
     bench = Bench.of(run, QUICK if quick else Extent())
-    steps: dict[str, Callable[[Bench], Any]] = {
-        "map": _map,
-        "correlation": _correlation,
-        "same_classes": _same_classes,
-        "label_mask": _label_mask,
-        "alpha": _alpha,
-        "rotation": _rotation,
-        "blur": _blur,
-        "size": _size,
-        "bytes": _bytes,
-    }
+    steps = (_map, _correlation, _same_classes, _label_mask, _alpha, _rotation, _blur, _size, _bytes)
     found: dict[str, Any] = {}
     left_out: dict[str, str] = {}
-    for number, (name, step) in enumerate(steps.items(), start=1):
+    for number, (name, step) in enumerate(zip(NAMES, steps, strict=True), start=1):
         tell(f"{number}/{len(steps)} {NAMES[name]}")
         try:
             found[name] = step(bench)
         except DoesNotApply as error:
-            left_out[name] = str(error)[:MOST_LETTERS]
+            left_out[name] = str(error)[: file.MOST_LETTERS]
             tell(f"    does not apply: {error}")
     return Analyses.model_validate({"round": run.round, "quick": quick, "left_out": left_out, **found})
 
@@ -117,8 +98,8 @@ class Bench:
         return cls(run, federation, replace(whole, unseen=unseen), extent)
 
     @property
-    def asked(self) -> tuple[Any, Any, Federation]:
-        """The first arguments of most analyses."""
+    def asked(self) -> tuple[Method, State, Federation]:
+        """What newcomers are scored with."""
         return self.run.method, self.run.state, self.federation
 
     @property
@@ -153,7 +134,7 @@ class Bench:
     def described(self) -> tuple[Tensor, Tensor]:
         """Positions of clients, and their descriptors [C, l]: the newcomers and, evenly, training clients."""
         method, state, federation = self.asked
-        if not hasattr(method, "descriptors"):
+        if not isinstance(method, Describes):
             raise DoesNotApply(f"{self.method_name} has no descriptors of clients; pefll, odpfl and pfedhn have")
         train = self.population.train
         able = (train.size > 0) & (train.labeled | serves_unlabeled(method))
@@ -161,7 +142,7 @@ class Bench:
         which = torch.cat([_evenly(seen, self.extent.mapped - len(self.population.unseen)), self.population.unseen])
         if len(which) < 4:
             raise DoesNotApply(f"{len(which)} clients can be described; a map needs 4 or more")
-        vectors = analyses.descriptors_of(method, state, federation, train.select(which)).detach()
+        vectors = figures.descriptors_of(method, state, federation, train.select(which)).detach()
         if len(vectors) < len(which) or not bool(vectors.isfinite().all()):
             raise DoesNotApply("some clients failed to describe their data")
         if float((vectors - vectors[0]).abs().max()) == 0:
@@ -176,11 +157,14 @@ def _evenly(which: Tensor, most: int) -> Tensor:
     return which[torch.linspace(0, len(which) - 1, most).round().to(torch.int64)]
 
 
-def _curve(points: Sequence[Point]) -> list[dict[str, float | None]]:
-    known = [asdict(point) for point in points if math.isfinite(point.mean)]
-    if not known:
+def _curve(bench: Bench, places: Sequence[float], newcomers: Callable[[float], Newcomers]) -> list[CurvePoint]:
+    return _some(figures.curve(places, newcomers, *bench.asked))
+
+
+def _some(points: list[CurvePoint]) -> list[CurvePoint]:
+    if not points:
         raise DoesNotApply("no newcomer could be scored")
-    return known
+    return points
 
 
 def _map(bench: Bench) -> dict[str, Any]:
@@ -193,23 +177,23 @@ def _map(bench: Bench) -> dict[str, Any]:
         counts = population.histogram(population.train)[which]
         names = population.class_names or [str(c) for c in range(population.classes)]
         tops = zip(counts.argmax(1).tolist(), counts.sum(1).tolist(), strict=True)
-        classes = [str(names[top])[:MOST_LETTERS] if total else None for top, total in tops]
+        classes = [str(names[top])[: file.MOST_LETTERS] if total else None for top, total in tops]
     return {
-        "names": [population.train.name(i)[:MOST_LETTERS] for i in which.tolist()],
+        "names": [population.train.name(i)[: file.MOST_LETTERS] for i in which.tolist()],
         "group": ["unseen" if i in unseen else "seen" for i in which.tolist()],
         "main_class": classes,
-        "pca": analyses.descriptor_map(vectors, "pca").tolist(),
-        "t_sne": analyses.descriptor_map(vectors, "t-sne").tolist(),
+        "pca": figures.descriptor_map(vectors, "pca").tolist(),
+        "t_sne": figures.descriptor_map(vectors, "t-sne").tolist(),
     }
 
 
 def _untrained(bench: Bench, which: Tensor) -> Tensor | None:
     """Descriptors by the networks as training began; None for methods that learn descriptors without a network."""
     method, _, federation = bench.asked
-    if not isinstance(method, PeFLL | ODPFL):
+    if not isinstance(method, DescribesData):
         return None
     clients = bench.population.train.select(which)
-    vectors = analyses.descriptors_of(method, method.start(federation.seed), federation, clients).detach()
+    vectors = figures.descriptors_of(method, method.start(federation.seed), federation, clients).detach()
     return vectors if len(vectors) == len(which) and bool(vectors.isfinite().all()) else None
 
 
@@ -222,12 +206,12 @@ def _correlation(bench: Bench) -> dict[str, float | None]:
     known = counts.sum(1) > 0
     shares = counts[known] / counts[known].sum(1, keepdim=True)
     of = torch.isin(which[known], bench.population.unseen).nonzero().flatten()
-    found = analyses.rank_correlation(vectors[known], shares, of)
+    found = figures.rank_correlation(vectors[known], shares, of)
     found = found[~found.isnan()]
     if len(found) == 0:
         raise DoesNotApply("all clients have the same class shares")
     before = _untrained(bench, which)
-    untrained = math.nan if before is None else float(analyses.rank_correlation(before[known], shares, of).nanmean())
+    untrained = math.nan if before is None else float(figures.rank_correlation(before[known], shares, of).nanmean())
     return {
         "mean": float(found.mean()),
         "low": float(found.min()),
@@ -237,7 +221,7 @@ def _correlation(bench: Bench) -> dict[str, float | None]:
     }
 
 
-def _same_classes(bench: Bench) -> dict[str, Any]:
+def _same_classes(bench: Bench) -> SameClasses:
     """The gap of T1 Table 4.1 between unseen and seen clients, without the luck of the classes that they drew."""
     bench.need_classes()
     bench.need_newcomers()
@@ -246,18 +230,18 @@ def _same_classes(bench: Bench) -> dict[str, Any]:
     if float((counts > 0).sum(1).median()) > counts.shape[1] / 2:
         raise DoesNotApply("most clients have most of the classes, so those that one lacks are chance")
     scores = bench.scores_of(bench.run.method)
-    found = analyses.same_classes(scores, counts, unseen.nonzero().flatten())
+    found = figures.same_classes(scores, counts, unseen.nonzero().flatten())
     if found is None:
         raise DoesNotApply("no unseen client has just the classes of a training client")
-    return asdict(found) | _twins(bench, which[~unseen], scores[~unseen])
+    return found.model_copy(update=_twins(bench, which[~unseen], scores[~unseen]))
 
 
 def _twins(bench: Bench, seen: Tensor, scores: Tensor) -> dict[str, float]:
     """Scores of training clients' twins, beside their own; nothing where unseen clients have no rows for any."""
     some = _evenly(torch.arange(len(seen)), bench.extent.newcomers)
     try:
-        twins, having = analyses.twins(bench.population, seen[some])
-    except analyses.TooFewRows:
+        twins, having = figures.twins(bench.population, seen[some])
+    except figures.TooFewRows:
         return {}
     both = torch.stack([twins.score(*bench.asked).score, scores[some[having]]])
     both = both[:, ~both.isnan().any(0)]
@@ -271,7 +255,7 @@ def _label_mask(bench: Bench) -> dict[str, float]:
     bench.need_classes()
     bench.need_newcomers()
     method = bench.run.method
-    if not isinstance(method, PeFLL):
+    if not isinstance(method, MasksClasses):
         raise DoesNotApply("only PeFLL can keep a client from predicting classes that it does not have")
     which, unseen = bench.everybody
     if not bool(bench.population.train.labeled[which].all()):
@@ -279,7 +263,7 @@ def _label_mask(bench: Bench) -> dict[str, float]:
     found = {}
     for name, masked in (("", False), ("_masked", True)):
         try:
-            scores = bench.scores_of(replace(method, mask_labels=masked))
+            scores = bench.scores_of(method.masking(masked))
         except ValueError as error:  # a model that does not end in a bias for each class
             raise DoesNotApply(str(error)) from error
         found[f"seen{name}"] = float(scores[~unseen].nanmean())
@@ -287,13 +271,13 @@ def _label_mask(bench: Bench) -> dict[str, float]:
     return found
 
 
-def _alpha(bench: Bench) -> list[dict[str, float | None]]:
+def _alpha(bench: Bench) -> list[CurvePoint]:
     """T1 Fig. B.1."""
     bench.need_classes()
     bench.need_newcomers()
     try:
-        return _curve(analyses.accuracy_by_alpha(*bench.asked, bench.population, bench.extent.alphas))
-    except analyses.TooFewRows as error:
+        return _curve(bench, bench.extent.alphas, lambda alpha: figures.dealt_anew(bench.population, alpha))
+    except figures.TooFewRows as error:
         raise DoesNotApply(str(error)) from error
 
 
@@ -303,16 +287,16 @@ def _images(bench: Bench) -> None:
     bench.need_newcomers()
 
 
-def _rotation(bench: Bench) -> list[dict[str, float | None]]:
+def _rotation(bench: Bench) -> list[CurvePoint]:
     """P2 Fig. 4."""
     _images(bench)
-    return _curve(analyses.accuracy_by_rotation(*bench.asked, bench.population, bench.extent.angles))
+    return _curve(bench, bench.extent.angles, lambda angle: figures.rotated(bench.population, angle))
 
 
-def _blur(bench: Bench) -> list[dict[str, float | None]]:
+def _blur(bench: Bench) -> list[CurvePoint]:
     """P2 Fig. 4."""
     _images(bench)
-    return _curve(analyses.accuracy_by_blur(*bench.asked, bench.population, bench.extent.sigmas))
+    return _curve(bench, bench.extent.sigmas, lambda sigma: figures.blurred(bench.population, sigma))
 
 
 def _size(bench: Bench) -> list[dict[str, Any]]:
@@ -325,24 +309,23 @@ def _size(bench: Bench) -> list[dict[str, Any]]:
     newcomers = Newcomers.unseen(bench.population)
     largest = int(newcomers.train.size.max())
     sizes = [*(size for size in bench.extent.sizes if 1.25 * size < largest), largest]
-    if not isinstance(method, ODPFL) or method.encoder != "sphere" or method.rows is not None:
-        points = analyses.accuracy_by_size(method, state, federation, newcomers, sizes)
-        return [{"epsilon": None, "points": _curve(points)}]
+    if not isinstance(method, ProtectsNewcomers) or method.sensitivity(1) is None:
+        return [{"epsilon": None, "points": _curve(bench, sizes, lambda size: newcomers.only_first(int(size)))}]
     own = method.newcomer_epsilon
     epsilons = sorted({*bench.extent.epsilons, *(() if own is None else (own,))})
-    curves = analyses.accuracy_by_size_and_epsilon(
-        method, state, federation, newcomers, sizes, [None, *epsilons], lambda n: newcomer_delta(bench.run, n, None)
+    curves = figures.accuracy_by_size_and_epsilon(
+        method, state, federation, newcomers, sizes, [None, *epsilons], bench.run.newcomer_delta
     )
-    return [{"epsilon": epsilon, "points": _curve(points)} for epsilon, points in curves.items()]
+    return [{"epsilon": epsilon, "points": _some(points)} for epsilon, points in curves.items()]
 
 
-def _bytes(bench: Bench) -> list[dict[str, float | None]]:
+def _bytes(bench: Bench) -> list[dict[str, Any]]:
     """T1 Fig. B.5."""
     try:
-        rows = analyses.accuracy_per_gigabyte(bench.run.path)
-    except analyses.NoRounds as error:
+        rows = figures.accuracy_per_gigabyte(bench.run.path)
+    except figures.NoRounds as error:
         raise DoesNotApply(str(error)) from error
     if rows[-1][0] == 0:
         raise DoesNotApply(f"{bench.method_name} sends nothing in training")
-    shown = _evenly(torch.arange(len(rows)), MOST_POINTS).tolist()
+    shown = _evenly(torch.arange(len(rows)), file.MOST_POINTS).tolist()
     return [dict(zip(("gigabytes", "seen", "unseen"), rows[i], strict=True)) for i in shown]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import scipy.stats
@@ -20,12 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unalike.core.client import Clients
-from unalike.core.federation import Cohort, Federation
-from unalike.core.method import Method, State
+from unalike.core.federation import Federation
+from unalike.core.method import Describes, Method, ProtectsNewcomers, State
 from unalike.data.partition.shift import rotate
 from unalike.data.population import Population
 from unalike.learn.evaluation import Scores, evaluate
-from unalike.methods.odpfl import ODPFL
+from unalike.studio.analyses.file import CurvePoint, SameClasses
 from unalike.studio.runs.folder import METRICS, read_metrics
 
 
@@ -37,13 +37,7 @@ class NoRounds(ValueError):
     """No round of a run was evaluated."""
 
 
-class Describing(Protocol):
-    """A method that describes clients: PeFLL, ODPFL-HN, pFedHN."""
-
-    def descriptors(self, state: State, cohort: Cohort) -> Tensor: ...
-
-
-def descriptors_of(method: Describing, state: State, federation: Federation, clients: Clients) -> Tensor:
+def descriptors_of(method: Describes, state: State, federation: Federation, clients: Clients) -> Tensor:
     """[C, l], asked aside."""
     return method.descriptors(state, federation.aside(clients).everyone())
 
@@ -89,17 +83,6 @@ def rank_correlation(descriptors: Tensor, label_shares: Tensor, of: Tensor | Non
     return torch.tensor(found, dtype=torch.float64).clamp(-1, 1)  # rounding may leave the range
 
 
-@dataclass(frozen=True)
-class SameClasses:
-    """Mean scores of unseen clients, beside those of training clients that have just the same classes."""
-
-    unseen: float  # of unseen clients whose set of classes some training client has
-    seen: float  # of those training clients; each unseen client's count as one
-    clients: int  # unseen ones, in both
-    novel: float | None  # of unseen clients whose set of classes no training client has
-    novel_clients: int
-
-
 def same_classes(scores: Tensor, counts: Tensor, unseen: Tensor) -> SameClasses | None:
     """Like with like: a few unseen clients may just have got easier or harder classes than the others.
 
@@ -121,7 +104,13 @@ def same_classes(scores: Tensor, counts: Tensor, unseen: Tensor) -> SameClasses 
     if not known:
         return None
     own, others = zip(*known, strict=True)
-    return SameClasses(fmean(own), fmean(others), len(known), fmean(novel) if novel else None, len(novel))
+    return SameClasses(
+        unseen=fmean(own),
+        seen=fmean(others),
+        clients=len(known),
+        novel=fmean(novel) if novel else None,
+        novel_clients=len(novel),
+    )
 
 
 @dataclass(frozen=True)
@@ -147,9 +136,6 @@ class Newcomers:
         """The same newcomers with at most so many samples each to personalize with."""
         return Newcomers(replace(self.train, size=self.train.size.clamp(max=samples)), self.test)
 
-    def with_inputs(self, x: Tensor) -> Newcomers:
-        return Newcomers(replace(self.train, x=x), replace(self.test, x=x))
-
 
 def dealt_anew(
     population: Population, alpha: float, clients: int = 20, samples: int = 100, test: float = 0.2, seed: int = 0
@@ -161,7 +147,7 @@ def dealt_anew(
     """
     if not alpha > 0:
         raise ValueError(f"alpha={alpha}; expected a number above 0")
-    x, y = population.train.x, population.train.y
+    y = population.train.y
     if y is None or population.classes is None:
         raise ValueError(f"{population.name!r} has no classes to deal by")
     pool = torch.cat([_rows(part.select(population.unseen)) for part in (population.train, population.test)])
@@ -175,16 +161,11 @@ def dealt_anew(
     taken = [rows for rows in taken if len(rows) >= 2]
     if not taken:
         raise TooFewRows(f"the {len(population.unseen)} unseen clients have too few rows to make newcomers of")
-    order = torch.from_numpy(np.concatenate(taken))
-    source = population.train
-    whole = Clients.from_sizes(
-        x[order], y[order], torch.tensor([len(rows) for rows in taken]), shift=source.shift, scale=source.scale
-    )
+    whole = _made_of(population.train, taken)
     tested = (whole.size * test).round().to(torch.int64).clamp(min=1)
-    ids = whole.ids + _first_free(source)
     return Newcomers(
-        replace(whole, ids=ids, size=whole.size - tested),
-        replace(whole, ids=ids, start=whole.start + whole.size - tested, size=tested),
+        replace(whole, size=whole.size - tested),
+        replace(whole, start=whole.start + whole.size - tested, size=tested),
     )
 
 
@@ -195,7 +176,7 @@ def twins(population: Population, of: Tensor, seed: int = 0) -> tuple[Newcomers,
     who never meet; of a class that has too few rows a twin gets all. Without a twin are clients with a class that no
     unseen client has, or without rows to train with or to test. Also gives the positions in ``of`` of those with one.
     """
-    x, y = population.train.x, population.train.y
+    y = population.train.y
     if y is None or population.classes is None:
         raise ValueError(f"{population.name!r} has no classes, so clients have no twins")
     random = np.random.default_rng(seed)
@@ -213,18 +194,18 @@ def twins(population: Population, of: Tensor, seed: int = 0) -> tuple[Newcomers,
             np.concatenate([random.permutation(rows)[:n] for rows, n in zip(pool, each, strict=True)])
             for each in wanted.tolist()
         ]
-        order, source = torch.from_numpy(np.concatenate(taken)), population.train
-        sizes = torch.tensor([len(rows) for rows in taken])
-        clients = Clients.from_sizes(x[order], y[order], sizes, shift=source.shift, scale=source.scale)
-        return replace(clients, ids=clients.ids + _first_free(source))
+        return _made_of(population.train, taken)
 
     train, test = (made(pool, wanted[kept]) for pool, wanted in zip(of_class, counts, strict=True))
     return Newcomers(train, test), kept.nonzero().flatten()
 
 
-def _first_free(clients: Clients) -> int:
-    """A number that is nobody's: a newcomer is never taken for a training client."""
-    return int(clients.ids.max()) + 1
+def _made_of(source: Clients, taken: Sequence[np.ndarray]) -> Clients:
+    """Clients with these rows of others; their ids are nobody's, so none is taken for a training client."""
+    assert source.y is not None
+    order, sizes = torch.from_numpy(np.concatenate(taken)), torch.tensor([len(rows) for rows in taken])
+    made = Clients.from_sizes(source.x[order], source.y[order], sizes, shift=source.shift, scale=source.scale)
+    return replace(made, ids=made.ids + int(source.ids.max()) + 1)
 
 
 def _rows(clients: Clients) -> Tensor:
@@ -233,7 +214,7 @@ def _rows(clients: Clients) -> Tensor:
     )
 
 
-def turned(population: Population, angle: float) -> Newcomers:
+def rotated(population: Population, angle: float) -> Newcomers:
     """The unseen clients with all images rotated by ``angle`` degrees (P2 Fig. 4)."""
     return _with_images(population, lambda images: torch.from_numpy(rotate(images.numpy(), angle).copy()))
 
@@ -257,81 +238,63 @@ def blurred(population: Population, sigma: float) -> Newcomers:
     return _with_images(population, blur)
 
 
-def _with_images(population: Population, change: Any) -> Newcomers:
+def _with_images(population: Population, change: Callable[[Tensor], Tensor]) -> Newcomers:
     if population.kind != "image":
         raise ValueError(f"{population.name!r} holds {population.kind}, which cannot be rotated or blurred")
     newcomers = Newcomers.unseen(population)
     rows = torch.cat([_rows(newcomers.train), _rows(newcomers.test)])
     x = population.train.x.clone()
     x[rows] = change(x[rows])
-    return newcomers.with_inputs(x)
+    return Newcomers(replace(newcomers.train, x=x), replace(newcomers.test, x=x))
 
 
-@dataclass(frozen=True)
-class Point:
-    """One place of a curve: a mean score over clients, with its standard error (None: one client tells of none)."""
-
-    at: float
-    mean: float
-    error: float | None
-    delta: float | None = None  # of the newcomers' privacy, where they have any
-
-    @classmethod
-    def of(cls, at: float, scores: Scores) -> Point:
-        known = scores.score[~scores.score.isnan()]
-        error = float(known.std(correction=1)) / math.sqrt(len(known)) if len(known) > 1 else None
-        return cls(at, scores.mean, error)
+def point_of(at: float, scores: Scores, delta: float | None = None) -> CurvePoint | None:
+    """One place of a curve; None where no newcomer has a score."""
+    known = scores.score[~scores.score.isnan()]
+    if len(known) == 0:
+        return None
+    error = float(known.std(correction=1)) / math.sqrt(len(known)) if len(known) > 1 else None
+    return CurvePoint(at=at, mean=scores.mean, error=error, delta=delta)
 
 
-def accuracy_by_alpha(
-    method: Method, state: State, federation: Federation, population: Population, alphas: Sequence[float], **how: Any
-) -> list[Point]:
-    """Newcomers more and more unlike the training clients (T1 Fig. B.1); ``how`` goes to ``dealt_anew``."""
-    return [Point.of(a, dealt_anew(population, a, **how).score(method, state, federation)) for a in alphas]
+def curve(
+    places: Sequence[float],
+    newcomers: Callable[[float], Newcomers],
+    method: Method,
+    state: State,
+    federation: Federation,
+) -> list[CurvePoint]:
+    """How newcomers score who are changed more and more: ``curve(angles, lambda a: rotated(population, a), ...)``.
 
-
-def accuracy_by_rotation(
-    method: Method, state: State, federation: Federation, population: Population, angles: Sequence[float]
-) -> list[Point]:
-    """P2 Fig. 4: newcomers whose images are turned; training clients' were not."""
-    return [Point.of(angle, turned(population, angle).score(method, state, federation)) for angle in angles]
-
-
-def accuracy_by_blur(
-    method: Method, state: State, federation: Federation, population: Population, sigmas: Sequence[float]
-) -> list[Point]:
-    """P2 Fig. 4: newcomers whose images are blurred; training clients' were not."""
-    return [Point.of(sigma, blurred(population, sigma).score(method, state, federation)) for sigma in sigmas]
-
-
-def accuracy_by_size(
-    method: Method, state: State, federation: Federation, newcomers: Newcomers, sizes: Sequence[int]
-) -> list[Point]:
-    """The accuracy over a newcomer's number of samples, for any method (P2 Fig. 5 without its privacy)."""
-    return [Point.of(size, newcomers.only_first(size).score(method, state, federation)) for size in sizes]
+    With ``dealt_anew`` it is T1 Fig. B.1, with ``rotated`` and ``blurred`` P2 Fig. 4, and with ``only_first`` P2 Fig. 5
+    without its privacy.
+    """
+    points = [point_of(at, newcomers(at).score(method, state, federation)) for at in places]
+    return [point for point in points if point is not None]
 
 
 def accuracy_by_size_and_epsilon(
-    method: ODPFL,
+    method: ProtectsNewcomers,
     state: State,
     federation: Federation,
     newcomers: Newcomers,
     sizes: Sequence[int],
     epsilons: Sequence[float | None],
     delta_of: Callable[[int], float],
-) -> dict[float | None, list[Point]]:
+) -> dict[float | None, list[CurvePoint]]:
     """P2 Fig. 5 and 6: for each ε (None: no noise) the accuracy over a newcomer's number of samples.
 
     ``delta_of``: δ for a number of samples n. The paper's is 0.01 throughout, which from n = 100 on protects nobody.
     """
-    curves: dict[float | None, list[Point]] = {}
+    curves: dict[float | None, list[CurvePoint]] = {}
     for epsilon in epsilons:
-        curves[epsilon] = []
+        points = []
         for size in sizes:
             delta = delta_of(size)
-            private = replace(method, newcomer_epsilon=epsilon, newcomer_delta=delta)
+            private = method.protecting(epsilon, delta)
             scores = newcomers.only_first(size).score(private, state, federation, labeled=False)
-            curves[epsilon].append(replace(Point.of(size, scores), delta=None if epsilon is None else delta))
+            points.append(point_of(size, scores, None if epsilon is None else delta))
+        curves[epsilon] = [point for point in points if point is not None]
     return curves
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
 from unalike.studio.errors import UserError
 from unalike.studio.runs.folder import ANALYSES, write_json
@@ -19,28 +19,19 @@ MOST_LETTERS = 1000  # of a name or a reason
 MOST_BYTES = 8_000_000
 
 PAPERS = "T1: Scott's thesis (PeFLL is its chapter 4); P2: Amosy, Eyal and Chechik, ODPFL-HN"
-NAMES = {
-    "map": "map of descriptors",
-    "correlation": "rank correlation",
-    "same_classes": "clients with the same classes",
-    "label_mask": "absent classes ruled out",
-    "alpha": "other class shares",
-    "rotation": "turned images",
-    "blur": "blurred images",
-    "size": "number of samples",
-    "bytes": "bytes sent",
+_FIGURES = {  # what the table and the report call each analysis, and where it is in the papers
+    "map": ("map of descriptors", "P2 Fig. 7"),
+    "correlation": ("rank correlation", "T1 Fig. 4.1"),
+    "same_classes": ("clients with the same classes", "T1 Table 4.1"),
+    "label_mask": ("absent classes ruled out", "T1 Table B.4"),
+    "alpha": ("other class shares", "T1 Fig. B.1"),
+    "rotation": ("turned images", "P2 Fig. 4"),
+    "blur": ("blurred images", "P2 Fig. 4"),
+    "size": ("number of samples", "P2 Fig. 5"),
+    "bytes": ("bytes sent", "T1 Fig. B.5"),
 }
-FIGURES = {
-    "map": "P2 Fig. 7",
-    "correlation": "T1 Fig. 4.1",
-    "same_classes": "T1 Table 4.1",
-    "label_mask": "T1 Table B.4",
-    "alpha": "T1 Fig. B.1",
-    "rotation": "P2 Fig. 4",
-    "blur": "P2 Fig. 4",
-    "size": "P2 Fig. 5",
-    "bytes": "T1 Fig. B.5",
-}
+NAMES = {key: name for key, (name, _) in _FIGURES.items()}
+FIGURES = {key: figure for key, (_, figure) in _FIGURES.items()}
 
 _LARGEST = 1e30  # of a number that a chart has to place
 Finite = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False)]
@@ -60,29 +51,25 @@ class CurvePoint(BaseModel):
     at: NotNegative
     mean: Finite
     error: NotNegative | None
+    delta: Probability | None = None  # of the newcomers' privacy, where they have any
 
 
-class CurvePointAboveZero(CurvePoint):
-    """One place of a curve with a logarithmic axis, which has no 0."""
-
-    at: Positive
-
-
-class PrivatePoint(CurvePointAboveZero):
-    """One place of a curve of private newcomers; without δ if there is no noise, or in a file of an older version."""
-
-    delta: Probability | None = None
+def _above_zero(points: list[CurvePoint]) -> list[CurvePoint]:
+    for point in points:
+        if not point.at > 0:
+            raise ValueError(f"at = {point.at:g}, but a logarithmic axis has no 0")
+    return points
 
 
 Curve = Annotated[list[CurvePoint], Field(max_length=MOST_POINTS)]
-CurveAboveZero = Annotated[list[CurvePointAboveZero], Field(max_length=MOST_POINTS)]
+CurveAboveZero = Annotated[Curve, AfterValidator(_above_zero)]
 
 
 class AtEpsilon(BaseModel):
     """Scores over a newcomer's number of samples, its descriptor protected by ε (None: no noise)."""
 
     epsilon: Positive | None
-    points: Annotated[list[PrivatePoint], Field(max_length=MOST_POINTS)]
+    points: CurveAboveZero
 
     @property
     def label(self) -> str:
@@ -127,11 +114,11 @@ class Correlation(BaseModel):
     untrained: Coefficient | None = None
 
 
-class LikeWithLike(BaseModel):
-    """Mean scores of unseen clients and of training clients with the same classes (``analyses.SameClasses``).
+class SameClasses(BaseModel):
+    """Mean scores of unseen clients, beside those of training clients that have just the same classes.
 
-    And those of twins (``analyses.twins``) of training clients, and of the clients that they are twins of; None in a
-    file of an older version.
+    ``seen``: of those training clients, where each unseen client's count as one. ``novel``: of unseen clients whose set
+    of classes no training client has. ``twins`` of training clients (``figures.twins``), and the clients ``twins_of``.
     """
 
     unseen: Finite
@@ -168,7 +155,7 @@ class Analyses(BaseModel):
     quick: bool
     map: DescriptorMap | None = None
     correlation: Correlation | None = None
-    same_classes: LikeWithLike | None = None
+    same_classes: SameClasses | None = None
     label_mask: LabelMask | None = None
     alpha: CurveAboveZero = []
     rotation: Curve = []

@@ -46,7 +46,6 @@ def audit_kmeans(
     canaries: int | None = None,
     cut_noise: float = 1.0,
     seed: int = 0,
-    confidence: float = 0.95,
     progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
     """Attack FedDP-Init and ``steps`` of FedDP-Lloyds with this budget.
@@ -71,7 +70,7 @@ def audit_kmeans(
         scores.append(_score(federation.heard, _clients(known, privacy), canary))
         member.append(coins)
         promised = max(promised, federation.ledger.epsilon(privacy.delta))
-    proof = proven_epsilon(torch.cat(scores), torch.cat(member), privacy.delta, confidence)
+    proof = proven_epsilon(torch.cat(scores), torch.cat(member), privacy.delta)
     return Audit(privacy.unit, promised, proof, runs * slots, steps, cut_noise)
 
 

@@ -10,10 +10,7 @@ that proves, and the ledger of the attacked run says what was promised.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -21,14 +18,12 @@ from torch import Tensor, nn
 from unalike import simulate
 from unalike.core.client import Clients
 from unalike.core.draws import Draws, key
+from unalike.core.method import Auditable
 from unalike.core.model import Model
 from unalike.learn.local import LocalSGD
-from unalike.learn.schedules import Schedule
-from unalike.learn.server import ServerOptimizer
-from unalike.methods.fedavg import FedAvg
 from unalike.privacy import Gaussian
 from unalike.privacy.audit import Proof, Quieter, canaries_for, proven_epsilon
-from unalike.privacy.dpsgd import PointPrivacy
+from unalike.privacy.dpsgd import LocalCost, PointPrivacy
 from unalike.studio.errors import UserError
 from unalike.studio.runs.prepare import Prepared
 from unalike.studio.runs.privacy import participations, sampling_rate, training_sizes
@@ -54,39 +49,24 @@ class Audit:
         return self.proof.epsilon <= self.promised
 
 
-def audit(
-    prepared: Prepared,
-    *,
-    canaries: int | None = None,
-    cut_noise: float = 1.0,
-    seed: int = 0,
-    confidence: float = 0.95,
-    progress: Callable[[int, int], None] | None = None,
-) -> Audit:
+def audit(prepared: Prepared, *, canaries: int | None = None, cut_noise: float = 1.0, seed: int = 0) -> Audit:
     """Attack the recipe's method. ``cut_noise`` below 1 scales the real noise down behind the ledger's back."""
     method = prepared.method
-    if not isinstance(method, FedAvg):
+    if not isinstance(method, Auditable):
         raise UserError(f"the audit knows fedavg and its relatives, not {prepared.recipe.method}")
     check_cut(cut_noise)
-    attack: Callable[[FedAvg, Prepared, int, float, int], _Attacked]
     if method.noise is not None:
-        attack = _attack_clients
+        unit, attack = "client", _attack_clients
     elif method.local.private is not None:
-        attack = _attack_points
+        unit, attack = "point", _attack_points
     else:
         raise UserError("this recipe promises no privacy: give --epsilon or --noise-multiplier with --clip")
-    first = attack(method, prepared, SLOTS, cut_noise, seed)
-    wanted = canaries or canaries_for(first.promised)
-    runs = max(1, -(-wanted // SLOTS))
-    done = [first]
-    for number in range(1, runs):
-        if progress is not None:
-            progress(number, runs)
-        done.append(attack(method, prepared, SLOTS, cut_noise, seed + number))
+    done = [attack(method, prepared, cut_noise, seed)]
+    runs = -(-(canaries or canaries_for(done[0].promised)) // SLOTS)
+    done += [attack(method, prepared, cut_noise, seed + number) for number in range(1, runs)]
     scores, member = torch.cat([one.scores for one in done]), torch.cat([one.member for one in done])
-    proof = proven_epsilon(scores, member, prepared.delta, confidence)
-    promised = max(one.promised for one in done)
-    return Audit(first.unit, promised, proof, len(scores), first.rounds, cut_noise)
+    proof = proven_epsilon(scores, member, prepared.delta)
+    return Audit(unit, max(one.promised for one in done), proof, len(scores), done[0].rounds, cut_noise)
 
 
 def check_cut(cut_noise: float) -> None:
@@ -99,35 +79,25 @@ def check_cut(cut_noise: float) -> None:
 class _Attacked:
     """One attacked run: a score for every canary, whether it took part, and what the run's ledger says."""
 
-    unit: str
     scores: Tensor
     member: Tensor
     promised: float
     rounds: int
 
 
-def _attack_clients(method: FedAvg, prepared: Prepared, slots: int, cut_noise: float, seed: int) -> _Attacked:
+def _attack_clients(method: Auditable, prepared: Prepared, cut_noise: float, seed: int) -> _Attacked:
     """Canaries are clients with one sample each, in or out of the population."""
     noise, clip = method.noise, method.clip
     assert isinstance(noise, Gaussian) and clip is not None
     rate = sampling_rate(method.cohort, prepared.population)
-    member = _coins(slots, seed)
+    member = _coins(SLOTS, seed)
     slot = member.nonzero()
     clients = Clients.from_sizes(slot, torch.full((len(slot),), _PULL), torch.ones(len(slot)))
-    attacked = dataclasses.replace(
-        method,
-        model=Model(nn.Embedding(slots, 1)),
-        cohort=float(rate),
-        local=LocalSGD(steps=1, batch=1, lr=1.0),
-        server=ServerOptimizer(),
-        schedule=Schedule(),
-        finetune=None,
-        mu=0.0,
-        noise=Quieter(noise, cut_noise),
-    )
+    local = LocalSGD(steps=1, batch=1, lr=1.0)
+    attacked = method.attacked(Model(nn.Embedding(SLOTS, 1)), float(rate), local, Quieter(noise, cut_noise))
     federation = simulate(clients, seed, block=256)
     expected, z = rate * len(clients), noise.noise_multiplier
-    score = torch.zeros(slots, dtype=torch.float64)
+    score = torch.zeros(SLOTS, dtype=torch.float64)
     state, rounds = attacked.start(seed), max(1, prepared.recipe.rounds)
     for number in range(1, rounds + 1):
         after = attacked.round(state, federation.begin_round(number))
@@ -135,39 +105,30 @@ def _attack_clients(method: FedAvg, prepared: Prepared, slots: int, cut_noise: f
         # Log-likelihood ratio of a canary that is drawn at this rate against one that is not there.
         score += torch.log1p(rate * torch.expm1((2 * seen - 1) / (2 * z * z)))
         state = after
-    return _Attacked("client", score, member, federation.ledger.epsilon(prepared.delta), rounds)
+    return _Attacked(score, member, federation.ledger.epsilon(prepared.delta), rounds)
 
 
-def _attack_points(method: FedAvg, prepared: Prepared, slots: int, cut_noise: float, seed: int) -> _Attacked:
+def _attack_points(method: Auditable, prepared: Prepared, cut_noise: float, seed: int) -> _Attacked:
     """Canaries are samples of one client, whose batches have the rate and number of the recipe's smallest client."""
     private = method.local.private
     assert private is not None
     steps = method.local.steps_of(min(training_sizes(prepared.population)))
     z = private.multiplier(steps)
     rounds = participations(method.cohort, prepared.population, max(1, prepared.recipe.rounds))
-    member = _coins(slots, seed)
+    member = _coins(SLOTS, seed)
     slot = member.nonzero()
     clients = Clients.from_sizes(slot, torch.full((len(slot),), _PULL), torch.tensor([len(slot)]))
     batch = max(1, int(steps.rate * len(slot)))  # rounded down: the attacked rate is at most that of the recipe
     local = _Honest(
         steps=steps.count, batch=batch, lr=1.0, private=PointPrivacy(private.clip, cut_noise * z), claimed=z
     )
-    attacked = dataclasses.replace(
-        method,
-        model=Model(nn.Embedding(slots, 1)),
-        cohort=1,
-        local=local,
-        server=ServerOptimizer(),
-        schedule=Schedule(),
-        finetune=None,
-        mu=0.0,
-    )
+    attacked = method.attacked(Model(nn.Embedding(SLOTS, 1)), 1, local, None)
     federation = simulate(clients, seed, block=1)
     start = state = attacked.start(seed)
     for number in range(1, rounds + 1):
         state = attacked.round(state, federation.begin_round(number))
     score = (state.theta - start.theta).to(torch.float64)
-    return _Attacked("point", score, member, federation.ledger.epsilon(prepared.delta), rounds)
+    return _Attacked(score, member, federation.ledger.epsilon(prepared.delta), rounds)
 
 
 @dataclass(frozen=True)
@@ -176,9 +137,9 @@ class _Honest(LocalSGD):
 
     claimed: float = 1.0
 
-    def cost(self, sizes: Tensor) -> Any:
+    def cost(self, sizes: Tensor) -> LocalCost:
         assert self.private is not None
-        promised = dataclasses.replace(self, private=PointPrivacy(self.private.clip, self.claimed))
+        promised = replace(self, private=PointPrivacy(self.private.clip, self.claimed))
         return LocalSGD.cost(promised, sizes)
 
 

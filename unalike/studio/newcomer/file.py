@@ -19,8 +19,9 @@ from unalike.data.files.tabular import Features
 from unalike.data.population import Population
 from unalike.data.source import Array
 from unalike.studio.errors import UserError
-from unalike.studio.newcomer.serve import FinishedRun, counted
+from unalike.studio.runs.finished import FinishedRun
 from unalike.studio.runs.measure import serves_unlabeled
+from unalike.studio.words import counted, listed
 
 OPTIONS = ("client_column", "label_column", "delimiter", "missing", "partial_labels", "size")
 
@@ -131,11 +132,11 @@ def _chosen(file: Path, rows: int, owner: Array | None, names: Sequence[str] | N
     known = [str(number) for number in range(int(owner.max()) + 1)] if names is None else list(names)
     if client is None and len(known) > 1:
         raise UserError(
-            f"{file} holds {len(known)} clients ({_shown(known, 5)}), but a newcomer is one; choose one with "
+            f"{file} holds {len(known)} clients ({listed(list(known), 5)}), but a newcomer is one; choose one with "
             f"--client NAME, or give a file of its own"
         )
     if client is not None and client not in known:
-        raise UserError(f"{file} has no client {client!r}; there are {_shown(known, 10)}")
+        raise UserError(f"{file} has no client {client!r}; there are {listed(list(known), 10)}")
     return np.flatnonzero(owner == (0 if client is None else known.index(client)))
 
 
@@ -168,7 +169,7 @@ def _codes(file: Path, y: Array, rows: Array, population: Population, named_data
         if word not in place:
             raise UserError(
                 f"{file}: the class {word!r} was not in training (data row {row + 1}); the run knows "
-                f"{_shown(known, 10)}. Name the classes as in training, or leave out the rows of others"
+                f"{listed(list(known), 10)}. Name the classes as in training, or leave out the rows of others"
                 + ("" if needed else "; or add --unlabeled, because this run needs no labels")
             )
     return np.array([place[word] for word in words])
@@ -216,9 +217,11 @@ def _inputs(file: Path, x: Array, rows: Array, population: Population) -> Array:
 def _by_position(trained: Mapping[str, Sequence[str] | None] | None, came: Mapping[str, Any] | None) -> list[str]:
     """A note where names could not be compared."""
     if trained is None and came is not None:
-        return [f"the run's data has no names for its features; the columns were taken in order: {_shown(came, 10)}"]
+        said = "the run's data has no names for its features; the columns were taken in order"
+        return [f"{said}: {listed(list(came), 10)}"]
     if trained is not None and came is None:
-        return [f"x has no names for its features; they were taken in the order of training: {_shown(trained, 10)}"]
+        said = "x has no names for its features; they were taken in the order of training"
+        return [f"{said}: {listed(list(trained), 10)}"]
     return []
 
 
@@ -250,7 +253,3 @@ def _names(population: Population) -> list[str]:
     """The features of a table."""
     columns = (population.columns or {}).items()
     return [name for column, values in columns for name in ([column] if values is None else values)]
-
-
-def _shown(names: Sequence[str] | Mapping[str, Any], most: int) -> str:
-    return ", ".join(list(names)[:most]) + (", ..." if len(names) > most else "")

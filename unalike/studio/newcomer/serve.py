@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -16,12 +15,9 @@ from torch import Tensor, nn
 
 from unalike.core.client import Clients
 from unalike.core.federation import Federation, QuorumError
-from unalike.core.method import Method, State
-from unalike.core.request import Request
-from unalike.data.population import Population
-from unalike.data.sources.catalog import CATALOG
+from unalike.core.method import ProtectsNewcomers
+from unalike.core.request import Batch, Request
 from unalike.methods import METHODS
-from unalike.methods.odpfl import ODPFL, SENSITIVITY
 from unalike.privacy import BARE, Ledger
 from unalike.privacy.checks import check_epsilon
 from unalike.privacy.sampling import Local
@@ -31,62 +27,11 @@ from unalike.runtime.shard.work import Batch
 from unalike.studio.analyses.figures import Newcomers, accuracy_by_size_and_epsilon
 from unalike.studio.errors import UserError
 from unalike.studio.newcomer.ledger import row_names
-from unalike.studio.recipe.recipe import read_recipe
-from unalike.studio.runs import checkpoint, folder
+from unalike.studio.runs.finished import FinishedRun
 from unalike.studio.runs.measure import serves_unlabeled
-from unalike.studio.runs.prepare import Prepared, prepare
+from unalike.studio.words import counted
 
 NOTICEABLE = 0.05  # a loss of accuracy that is told
-
-
-@dataclass(frozen=True)
-class FinishedRun:
-    """A run that can serve newcomers."""
-
-    path: Path
-    prepared: Prepared
-    state: State
-    round: int
-
-    @classmethod
-    def open(cls, path: Path) -> FinishedRun:
-        if not (path / folder.RECIPE).is_file():
-            raise UserError(
-                f"{path} is no run folder: it has no {folder.RECIPE}; give one that `unalike run` wrote (its --out)"
-            )
-        saved = checkpoint.load(path)
-        if saved is None or saved.round == 0:
-            raise UserError(f"{path} has not been trained yet; go on with: unalike resume {path}")
-        return cls(path, prepare(read_recipe(path / folder.RECIPE)), saved.state, saved.round)
-
-    @property
-    def method(self) -> Method:
-        return self.prepared.method
-
-    @property
-    def population(self) -> Population:
-        return self.prepared.population
-
-    @property
-    def named_data(self) -> bool:
-        """Was the run trained on one of the data sets that come with Unalike, not on somebody's own file?"""
-        return self.prepared.recipe.data.name.partition(":")[0].strip() in CATALOG
-
-    @property
-    def file_options(self) -> dict[str, Any]:
-        """How the run's own file was read; nothing for a named data set. What it held, the population tells."""
-        data = self.prepared.recipe.data
-        if self.named_data:
-            return {}
-        return {key: value for key, value in data.options.items() if key not in ("kind", "classes", "task")}
-
-    @property
-    def notes(self) -> list[str]:
-        """What to know about a run that was stopped."""
-        rounds = self.prepared.recipe.rounds
-        if self.round >= rounds:
-            return []
-        return [f"the run stopped at round {self.round} of {rounds}; it goes on with: unalike resume {self.path}"]
 
 
 @dataclass(frozen=True)
@@ -177,23 +122,6 @@ def onnx_is_there() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxscript"))
 
 
-def newcomer_delta(run: FinishedRun, samples: int, delta: float | None) -> float:
-    """δ for each of a newcomer's n rows: as asked, if below 1/n; else n^-1.1, at most 0.01 and at most the run's."""
-    method = run.method
-    usual: float = min(0.01, 1 / samples**1.1)
-    if delta is None and isinstance(method, ODPFL) and method.newcomer_epsilon is not None:
-        return min(method.newcomer_delta, usual)
-    if delta is None:
-        return usual
-    if not 0 < delta < 1 / samples:
-        raise UserError(
-            f"--delta {delta:g}: expected a number above 0 and below 1/n = {1 / samples:.3g} for the newcomer's "
-            f"n = {samples} rows, because 1/n would allow to publish a row as it is; leave it out, or take about "
-            f"{usual:.1e}"
-        )
-    return delta
-
-
 @dataclass
 class _Listener(Simulator):
     """Remembers the descriptor that a newcomer sends."""
@@ -219,16 +147,16 @@ def serve(
     """A model for one newcomer (T1 Alg. 7, P2 §4 and §7). Nothing of the run changes.
 
     ``epsilon`` protects each of its rows; a run that was trained with ``newcomer_epsilon`` protects them anyway. It is
-    the cost of this call alone; ``newcomer_ledger.enter`` adds it to what earlier calls on the same rows have cost. The
+    the cost of this call alone; ``ledger.enter`` adds it to what earlier calls on the same rows have cost. The
     noise is the operating system's: seeded noise would protect a newcomer from nobody who knows the run's seed.
     ``left_out``: how many of its rows lack a value; the number n that the noise is made for must not depend on that.
     """
     method, samples = run.method, int(newcomer.size[0])
-    if epsilon is None and isinstance(method, ODPFL):
-        epsilon = method.newcomer_epsilon
+    if epsilon is None:
+        epsilon = run.newcomer_epsilon
     if epsilon is None and delta is not None:
         raise UserError(f"--delta {delta:g} is for an ε, but no privacy was asked for: add --epsilon, or leave it out")
-    delta = newcomer_delta(run, samples, delta)
+    delta = run.newcomer_delta(samples, delta)
     if epsilon is not None:
         try:
             check_epsilon(epsilon, "--epsilon")
@@ -237,11 +165,11 @@ def serve(
     if not bool(newcomer.labeled.all()) and not serves_unlabeled(method):
         raise UserError(
             f"{run.prepared.recipe.method} cannot personalize for a client without labels; give labels, or train with "
-            f"a method that needs none: {', '.join(_need_no_labels())}"
+            f"a method that needs none: {', '.join(name for name, one in METHODS.items() if one.unlabeled)}"
         )
     listener = _Listener()
     federation = Federation(newcomer, listener, run.prepared.recipe.seed, serving=True)
-    plain = replace(method, newcomer_epsilon=None) if isinstance(method, ODPFL) else method
+    plain = method.protecting(None, delta) if isinstance(method, ProtectsNewcomers) else method
     try:
         theta = plain.personalize(run.state, federation.everyone())
     except QuorumError as error:
@@ -252,13 +180,13 @@ def serve(
     rows: list[str] = []
     if epsilon is not None and federation.traffic.up:
         private = _protecting(run, epsilon, delta, left_out)
-        noise = private.noise
-        assert noise is not None and descriptor is not None
-        descriptor = noise.add(descriptor, SENSITIVITY / samples, SystemDraws())
+        noise, sensitivity = private.noise, private.sensitivity(samples)
+        assert noise is not None and sensitivity is not None and descriptor is not None
+        descriptor = noise.add(descriptor, sensitivity, SystemDraws())
         ledger, rows = Ledger(), row_names(newcomer)  # what leaves the client is the noisy descriptor alone
         ledger.record(noise.event(), unit="point", sampling=Local(), newcomers=rows)
         theta = private.models(run.state, descriptor)
-        notes.append(_noise_told(noise.std(SENSITIVITY / samples)))
+        notes.append(_noise_told(noise.std(sensitivity)))
         notes.append(_expectation(run, private, samples, epsilon))
     elif federation.traffic.up:
         ledger, rows = Ledger(), row_names(newcomer)
@@ -289,17 +217,6 @@ def serve(
     )
 
 
-def _need_no_labels() -> list[str]:
-    """The methods that serve clients without labels, by what their classes say of their defaults."""
-    able = []
-    for name, entry in METHODS.items():
-        bare: Method = object.__new__(entry.make)  # asked about its settings alone: no network is built
-        vars(bare).update(entry.defaults)
-        if serves_unlabeled(bare):
-            able.append(name)
-    return able
-
-
 def _answers(run: FinishedRun, theta: Tensor, clients: Clients) -> Tensor:
     """What a model says to each row of the only client."""
     x = clients.block(torch.arange(1)).x[0]
@@ -315,10 +232,10 @@ def _overflow(run: FinishedRun, newcomer: Clients) -> UserError:
     )
 
 
-def _protecting(run: FinishedRun, epsilon: float, delta: float, left_out: int) -> ODPFL:
+def _protecting(run: FinishedRun, epsilon: float, delta: float, left_out: int) -> ProtectsNewcomers:
     """The run's method with noise on a newcomer's descriptor."""
     method = run.method
-    if not isinstance(method, ODPFL) or method.encoder != "sphere" or method.rows is not None:
+    if not isinstance(method, ProtectsNewcomers) or method.sensitivity(1) is None:
         raise UserError(
             f"--epsilon needs descriptors whose sensitivity is known; {run.prepared.recipe.method} of this run has "
             "none. Train with: unalike run odpfl --set encoder=sphere"
@@ -330,7 +247,7 @@ def _protecting(run: FinishedRun, epsilon: float, delta: float, left_out: int) -
             "file; numbers are filled by the run's means with --set data.options.missing=mean, and labels are not "
             "needed with --unlabeled"
         )
-    return replace(method, newcomer_epsilon=epsilon, newcomer_delta=delta)
+    return method.protecting(epsilon, delta)
 
 
 def _noise_told(std: float) -> str:
@@ -341,7 +258,7 @@ def _noise_told(std: float) -> str:
     return f"{told} 1 long: hardly anything of the data is left in it. Give more samples, or a larger ε"
 
 
-def _expectation(run: FinishedRun, method: ODPFL, samples: int, epsilon: float) -> str:
+def _expectation(run: FinishedRun, method: ProtectsNewcomers, samples: int, epsilon: float) -> str:
     """What unseen clients of the run score with no more samples and the same ε, measured now (P2 Fig. 5)."""
     whole = run.population
     able = whole.test.labeled & (whole.test.size > 0) & (whole.train.size > 0)
@@ -369,8 +286,3 @@ def _expectation(run: FinishedRun, method: ODPFL, samples: int, epsilon: float) 
         f"{told}, but {exact:.3f} without noise: {verdict}. The noise falls as 1/samples: give more samples, or a "
         "larger ε"
     )
-
-
-def counted(number: int, what: str) -> str:
-    """A number with its noun."""
-    return f"{number} {what}{'s' * (number != 1)}"

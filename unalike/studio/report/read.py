@@ -41,6 +41,7 @@ from unalike.data import DataError
 from unalike.data.build import short_form
 from unalike.studio.analyses.file import Analyses, read_analyses
 from unalike.studio.errors import UserError
+from unalike.studio.runs.folder import check_format
 from unalike.studio.runs.prepare import FROM_PYTHON
 
 GROUPS = ("seen", "unseen", "unlabeled")
@@ -266,6 +267,7 @@ def _read_run(folder: Path) -> Run:
             f"{folder} has no result.json, so the run has not ended (or this is no run folder); "
             f"finish it with: unalike resume {folder}"
         )
+    check_format(folder)
     recipe = text["recipe.toml"]
     versions = text["versions.json"]
     return Run(

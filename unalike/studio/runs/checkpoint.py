@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from unalike.privacy.ledger import Ledger
 from unalike.runtime.shard.kept import KeptStore
 from unalike.runtime.shard.simulator import Simulator
 from unalike.studio.errors import UserError
-from unalike.studio.runs.folder import CHECKPOINT, read_json, write_whole
+from unalike.studio.runs.folder import CHECKPOINT, RECIPE, read_json, write_whole
 
 STATE, KEPT, METADATA = "state.", "kept.", "unalike"
 JOURNAL = "ledger.journal.json"
@@ -30,58 +30,54 @@ JOURNAL = "ledger.journal.json"
 class Checkpoint:
     """A run after a whole round."""
 
-    round: int
-    seconds: float
     state: State
-    kept: dict[str, Tensor]
-    ledger: dict[str, Any]
-    transcript: list[dict[str, Any]]
-    traffic: dict[str, dict[str, int]]
-    plans: dict[str, Any]  # the simulator's block sizes: another block changes the last bits of a sum
-    shapes: dict[str, dict[str, list[int]]]  # of released arrays: an empty Poisson cohort still releases noise
+    kept: Mapping[str, Tensor]
+    about: Mapping[str, Any]  # all that is no tensor, as in the file
 
-    @classmethod
-    def of(cls, federation: Federation, state: State, seconds: float) -> Checkpoint:
-        runtime = federation.runtime
-        return cls(
-            round=federation.round,
-            seconds=seconds,
-            state=state,
-            kept=federation.kept.state(),
-            ledger=federation.ledger.state(),
-            transcript=federation.transcript.rows(),
-            traffic={"up": dict(federation.traffic.up), "down": dict(federation.traffic.down)},
-            plans=runtime.plans() if isinstance(runtime, Simulator) else {},
-            shapes={task: {k: list(v) for k, v in arrays.items()} for task, arrays in federation.shapes.items()},
-        )
+    @property
+    def round(self) -> int:
+        return int(self.about["round"])
 
-    def save(self, folder: Path) -> None:
-        tensors = {STATE + name: value.detach().contiguous().clone() for name, value in self.state.items()}
-        tensors |= {KEPT + name: value.contiguous() for name, value in self.kept.items()}
-        about = {
-            "round": self.round,
-            "seconds": self.seconds,
-            "ledger": self.ledger,
-            "transcript": self.transcript,
-            "traffic": self.traffic,
-            "plans": self.plans,
-            "shapes": self.shapes,
+    @property
+    def seconds(self) -> float:
+        """How long the run had taken."""
+        return float(self.about["seconds"])
+
+    def restore(self, federation: Federation) -> None:
+        """Bring a fresh federation to where it was."""
+        about = self.about
+        federation.round = self.round
+        federation.ledger = Ledger.from_state(about["ledger"])
+        federation.transcript = Transcript.from_rows(about["transcript"])
+        federation.traffic = Traffic.from_state(about["traffic"])
+        federation.kept = KeptStore.from_state(dict(self.kept))
+        federation.shapes = {
+            task: {name: torch.Size(shape) for name, shape in arrays.items()}
+            for task, arrays in about["shapes"].items()
         }
-        write_whole(folder / CHECKPOINT, safetensors.torch.save(tensors, {METADATA: json.dumps(about)}))
+        if isinstance(federation.runtime, Simulator):
+            federation.runtime.use_plans(about["plans"])
 
-    def restored(self) -> dict[str, Any]:
-        """Fields for a federation that goes on from here."""
-        traffic = Traffic()
-        traffic.up.update(self.traffic["up"])
-        traffic.down.update(self.traffic["down"])
-        return {
-            "ledger": Ledger.from_state(self.ledger),
-            "transcript": Transcript.from_rows(self.transcript),
-            "traffic": traffic,
-            "kept": KeptStore.from_state(self.kept),
-            "round": self.round,
-            "shapes": {task: {k: torch.Size(v) for k, v in arrays.items()} for task, arrays in self.shapes.items()},
-        }
+
+def save(folder: Path, state: State, federation: Federation, seconds: float) -> None:
+    """Write the folder's checkpoint after the federation's present round."""
+    runtime = federation.runtime
+    tensors = {STATE + name: value.detach().contiguous().clone() for name, value in state.items()}
+    tensors |= {KEPT + name: value.contiguous() for name, value in federation.kept.state().items()}
+    about = {
+        "round": federation.round,
+        "seconds": seconds,
+        "ledger": federation.ledger.state(),
+        "transcript": federation.transcript.rows(),
+        "traffic": federation.traffic.state(),
+        # the simulator's block sizes: another block changes the last bits of a sum
+        "plans": runtime.plans() if isinstance(runtime, Simulator) else {},
+        # of released arrays: an empty Poisson cohort still releases noise
+        "shapes": {
+            task: {name: list(shape) for name, shape in made.items()} for task, made in federation.shapes.items()
+        },
+    }
+    write_whole(folder / CHECKPOINT, safetensors.torch.save(tensors, {METADATA: json.dumps(about)}))
 
 
 def load(folder: Path) -> Checkpoint | None:
@@ -93,21 +89,14 @@ def load(folder: Path) -> Checkpoint | None:
         with safe_open(file, framework="pt") as stored:
             about = json.loads(stored.metadata()[METADATA])
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (it is no mapping)
-        return Checkpoint(
-            round=int(about["round"]),
-            seconds=float(about["seconds"]),
-            state=State(_part(tensors, STATE)),
-            kept=_part(tensors, KEPT),
-            ledger=about["ledger"],
-            transcript=about["transcript"],
-            traffic=about["traffic"],
-            plans=about["plans"],
-            shapes=about.get("shapes", {}),  # a checkpoint made before they were saved has none
-        )
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        missing = {"round", "seconds", "ledger", "transcript", "traffic", "plans", "shapes"} - about.keys()
+        if missing:
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+        return Checkpoint(State(_part(tensors, STATE)), _part(tensors, KEPT), about)
+    except (AttributeError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{file} is damaged or no checkpoint of Unalike ({type(error).__name__}: {error}). The run cannot go on "
-            f"from it; start it afresh with: unalike run {folder / 'recipe.toml'} --out NEW_FOLDER"
+            f"from it; start it afresh with: unalike run {folder / RECIPE} --out NEW_FOLDER"
         ) from error
 
 

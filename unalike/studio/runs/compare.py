@@ -6,18 +6,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from unalike.data.population import Population
 from unalike.studio.errors import UserError
-from unalike.studio.recipe.recipe import Data, Plan, Recipe, checked
+from unalike.studio.recipe.recipe import Data, Plan, Recipe, checked, read_recipe
 from unalike.studio.report.page import write_report
 from unalike.studio.runs import folder
 from unalike.studio.runs.folder import disk_errors_told, read_json, write_json
 from unalike.studio.runs.prepare import FROM_PYTHON, load_data, prepare
 from unalike.studio.runs.progress import Watcher
 from unalike.studio.runs.result import Result, as_text, table
-from unalike.studio.runs.run import execute, resume_run
+from unalike.studio.runs.run import run_recipe
 
 
 @dataclass(frozen=True)
@@ -69,69 +68,72 @@ def carry_out(
         plan = plan.model_copy(
             update={"runs": [(label, recipe.model_copy(update=handed_over)) for label, recipe in plan.runs]}
         )
-    populations = _Populations(population)
-    runs = plan.with_seeds()
-    if len(runs) == 1:
-        label, recipe = runs[0]
-        result = execute(recipe, out, label=label, population=population, watcher=watcher)
-        comparison = Comparison(plan.title, [[result]], out)
-    else:
-        for _, recipe in plan.runs:  # a mistake in the last run is told before the first one starts
-            prepare(recipe, populations.of(recipe))
-        names = _folder_names(plan)
-        if out is not None:
-            with disk_errors_told(out):
-                folder.claim(out)
-                write_json(out / folder.COMPARISON, _planned(plan, names))
-        comparison = _go_on(plan.title, plan.seeds, runs, names, out, populations, watcher)
-    _report(comparison)
-    return comparison
+    populations, planned = _Populations(population), plan.with_seeds()
+    if out is not None:
+        with disk_errors_told(out):
+            folder.check_free(out)
+    if len(planned) == 1:
+        return _run_all(plan.title, [(*planned[0], out)], 1, out, populations, watcher)
+    for _, recipe in plan.runs:  # a mistake in the last run is told before the first one starts
+        prepare(recipe, populations.of(recipe))
+    names = _folder_names(plan)
+    if out is not None:
+        with disk_errors_told(out):
+            folder.create(out)
+            written = [
+                {"label": label, "folder": name, "recipe": json.loads(recipe.model_dump_json(exclude_none=True))}
+                for (label, recipe), name in zip(planned, names, strict=True)
+            ]
+            write_json(out / folder.COMPARISON, {"title": plan.title, "seeds": plan.seeds, "runs": written})
+    runs = [(*one, None if out is None else out / name) for one, name in zip(planned, names, strict=True)]
+    return _run_all(plan.title, runs, plan.seeds, out, populations, watcher)
 
 
 def resume_any(path: Path, *, population: Population | None = None, watcher: Watcher | None = None) -> Comparison:
-    """Go on with a run or a comparison that was stopped, from its folder."""
+    """Go on with a run or a comparison that was stopped, from its folder; one that has ended is only read."""
     if not path.is_dir():
         raise UserError(f"there is no run folder {path}")
-    if (path / folder.COMPARISON).exists():
+    if not (path / folder.COMPARISON).exists():
+        folder.check_run(path)
+        recipe = read_recipe(path / folder.RECIPE)
+        title, seeds, runs = "", 1, [(recipe.method.rpartition(":")[2], recipe, path)]
+    else:
+        folders = folder.compared_runs(path)
         planned = read_json(path / folder.COMPARISON)
         try:
             title, seeds = str(planned["title"]), int(planned["seeds"])
-            runs = [(str(one["label"]), checked(one["recipe"], str(path))) for one in planned["runs"]]
-            names = [str(one["folder"]) for one in planned["runs"]]
+            recipes = [checked(one["recipe"], str(path)) for one in planned["runs"]]
+            labels = [str(one["label"]) for one in planned["runs"]]
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path / folder.COMPARISON} is damaged: {type(error).__name__}: {error}") from error
-        comparison = _go_on(title, seeds, runs, names, path, _Populations(population), watcher)
-    else:
-        comparison = Comparison("", [[resume_run(path, population=population, watcher=watcher)]], path)
-    _report(comparison)
-    return comparison
+        runs = list(zip(labels, recipes, folders, strict=True))
+    return _run_all(title, runs, seeds, path, _Populations(population), watcher)
 
 
-def _go_on(
+def _run_all(
     title: str,
+    runs: Sequence[tuple[str, Recipe, Path | None]],
     seeds: int,
-    runs: Sequence[tuple[str, Recipe]],
-    names: Sequence[str],
     out: Path | None,
     populations: _Populations,
     watcher: Watcher | None,
 ) -> Comparison:
-    """Every run of a comparison: those that are done are read, those that were begun go on, the others start."""
+    """Every run: those that have ended are read, those that were begun go on, the others start. Then their report."""
     results = []
-    for (label, recipe), name in zip(runs, names, strict=True):
-        spoken = label if seeds == 1 else f"{label}, seed {recipe.seed}"
-        path = None if out is None else out / name
+    for label, recipe, path in runs:
         if path is not None and (path / folder.RESULT).exists():
-            result = Result.load(path)
-        elif path is not None and (path / folder.RECIPE).exists():
-            data = populations.of(recipe)
-            result = resume_run(path, label=label, spoken=spoken, population=data, watcher=watcher)
-        else:
-            data = populations.of(recipe)
-            result = execute(recipe, path, label=label, spoken=spoken, population=data, watcher=watcher)
-        results.append(result)
-    groups = [results[begin : begin + seeds] for begin in range(0, len(results), seeds)]
-    return Comparison(title, groups, out)
+            results.append(Result.load(path))
+            continue
+        if path is not None and (path / folder.RECIPE).exists():
+            folder.check_format(path)
+            recipe = read_recipe(path / folder.RECIPE)  # with the defaults that it was begun with
+        spoken = label if seeds == 1 else f"{label}, seed {recipe.seed}"
+        data = populations.of(recipe)
+        results.append(run_recipe(recipe, path, label=label, spoken=spoken, population=data, watcher=watcher))
+    if out is not None:
+        with disk_errors_told(out):
+            write_report([path for _, _, path in runs if path is not None], out / folder.REPORT)
+    return Comparison(title, [results[begin : begin + seeds] for begin in range(0, len(results), seeds)], out)
 
 
 def _folder_names(plan: Plan) -> list[str]:
@@ -143,18 +145,3 @@ def _folder_names(plan: Plan) -> list[str]:
     if len(set(names)) < len(names):
         raise UserError(f"two runs would share a folder ({', '.join(sorted(names))}); give them clearer labels")
     return names
-
-
-def _planned(plan: Plan, names: Sequence[str]) -> dict[str, Any]:
-    runs = [
-        {"label": label, "folder": name, "recipe": json.loads(recipe.model_dump_json(exclude_none=True))}
-        for (label, recipe), name in zip(plan.with_seeds(), names, strict=True)
-    ]
-    return {"title": plan.title, "seeds": plan.seeds, "runs": runs}
-
-
-def _report(comparison: Comparison) -> None:
-    if comparison.folder is not None:
-        folders = [result.folder for result in comparison.results if result.folder is not None]
-        with disk_errors_told(comparison.folder):
-            write_report(folders, comparison.folder / folder.REPORT)

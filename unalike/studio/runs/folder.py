@@ -21,17 +21,13 @@ from typing import IO, Any
 
 from unalike.studio.errors import UserError
 from unalike.studio.recipe.recipe import Recipe
+from unalike.version import __version__
 
-RECIPE, VERSIONS, RESULT, CHECKPOINT = "recipe.toml", "versions.json", "result.json", "checkpoint.safetensors"
+FORMAT = 1  # of run and comparison folders; raise it when a file changes so that older folders would be misread
+ABOUT, RECIPE, VERSIONS, RESULT = "unalike.json", "recipe.toml", "versions.json", "result.json"
 METRICS, METRICS_TABLE, CLIENTS, CLIENT_MAP = "metrics.jsonl", "metrics.csv", "clients.csv", "clients.json"
-TRANSCRIPT, LEDGER, ANALYSES, REPORT, COMPARISON, LOCK = (
-    "transcript.json",
-    "ledger.json",
-    "analyses.json",
-    "report.html",
-    "comparison.json",
-    ".lock",
-)
+CHECKPOINT, TRANSCRIPT, LEDGER, LOCK = "checkpoint.safetensors", "transcript.json", "ledger.json", ".lock"
+ANALYSES, REPORT, COMPARISON = "analyses.json", "report.html", "comparison.json"
 _LIBRARIES = ("unalike", "torch", "numpy", "scikit-learn", "dp-accounting", "safetensors", "pydantic")
 
 
@@ -111,8 +107,31 @@ def read_json(file: Path) -> Any:
         raise UserError(f"{file} is damaged: {error}") from error
 
 
+def check_format(folder: Path) -> None:
+    """Refuse the folder of a run or comparison whose files are in another format than this version reads."""
+    file = folder / ABOUT
+    content = read_json(file) if file.is_file() else {}
+    found = content.get("format") if isinstance(content, dict) else content
+    if found == FORMAT and type(found) is int:
+        return
+    what = f"format {_short(found)}" if found is not None else f"no format number (a file {ABOUT} would say it)"
+    again = f": unalike run {folder / RECIPE} --out NEW_FOLDER" if (folder / RECIPE).is_file() else ""
+    raise UserError(
+        f"{folder} has {what}, but this version of Unalike ({__version__}) reads format {FORMAT}; use the version that "
+        f"made it (see {VERSIONS}), or repeat the run with this one{again}"
+    )
+
+
+def check_run(folder: Path) -> None:
+    """Refuse what is no run folder, or one in another format."""
+    if not (folder / RECIPE).is_file():
+        raise UserError(f"{folder} is no run folder: it has no {RECIPE}; give one that `unalike run` wrote (its --out)")
+    check_format(folder)
+
+
 def compared_runs(comparison: Path) -> list[Path]:
     """The folders of a comparison's runs, at least one."""
+    check_format(comparison)
     file = comparison / COMPARISON
     content = read_json(file)
     runs = content.get("runs") if isinstance(content, dict) else None
@@ -149,25 +168,23 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def create(path: Path, recipe: Recipe) -> RunFolder:
-    """A fresh run folder; one that holds anything already is refused."""
-    with disk_errors_told(path):
-        claim(path)
-        folder = RunFolder(path)
-        write_json(path / VERSIONS, versions())
-        write_whole(path / RECIPE, recipe.to_toml().encode())
-    return folder
-
-
-def claim(path: Path) -> None:
-    """Make the folder, or take an empty one."""
+def check_free(path: Path) -> None:
+    """Refuse a folder that holds anything: nothing is overwritten."""
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file, not a folder; choose another with --out")
     if path.is_dir() and any(path.iterdir()):
         unfinished = (path / RECIPE).exists() and not (path / RESULT).exists()
         advice = f"go on with its unfinished run (unalike resume {path}), or " if unfinished else ""
         raise UserError(f"{path} exists already, and nothing is overwritten: {advice}choose another with --out")
+
+
+def create(path: Path, recipe: Recipe | None = None) -> None:
+    """Make the folder of a run, or of a comparison, which has no recipe of its own."""
     path.mkdir(parents=True, exist_ok=True)
+    write_json(path / VERSIONS, versions())
+    write_json(path / ABOUT, {"format": FORMAT, "version": __version__})
+    if recipe is not None:
+        write_whole(path / RECIPE, recipe.to_toml().encode())
 
 
 def fresh_name(base: Path) -> Path:
@@ -218,7 +235,7 @@ class RunFolder:
 
     def keep_metrics(self, rounds: int) -> list[dict[str, Any]]:
         """Drop the lines of rounds after ``rounds`` (and a line cut short by a crash): they will be made again."""
-        kept = [record for record in read_metrics(self.path / METRICS) if record["round"] <= rounds]
+        kept = [record for record in read_metrics(self.path / METRICS) if 0 < record["round"] <= rounds]
         lines = "".join(json.dumps(record) + "\n" for record in kept)
         write_whole(self.path / METRICS, lines.encode())
         return kept

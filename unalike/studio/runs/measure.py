@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from unalike.core.client import Clients
 from unalike.core.federation import Federation
-from unalike.core.method import Method, State
+from unalike.core.method import Method, ServesUnlabeled, State
 from unalike.data.population import Population
 from unalike.learn.evaluation import Scores, evaluate
+from unalike.studio.runs.result import Summary
 
 Group = Literal["seen", "unseen", "unlabeled"]
-GROUPS: tuple[Group, ...] = get_args(Group)
-Measurement = dict[Group, "Measured | None"]
 
 
 @dataclass(frozen=True)
@@ -37,20 +36,13 @@ class Measured:
     scores: Scores
     failed: int = 0
 
-    def summary(self) -> dict[str, float] | None:
-        """Mean, standard deviation and 10th percentile over the clients with a score; None if no client has one."""
+    def summary(self) -> Summary | None:
+        """Over the clients with a score; None if no client has one."""
         scored = int((~self.scores.score.isnan()).sum())
         if scored == 0:
             return None
         mean, std, p10 = self.scores.mean, self.scores.std, self.scores.p10
-        return {
-            "mean": mean,
-            "std": std,
-            "p10": p10,
-            "clients": len(self.train),
-            "scored": scored,
-            "failed": self.failed,
-        }
+        return Summary(mean=mean, std=std, p10=p10, clients=len(self.train), scored=scored, failed=self.failed)
 
     def rows(self) -> list[dict[str, Any]]:
         """The per-client table."""
@@ -69,12 +61,12 @@ class Measured:
 
 
 def serves_unlabeled(method: Method) -> bool:
-    """A user's own method may leave it out; then it serves no client without labels."""
-    return bool(getattr(method, "serves_unlabeled", False))
+    """Can it? A user's own method may leave the word out; then it serves no client without labels."""
+    return isinstance(method, ServesUnlabeled) and method.serves_unlabeled
 
 
-def measure(method: Method, state: State, federation: Federation, population: Population) -> Measurement:
-    """Score all three groups; None: there is no such client, or the method does not serve clients without labels."""
+def measure(method: Method, state: State, federation: Federation, population: Population) -> list[Measured]:
+    """Score all groups of clients that there are and that the method serves."""
     without_labels = serves_unlabeled(method)
 
     def score(group: Group, which: Tensor, hidden: bool = False) -> Measured | None:
@@ -99,11 +91,12 @@ def measure(method: Method, state: State, federation: Federation, population: Po
             failed = int((part.score.isnan() & (train.size[rows] > 0) & (test.size[rows] > 0)).sum())
         return Measured(group, train, test, scores, failed)
 
-    return {
-        "seen": score("seen", population.seen),
-        "unseen": score("unseen", population.unseen),
-        "unlabeled": score("unlabeled", population.unseen, hidden=True),
-    }
+    measured = [
+        score("seen", population.seen),
+        score("unseen", population.unseen),
+        score("unlabeled", population.unseen, hidden=True),
+    ]
+    return [one for one in measured if one is not None]
 
 
 def metric_of(population: Population) -> str:

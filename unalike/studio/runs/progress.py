@@ -19,7 +19,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from unalike.studio.runs.result import epsilon, number, size
+from unalike.studio.runs.result import GROUPS, score
+from unalike.studio.words import duration, epsilon, size
 
 PLAIN_EVERY = 10.0  # seconds between plain lines of rounds that were not evaluated
 
@@ -61,10 +62,10 @@ class Live:
         self._progress = Progress()
         self._task = TaskID(0)
         self._latest: dict[str, Any] = {}
-        self._share = True
+        self._metric = ""
 
     def begin(self, label: str, rounds: int, done: int, metric: str) -> None:
-        self._latest, self._share = {}, metric == "accuracy"
+        self._latest, self._metric = {}, metric
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
@@ -82,7 +83,7 @@ class Live:
         assert self._display is not None
         self._latest.update({name: value for name, value in record.items() if value is not None or name == "epsilon"})
         self._progress.update(self._task, completed=record["round"])
-        self._display.update(Group(self._progress, Text("  " + describe(self._latest, self._share), style="dim")))
+        self._display.update(Group(self._progress, Text("  " + describe(self._latest, self._metric), style="dim")))
 
     def note(self, text: str) -> None:
         self._console.print(text, style="yellow", highlight=False)
@@ -100,10 +101,10 @@ class Lines:
         self._console = console
         self._last = 0.0
         self._begun = (0.0, 0)
-        self._label, self._rounds, self._share = "", 0, True
+        self._label, self._rounds, self._metric = "", 0, ""
 
     def begin(self, label: str, rounds: int, done: int, metric: str) -> None:
-        self._label, self._rounds, self._share = label, rounds, metric == "accuracy"
+        self._label, self._rounds, self._metric = label, rounds, metric
         self._last = time.monotonic()
         self._begun = (self._last, done)
 
@@ -114,10 +115,8 @@ class Lines:
         self._last = now
         begun, done = self._begun
         left = (now - begun) / max(1, record["round"] - done) * (self._rounds - record["round"])
-        line = (
-            f"{self._label}: round {record['round']}/{self._rounds}  {describe(record, self._share)}  {left:.0f} s left"
-        )
-        self._console.print(line, highlight=False, soft_wrap=True, markup=False)
+        said = describe(record, self._metric)
+        self.note(f"{self._label}: round {record['round']}/{self._rounds}  {said}  {duration(left)} left")
 
     def note(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)
@@ -126,12 +125,9 @@ class Lines:
         pass
 
 
-def describe(record: Mapping[str, Any], share: bool) -> str:
+def describe(record: Mapping[str, Any], metric: str) -> str:
     """A round's numbers in one line."""
-    parts = []
-    for group in ("seen", "unseen", "unlabeled"):
-        if record.get(group):
-            parts.append(f"{group} {number(record[group]['mean'], share)}")
+    parts = [f"{group} {score(record[group]['mean'], metric)}" for group in GROUPS if record.get(group)]
     if record.get("loss") is not None:
         parts.append(f"loss {record['loss']:.3f}")
     parts.append(f"↑{size(record['bytes_up'])} ↓{size(record['bytes_down'])}")

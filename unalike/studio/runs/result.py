@@ -5,60 +5,102 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from unalike.studio.errors import UserError
-from unalike.studio.runs.folder import RESULT, read_json
-from unalike.studio.runs.measure import GROUPS
+from unalike.studio.runs.folder import RESULT, check_format, read_json
+from unalike.studio.words import duration, epsilon, share, size
 
-NOT_SERVED = "not served"
+GROUPS = ("seen", "unseen", "unlabeled")
 
 
-@dataclass(frozen=True)
-class Result:
-    """A finished run, as in its ``result.json``.
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True)
 
-    ``accuracy`` has ``seen``, ``unseen`` and ``unlabeled``, each with mean, std, p10 (10th percentile) over the scored
-    clients, and how many clients there are, are scored and failed to be; or None where there is no such client or the
-    method does not serve it. ``scored`` says which models were scored, and when.
-    ``privacy`` has ``private``, ``epsilon``, ``delta`` and ``unit``; without a guarantee the last three are None.
-    """
+
+class Summary(_Part):
+    """Scores of one group of clients: mean, standard deviation and 10th percentile over those that have one."""
+
+    mean: float
+    std: float
+    p10: float
+    clients: int = 0
+    scored: int = 0
+    failed: int = 0  # clients that should have a score and have none
+
+
+class ByGroup(_Part):
+    """A summary for each group of clients; None: there is no such client, or the method does not serve them."""
+
+    seen: Summary | None = None
+    unseen: Summary | None = None
+    unlabeled: Summary | None = None
+
+    def of(self, group: str) -> Summary | None:
+        found: Summary | None = getattr(self, group)
+        return found
+
+
+class Bytes(_Part):
+    """Bytes from the clients to the server, and from it to them: the totals of ``Traffic``."""
+
+    up: int
+    down: int
+
+
+class Privacy(_Part):
+    """The guarantee of the whole run. Without one, ε, δ and the protected unit are None."""
+
+    private: bool = False
+    epsilon: float | None = None
+    delta: float | None = None
+    unit: str | None = None
+
+
+class Result(_Part):
+    """A finished run, as in its ``result.json``. ``scored`` says which models were scored, and when."""
 
     method: str
-    label: str
+    label: str = ""
     data: str
     seed: int
     rounds: int
     seconds: float
     metric: str
-    scored: str
-    accuracy: dict[str, dict[str, float] | None]
-    serves_unlabeled: bool
-    bytes: dict[str, int]
-    privacy: dict[str, Any]
-    expected: dict[str, float | None] = field(default_factory=dict)
+    scored: str = ""
+    accuracy: ByGroup
+    serves_unlabeled: bool = False
+    bytes: Bytes
+    privacy: Privacy
+    expected: dict[str, float | None] = {}
     failures: int = 0  # replies that clients failed to give
     partition: str = ""  # by which rows came to clients; empty: unknown
     clients: int = 0
     unseen: int = 0  # of the clients
-    folder: Path | None = field(default=None, compare=False)
+    folder: Path | None = Field(None, exclude=True)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "folder"}
+        return self.model_dump()
 
     @classmethod
     def load(cls, folder: Path) -> Result:
+        """The result of a finished run."""
+        check_format(folder)
         content = read_json(folder / RESULT)
         try:
-            return cls(**content, folder=folder)
-        except TypeError as error:
-            raise UserError(f"{folder / RESULT} is no result of this version of Unalike: {error}") from error
+            return cls.model_validate(content).model_copy(update={"folder": folder})
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise UserError(
+                f"{folder / RESULT} is damaged: {where}: {first['msg']}; restore the file, or repeat the run"
+            ) from None
 
     def __str__(self) -> str:
         return as_text(table([[self]]))
@@ -84,13 +126,14 @@ def table(groups: Sequence[Sequence[Result]], title: str = "") -> Table:
     for column in ("method", *GROUPS, "up", "down", "ε", "time"):
         made.add_column(column, justify="left" if column == "method" else "right", overflow="fold")
     for results in groups:
+        spent = [result.privacy.epsilon for result in results]
         made.add_row(
             results[0].label,
             *(_score(results, group) for group in GROUPS),
-            size(statistics.fmean(result.bytes["up"] for result in results)),
-            size(statistics.fmean(result.bytes["down"] for result in results)),
-            epsilon(max(_epsilon(result) for result in results)),
-            f"{statistics.fmean(result.seconds for result in results):.1f} s",
+            size(statistics.fmean(result.bytes.up for result in results)),
+            size(statistics.fmean(result.bytes.down for result in results)),
+            epsilon(max(math.inf if one is None else one for one in spent)),
+            duration(statistics.fmean(result.seconds for result in results)),
         )
     return made
 
@@ -107,16 +150,17 @@ def _about(groups: Sequence[Sequence[Result]]) -> list[str]:
         for result in results
     )
     lines += dict.fromkeys(
-        f"ε at δ = {result.privacy['delta']:.3g} for each {result.privacy['unit']}"
+        f"ε at δ = {result.privacy.delta:.3g} for each {result.privacy.unit}"
         for result in results
-        if result.privacy["epsilon"]
+        if result.privacy.epsilon
     )
     for result in results:
         name = f"{result.label}, seed {result.seed}" if many else result.label
-        for group, summary in result.accuracy.items():
-            if summary is not None and summary.get("failed"):
+        for group in GROUPS:
+            summary = result.accuracy.of(group)
+            if summary is not None and summary.failed:
                 lines.append(
-                    f"{name}: {summary['failed']} of {summary['clients']} {group} clients have no finite score "
+                    f"{name}: {summary.failed} of {summary.clients} {group} clients have no finite score "
                     "and are left out of the mean; a smaller --lr may help"
                 )
         if result.failures:
@@ -124,38 +168,20 @@ def _about(groups: Sequence[Sequence[Result]]) -> list[str]:
     return lines
 
 
-def _epsilon(result: Result) -> float:
-    spent = result.privacy["epsilon"]
-    return math.inf if spent is None else float(spent)
-
-
 def _score(results: Sequence[Result], group: str) -> str:
-    found = [summary for result in results if (summary := result.accuracy[group]) is not None]
+    found = [summary for result in results if (summary := result.accuracy.of(group)) is not None]
     if not found:
-        return NOT_SERVED if group == "unlabeled" and not results[0].serves_unlabeled else "–"
-    means = [summary["mean"] for summary in found]
-    share = results[0].metric == "accuracy"
+        return "not served" if group == "unlabeled" and not results[0].serves_unlabeled else "–"
+    means = [summary.mean for summary in found]
+    metric = results[0].metric
     if len(results) > 1:
-        text = f"{number(statistics.fmean(means), share)} ± {number(statistics.pstdev(means), share)}"
+        text = f"{score(statistics.fmean(means), metric)} ± {score(statistics.pstdev(means), metric)}"
     else:
-        text = f"{number(means[0], share)} ({number(found[0]['p10'], share)})"
+        text = f"{score(means[0], metric)} ({score(found[0].p10, metric)})"
     wanted = results[0].expected.get(group)
-    return text if wanted is None else f"{text} [expected {number(wanted, share)}]"
+    return text if wanted is None else f"{text} [expected {score(wanted, metric)}]"
 
 
-def number(value: float, share: bool = True) -> str:
+def score(value: float, metric: str = "accuracy") -> str:
     """A score as a person reads it: an accuracy in percent."""
-    return f"{100 * value:.1f}%" if share else f"{value:.4g}"
-
-
-def size(count: float) -> str:
-    """Bytes in a unit that keeps the number short."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def epsilon(value: float | None) -> str:
-    return "∞" if value is None or math.isinf(value) else f"{value:.2f}"
+    return share(value) if metric == "accuracy" else f"{value:.4g}"
