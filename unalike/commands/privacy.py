@@ -73,7 +73,7 @@ def plan(
     rows = []
     for label, recipe in _recipes(target, settings_from(locals()), set_):
         prepared = prepare(recipe)
-        rows.append((label, forecast(prepared.recipe, prepared.method, prepared.population, prepared.delta)))
+        rows.append((label, forecast(prepared.recipe, prepared.method, prepared.roster, prepared.delta)))
     if as_json:
         plain = [{"run": label, **asdict(one), "epsilon": _number(one.epsilon)} for label, one in rows]
         typer.echo(json.dumps(plain[0] if len(plain) == 1 else plain, indent=2))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,6 +76,28 @@ class Simulation:
             draws = Draws(key(request.key, -2))
             return torch.tensor([bool(self.drop(int(client), draws)) for client in request.ids], dtype=torch.bool)
         return ((keys >> 11) & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53 < self.drop
+
+    def plans(self) -> dict[str, Any]:
+        """The blocks and threads that were measured: a run that resumes goes on with the same ones."""
+        return self.shards[0].simulator.plans()
+
+    def use_plans(self, plans: Mapping[str, Any]) -> None:
+        self.shards[0].simulator.use_plans(plans)
+
+    def kept(self, run: str) -> dict[str, Tensor]:
+        """What the clients keep for a run, to save where they live: beside the server's own state, never in it."""
+        states = [shard.kept(run).state() for shard in self.shards]
+        names = sorted({name for state in states for name in state})
+        return {name: torch.cat([state[name] for state in states if name in state]) for name in names}
+
+    def restore(self, run: str, kept: Mapping[str, Tensor]) -> None:
+        """The clients keep what ``kept`` says, again."""
+        for shard in self.shards:
+            own: dict[str, Tensor] = {}
+            for name in {one.rsplit(".", 1)[0] for one in kept}:
+                mine = torch.isin(kept[f"{name}.ids"], shard.roster.ids)
+                own |= {f"{name}.{what}": kept[f"{name}.{what}"][mine] for what in ("ids", "values")}
+            shard.restore(run, own)
 
     def use(self, schema: Schema) -> None:
         for shard in self.shards:

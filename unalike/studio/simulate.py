@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,16 +10,17 @@ from torch import Tensor
 
 from unalike.core.client import Clients
 from unalike.core.federation import Cohort, Federation, Models
-from unalike.core.request import Part, Program, Runtime
-from unalike.core.roster import Roster
+from unalike.core.request import Part, Program
 from unalike.data.population import Population
 from unalike.runtime.shard.shard import Shard
 from unalike.runtime.shard.simulator import Simulator
 from unalike.runtime.simulate import Drop, Simulation
 
+Data = Clients | Population | Mapping[Part, Clients]  # a mapping: parts of the data of the same clients
+
 
 def simulate(
-    clients: Clients | Population,
+    data: Data,
     seed: int = 0,
     *,
     shards: int = 1,
@@ -26,24 +28,23 @@ def simulate(
     threads: int | None = None,
     strict: bool = False,
     drop: Drop = 0.0,
-    runtime: Runtime | None = None,
     **fields: Any,
 ) -> Federation:
     """A federation over these clients, simulated here: ``train(method, simulate(clients), rounds=20)``.
 
-    - ``clients``: a store of clients, or a population, whose seen clients are asked.
+    - ``data``: a store of clients, or a population, whose seen clients are asked.
     - ``shards``: the clients are dealt out to so many; results do not depend on it but for the order of sums.
     - ``block``, ``threads``: see ``Simulator``. ``strict``, ``drop``: see ``Simulation``.
     - ``fields``: those of ``Federation``, such as ``budget`` and ``quorum``.
     """
-    made = runtime or simulation(clients, shards=shards, block=block, threads=threads, strict=strict, drop=drop)
-    if isinstance(clients, Population):
-        fields.setdefault("roster", made.roster.select(clients.seen))
-    return Federation(made, seed, **fields)
+    runtime = simulation(data, shards=shards, block=block, threads=threads, strict=strict, drop=drop)
+    if isinstance(data, Population):
+        fields.setdefault("roster", runtime.roster.select(data.seen))
+    return Federation(runtime, seed, **fields)
 
 
 def simulation(
-    clients: Clients | Population,
+    data: Data,
     *,
     shards: int = 1,
     block: int | None = None,
@@ -52,17 +53,20 @@ def simulation(
     drop: Drop = 0.0,
 ) -> Simulation:
     """The runtime of ``simulate``."""
-    parts: dict[Part, Clients] = {"train": clients} if isinstance(clients, Clients) else clients.parts
-    roster = clients.roster()
+    parts: Mapping[Part, Clients]
+    if isinstance(data, Population):
+        parts, roster = data.parts, data.roster()
+    else:
+        parts = {"train": data} if isinstance(data, Clients) else data
+        roster = parts["train"].roster()
     if not 1 <= shards <= len(roster):
         raise ValueError(f"shards={shards}; expected 1 to {len(roster)}, the number of clients")
-    program = Program(open=True)
+    program, simulator = Program(open=True), Simulator(block, threads)
     made = []
     for number in range(shards):
         mine = torch.arange(number, len(roster), shards)
         own = parts if shards == 1 else {name: part.select(mine) for name, part in parts.items()}
-        listed: Roster = roster if shards == 1 else roster.select(mine)
-        made.append(Shard(own, listed, program, Simulator(block, threads)))
+        made.append(Shard(own, roster if shards == 1 else roster.select(mine), program, simulator))
     return Simulation(made, program, strict=strict, drop=drop)
 
 

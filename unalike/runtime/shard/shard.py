@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,6 +121,3 @@ class Shard:
 
     def restore(self, run: str, state: Mapping[str, Tensor]) -> None:
         self._kept[run] = KeptStore.from_state(state)
-
-    def plans(self) -> dict[str, dict[str, Any]]:
-        return self.simulator.plans()

@@ -27,6 +27,7 @@ from unalike.data.population import Population
 from unalike.learn.evaluation import Scores, evaluate
 from unalike.studio.analyses.file import CurvePoint, SameClasses
 from unalike.studio.runs.folder import METRICS, read_metrics
+from unalike.studio.simulate import simulate
 
 
 class TooFewRows(ValueError):
@@ -39,7 +40,8 @@ class NoRounds(ValueError):
 
 def descriptors_of(method: Describes, state: State, federation: Federation, clients: Clients) -> Tensor:
     """[C, l], asked aside."""
-    return method.descriptors(state, federation.aside(clients).everyone())
+    with simulate(clients, federation.seed, round=federation.round).aside() as own:
+        return method.descriptors(state, own.everyone())
 
 
 def descriptor_map(descriptors: Tensor, kind: Literal["pca", "t-sne"] = "pca", seed: int = 0) -> Tensor:
@@ -129,8 +131,10 @@ class Newcomers:
 
     def score(self, method: Method, state: State, federation: Federation, labeled: bool = True) -> Scores:
         """Their scores; ``labeled=False`` hides their labels from the method."""
-        own = self.train if labeled else self.train.without_labels()
-        return evaluate(method.model, lambda cohort: method.personalize(state, cohort), federation, own, self.test)
+        theirs = simulate({"train": self.train, "test": self.test}, federation.seed, round=federation.round)
+        return evaluate(
+            method.model, lambda cohort: method.personalize(state, cohort), theirs, theirs.roster, labels=labeled
+        )
 
     def only_first(self, samples: int) -> Newcomers:
         """The same newcomers with at most so many samples each to personalize with."""

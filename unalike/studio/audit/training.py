@@ -89,7 +89,7 @@ def _attack_clients(method: Auditable, prepared: Prepared, cut_noise: float, see
     """Canaries are clients with one sample each, in or out of the population."""
     noise, clip = method.noise, method.clip
     assert isinstance(noise, Gaussian) and clip is not None
-    rate = sampling_rate(method.cohort, prepared.population)
+    rate = sampling_rate(method.cohort, prepared.roster)
     member = _coins(SLOTS, seed)
     slot = member.nonzero()
     clients = Clients.from_sizes(slot, torch.full((len(slot),), _PULL), torch.ones(len(slot)))
@@ -112,9 +112,9 @@ def _attack_points(method: Auditable, prepared: Prepared, cut_noise: float, seed
     """Canaries are samples of one client, whose batches have the rate and number of the recipe's smallest client."""
     private = method.local.private
     assert private is not None
-    steps = method.local.steps_of(min(training_sizes(prepared.population)))
+    steps = method.local.steps_of(min(training_sizes(prepared.roster)))
     z = private.multiplier(steps)
-    rounds = participations(method.cohort, prepared.population, max(1, prepared.recipe.rounds))
+    rounds = participations(method.cohort, prepared.roster, max(1, prepared.recipe.rounds))
     member = _coins(SLOTS, seed)
     slot = member.nonzero()
     clients = Clients.from_sizes(slot, torch.full((len(slot),), _PULL), torch.tensor([len(slot)]))

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -16,19 +17,19 @@ from torch import Tensor, nn
 from unalike.core.client import Clients
 from unalike.core.federation import Federation, QuorumError
 from unalike.core.method import ProtectsNewcomers
-from unalike.core.request import Batch, Request
+from unalike.core.request import Reply, Request
 from unalike.methods import METHODS
 from unalike.privacy import BARE, Ledger
 from unalike.privacy.checks import check_epsilon
 from unalike.privacy.sampling import Local
 from unalike.privacy.system import SystemDraws
-from unalike.runtime.shard.simulator import Simulator
-from unalike.runtime.shard.work import Batch
+from unalike.runtime.simulate import Simulation
 from unalike.studio.analyses.figures import Newcomers, accuracy_by_size_and_epsilon
 from unalike.studio.errors import UserError
 from unalike.studio.newcomer.ledger import row_names
 from unalike.studio.runs.finished import FinishedRun
 from unalike.studio.runs.measure import serves_unlabeled
+from unalike.studio.simulate import simulation
 from unalike.studio.words import counted
 
 NOTICEABLE = 0.05  # a loss of accuracy that is told
@@ -122,17 +123,21 @@ def onnx_is_there() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxscript"))
 
 
-@dataclass
-class _Listener(Simulator):
-    """Remembers the descriptor that a newcomer sends."""
+class _Listener:
+    """A newcomer's runtime, which remembers the descriptor that it sends."""
 
-    descriptor: Tensor | None = field(default=None, init=False)
+    def __init__(self, home: Simulation) -> None:
+        self._home = home
+        self.descriptor: Tensor | None = None
 
-    def deliver(self, request: Request) -> Iterator[Batch]:
-        for batch in super().deliver(request):
-            for arrays in batch.arrays:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._home, name)
+
+    def deliver(self, request: Request) -> Iterator[Reply]:
+        for reply in self._home.deliver(request):
+            for arrays in reply.arrays:
                 self.descriptor = arrays.get("descriptor", self.descriptor)
-            yield batch
+            yield reply
 
 
 def serve(
@@ -167,15 +172,18 @@ def serve(
             f"{run.prepared.recipe.method} cannot personalize for a client without labels; give labels, or train with "
             f"a method that needs none: {', '.join(name for name, one in METHODS.items() if one.unlabeled)}"
         )
-    listener = _Listener()
-    federation = Federation(newcomer, listener, run.prepared.recipe.seed, serving=True)
+    home = simulation(newcomer)
+    listener = _Listener(home)
+    federation = Federation(listener, run.prepared.recipe.seed, purpose="serve")
+    cohort = federation.everyone()
     plain = method.protecting(None, delta) if isinstance(method, ProtectsNewcomers) else method
     try:
-        theta = plain.personalize(run.state, federation.everyone())
+        models = plain.personalize(run.state, cohort)
     except QuorumError as error:
         if any("not finite" not in failure.reason for failure in error.failures):
             raise
         raise _overflow(run, newcomer) from error
+    theta = models if isinstance(models, Tensor) else home.look(federation.run, models.handle, cohort.ids)
     ledger, notes, descriptor = federation.ledger, list(run.notes), listener.descriptor
     rows: list[str] = []
     if epsilon is not None and federation.traffic.up:
@@ -198,8 +206,7 @@ def serve(
     if not bool(_answers(run, theta[0], newcomer).isfinite().all()):
         raise _overflow(run, newcomer)
     received = dict(federation.traffic.down)
-    if not any(row["note"] == "simulation only" for row in federation.transcript.rows()):
-        # the server made the model; else the client did, of what it received
+    if isinstance(models, Tensor):  # the server made the model; else the client did, of what it received
         received["theta"] = received.get("theta", 0) + theta[0].numel() * 4
     return Served(
         run=run,

@@ -17,12 +17,12 @@ from unalike.core.federation import Federation
 from unalike.core.method import State
 from unalike.core.transcript import Traffic, Transcript
 from unalike.privacy.ledger import Ledger
-from unalike.runtime.shard.kept import KeptStore
-from unalike.runtime.shard.simulator import Simulator
+from unalike.runtime.simulate import Simulation
 from unalike.studio.errors import UserError
 from unalike.studio.runs.folder import CHECKPOINT, RECIPE, read_json, write_whole
 
-STATE, KEPT, METADATA = "state.", "kept.", "unalike"
+KEPT = "clients"  # the folder of what clients keep
+METADATA = "unalike"
 JOURNAL = "ledger.journal.json"
 
 
@@ -50,34 +50,48 @@ class Checkpoint:
         federation.ledger = Ledger.from_state(about["ledger"])
         federation.transcript = Transcript.from_rows(about["transcript"])
         federation.traffic = Traffic.from_state(about["traffic"])
-        federation.kept = KeptStore.from_state(dict(self.kept))
         federation.shapes = {
             task: {name: torch.Size(shape) for name, shape in arrays.items()}
             for task, arrays in about["shapes"].items()
         }
-        if isinstance(federation.runtime, Simulator):
+        federation.serial = int(about["serial"])
+        if isinstance(federation.runtime, Simulation):
             federation.runtime.use_plans(about["plans"])
+            federation.runtime.restore(federation.run, self.kept)
 
 
 def save(folder: Path, state: State, federation: Federation, seconds: float) -> None:
     """Write the folder's checkpoint after the federation's present round."""
     runtime = federation.runtime
-    tensors = {STATE + name: value.detach().contiguous().clone() for name, value in state.items()}
-    tensors |= {KEPT + name: value.contiguous() for name, value in federation.kept.state().items()}
+    tensors = {name: value.detach().contiguous().clone() for name, value in state.items()}
+    if isinstance(runtime, Simulation):
+        _save_kept(folder, runtime.kept(federation.run), federation.round)
     about = {
         "round": federation.round,
+        "serial": federation.serial,
         "seconds": seconds,
         "ledger": federation.ledger.state(),
         "transcript": federation.transcript.rows(),
         "traffic": federation.traffic.state(),
         # the simulator's block sizes: another block changes the last bits of a sum
-        "plans": runtime.plans() if isinstance(runtime, Simulator) else {},
+        "plans": runtime.plans() if isinstance(runtime, Simulation) else {},
         # of released arrays: an empty Poisson cohort still releases noise
         "shapes": {
             task: {name: list(shape) for name, shape in made.items()} for task, made in federation.shapes.items()
         },
     }
     write_whole(folder / CHECKPOINT, safetensors.torch.save(tensors, {METADATA: json.dumps(about)}))
+    for old in (folder / KEPT).glob("*.safetensors"):
+        if old.stem != str(federation.round):
+            old.unlink()
+
+
+def _save_kept(folder: Path, kept: Mapping[str, Tensor], round: int) -> None:
+    """What the clients keep: their own files, which only a simulation has in one place with the server's."""
+    if kept:
+        (folder / KEPT).mkdir(exist_ok=True)
+        content = {name: value.contiguous() for name, value in kept.items()}
+        write_whole(folder / KEPT / f"{round}.safetensors", safetensors.torch.save(content))
 
 
 def load(folder: Path) -> Checkpoint | None:
@@ -89,10 +103,12 @@ def load(folder: Path) -> Checkpoint | None:
         with safe_open(file, framework="pt") as stored:
             about = json.loads(stored.metadata()[METADATA])
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (it is no mapping)
-        missing = {"round", "seconds", "ledger", "transcript", "traffic", "plans", "shapes"} - about.keys()
+        missing = {"round", "serial", "seconds", "ledger", "transcript", "traffic", "plans", "shapes"} - about.keys()
         if missing:
             raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-        return Checkpoint(State(_part(tensors, STATE)), _part(tensors, KEPT), about)
+        kept = folder / KEPT / f"{about['round']}.safetensors"
+        held = safetensors.torch.load(kept.read_bytes()) if kept.exists() else {}
+        return Checkpoint(State(tensors), held, about)
     except (AttributeError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"{file} is damaged or no checkpoint of Unalike ({type(error).__name__}: {error}). The run cannot go on "
@@ -117,7 +133,3 @@ def journaled(folder: Path) -> Ledger | None:
     """The ledger that was last saved by a journal, if there is one."""
     file = folder / JOURNAL
     return Ledger.from_state(read_json(file)) if file.exists() else None
-
-
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}

@@ -38,5 +38,6 @@ def descriptors(method: Method, state: State, federation: Federation, population
     clients = population.train
     if not (bool(clients.labeled.all()) or serves_unlabeled(method)) or len(clients) > MOST_CLIENTS:
         return None
-    found = method.descriptors(state, federation.aside(clients).everyone())
+    with federation.aside(federation.runtime.roster) as own:
+        found = method.descriptors(state, own.everyone())
     return found if len(found) == len(clients) else None

@@ -84,8 +84,8 @@ def measure(method: Method, state: State, federation: Federation, population: Po
                 method.model,
                 lambda cohort: method.personalize(state, cohort),
                 federation,
-                train.select(rows),
-                test.select(rows),
+                federation.runtime.roster.select(which[rows]),
+                labels=not hidden,
             )
             scores.score[rows], scores.loss[rows] = part.score, part.loss
             failed = int((part.score.isnan() & (train.size[rows] > 0) & (test.size[rows] > 0)).sum())

@@ -14,16 +14,18 @@ from unalike.core import outside
 from unalike.core.federation import Federation
 from unalike.core.method import LearnsFromLabels, Method
 from unalike.core.model import Model
+from unalike.core.roster import Roster
+from unalike.core.schema import Schema
 from unalike.data import DataError
 from unalike.data.population import Population
 from unalike.methods.problem import Problem
 from unalike.networks import architectures
-from unalike.runtime.shard.simulator import Simulator
 from unalike.studio.errors import UserError
 from unalike.studio.recipe.hyperparameters import Hyperparameters, method_named, plain
 from unalike.studio.recipe.keys import PARTITION_OPTIONS
 from unalike.studio.recipe.recipe import Network, Recipe
 from unalike.studio.runs.privacy import budget_of, make_private, target_delta
+from unalike.studio.simulate import simulate
 
 FROM_PYTHON = "python:"  # before the name of data that was handed over as an object
 
@@ -33,17 +35,16 @@ class Prepared:
     """A run that could start: all is loaded, built and checked, and nothing has been written."""
 
     recipe: Recipe  # every default filled in
-    population: Population
+    population: Population  # of the simulation; the method was built without it
+    roster: Roster  # of the training clients
     method: Method
     delta: float
 
-    def federation(self, **restored: Any) -> Federation:
-        """The seen clients, ready to be asked; ``restored`` are fields from a checkpoint."""
-        runtime = self.recipe.runtime
-        simulator = Simulator(runtime.block, runtime.threads, runtime.strict, runtime.drop)
-        seen = self.population.train.select(self.population.seen)
+    def federation(self, **fields: Any) -> Federation:
+        """The training clients, ready to be asked."""
+        wanted = self.recipe.runtime.model_dump()
         budget = budget_of(self.recipe, self.delta)
-        return Federation(seen, simulator, self.recipe.seed, runtime.quorum, budget, **restored)
+        return simulate(self.population, self.recipe.seed, budget=budget, **wanted, **fields)
 
 
 def prepare(recipe: Recipe, population: Population | None = None) -> Prepared:
@@ -52,19 +53,30 @@ def prepare(recipe: Recipe, population: Population | None = None) -> Prepared:
         torch.set_num_threads(recipe.runtime.threads)
     if population is None:
         population = load_data(recipe)
-    network = recipe.model.name or architectures.default_for(population.input_shape, population.kind)
-    model = _model(network, recipe, population)
+    roster = population.roster().select(population.seen)
+    recipe, method = build(recipe, roster, labels_hidden=bool(population.test.labeled[population.seen].any()))
+    return Prepared(recipe, population, roster, method, target_delta(recipe, roster))
+
+
+def build(recipe: Recipe, roster: Roster, labels_hidden: bool = False) -> tuple[Recipe, Method]:
+    """The method of a recipe, and the recipe with every default filled in, from what a server may know: the roster.
+
+    labels_hidden: labels exist that training may not use, which a message then says.
+    """
+    schema = roster.schema
+    network = recipe.model.name or architectures.default_for(schema.shape, schema.kind)
+    model = _model(network, recipe, schema)
     cls, known = method_named(recipe.method).make, Hyperparameters.of(recipe.method)
-    arguments = _fitted(recipe, cls, known.read(recipe.hyperparameters), population)
-    protecting, privacy = make_private(recipe, cls, arguments, population)
-    method = _built(recipe.method, cls, {**arguments, **protecting}, model, population)
+    arguments = _fitted(recipe, cls, known.read(recipe.hyperparameters), roster, labels_hidden)
+    protecting, privacy = make_private(recipe, cls, arguments, roster)
+    method = _built(recipe.method, cls, {**arguments, **protecting}, model, roster)
     filled = {
         "privacy": privacy,
         "eval_every": recipe.evaluate_every,
         "model": Network(name=network, options=recipe.model.options),
         "hyperparameters": plain(arguments),
     }
-    return Prepared(recipe.model_copy(update=filled), population, method, target_delta(recipe, population))
+    return recipe.model_copy(update=filled), method
 
 
 def load_data(recipe: Recipe) -> Population:
@@ -95,28 +107,28 @@ def _with_flag(message: str) -> str:
     return what + has + known
 
 
-def _model(network: str, recipe: Recipe, population: Population) -> Model:
-    shape, outputs, kind = population.input_shape, population.outputs, population.kind
+def _model(network: str, recipe: Recipe, schema: Schema) -> Model:
     try:
-        return Model(architectures.build(network, shape, outputs, kind, **recipe.model.options))
+        return Model(architectures.build(network, schema.shape, schema.outputs, schema.kind, **recipe.model.options))
     except ValueError as error:
         if outside.is_path(network):
             raise  # it may come from the user's own file: the way there matters
         raise UserError(f"model: {error}") from error
 
 
-def _fitted(recipe: Recipe, cls: type, arguments: dict[str, Any], population: Population) -> dict[str, Any]:
+def _fitted(
+    recipe: Recipe, cls: type, arguments: dict[str, Any], roster: Roster, labels_hidden: bool
+) -> dict[str, Any]:
     """The arguments with a cohort that there are clients for.
 
     A default is cut to the clients that there are; a cohort that was asked for, or a lack of labels, is refused before
     anything is written. Of a method that does not say whom it asks, nothing is known that could be refused.
     """
-    seen, labeled = len(population.seen), int(population.labeled[population.seen].sum())
+    seen, labeled = len(roster), int(roster.labeled.sum())
     known = isinstance(cls, LearnsFromLabels)
     both = isinstance(cls, LearnsFromLabels) and cls.asks_unlabeled
     if known and recipe.rounds and labeled == 0:
-        hidden = bool(population.test.labeled[population.seen].any())
-        advice = "use --labeled above 0" if hidden else "name the column that holds them with --label-column"
+        advice = "use --labeled above 0" if labels_hidden else "name the column that holds them with --label-column"
         raise UserError(f"no training client has labels, and {recipe.method} trains with them: {advice}")
     cohort = arguments.get("cohort")
     if not isinstance(cohort, int | float):
@@ -132,9 +144,9 @@ def _fitted(recipe: Recipe, cls: type, arguments: dict[str, Any], population: Po
     return {**arguments, "cohort": cohort}
 
 
-def _built(name: str, cls: type, arguments: Mapping[str, Any], model: Model, population: Population) -> Method:
-    shape, classes, kind = population.input_shape, population.classes, population.kind
-    given = {"model": model, "problem": Problem(model, shape, classes, len(population.seen), kind)}
+def _built(name: str, cls: type, arguments: Mapping[str, Any], model: Model, roster: Roster) -> Method:
+    schema = roster.schema
+    given = {"model": model, "problem": Problem(model, schema.shape, schema.classes, len(roster), schema.kind)}
     wanted = {field.name: given[field.name] for field in dataclasses.fields(cls) if field.name in given}
     try:
         return cast(Method, cls(**wanted, **arguments))
