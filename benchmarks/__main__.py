@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import dpsgd, own, scale, secure_sum
+from benchmarks import dpsgd, own, scale, secure_sum, start
 from benchmarks.compare import compare
 from benchmarks.peers import BARE, FLOWER, PFL
 from benchmarks.report import Row, machine, table
@@ -62,6 +62,7 @@ def population(repetitions: int, quick: bool) -> Measured:
 
 
 PARTS: dict[str, Part] = {
+    "start": start.start,
     "mlp": beside_others(MLP, {BARE.name: ("≥", 12), PFL.name: ("≥", 20), FLOWER.name: ("≥", 20)}),
     "lenet": beside_others(LENET, {PFL.name: ("≥", 1.9)}),
     "lenet-cifar": beside_others(LENET_CIFAR, {}),

@@ -117,7 +117,7 @@ def test_ctrl_c_ends_with_130_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPa
     import signal
 
     watcher = At(2, lambda: os.kill(os.getpid(), signal.SIGINT))
-    monkeypatch.setattr("unalike.commands.run.watcher_for", lambda console, quiet: watcher)
+    monkeypatch.setattr("unalike.studio.runs.progress.watcher_for", lambda console, quiet: watcher)
     shown = unalike("run", "fedavg", *FLAGS, "--out", "r", code=130)
     assert "stopped after round 3 of 8. Go on with: unalike resume r" in shown
     assert shown.count("stopped") == 1

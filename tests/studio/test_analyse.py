@@ -248,7 +248,7 @@ def test_a_folder_that_cannot_be_written_is_noticed_before_the_work(
     shutil.copytree(runs["fedavg"], tmp_path / "run")
     (tmp_path / "run" / name).unlink(missing_ok=True)
     (tmp_path / "run" / name).mkdir()
-    monkeypatch.setattr("unalike.commands.analyse.analyses_of", lambda *_, **__: pytest.fail("too late"))
+    monkeypatch.setattr("unalike.studio.analyses.analyse.analyse", lambda *_, **__: pytest.fail("too late"))
     shown = " ".join(unalike("analyse", tmp_path / "run", code=1).split())
     assert "cannot use" in shown and f"{name}: Is a directory" in shown
 

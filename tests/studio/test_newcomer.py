@@ -260,7 +260,7 @@ def test_an_onnx_graph_alone_and_without_the_exporters_own_warnings(
     told = json.loads(done.stdout)
     assert told["model"] == told["onnx"] == "deep/my.onnx" and Path("deep/my.onnx").is_file()
     assert [path.name for path in Path("deep").iterdir()] == ["my.onnx"]
-    monkeypatch.setattr(personalize, "onnx_is_there", lambda: False)
+    monkeypatch.setattr("unalike.studio.newcomer.serve.onnx_is_there", lambda: False)
     with pytest.raises(UserError, match=r"needs onnx and onnxscript: pip install 'unalike\[onnx\]'"):
         run_command(runs["pefll"], "--data", file, "--onnx")
 
@@ -272,7 +272,7 @@ def test_a_network_that_the_exporter_does_not_know_leaves_nothing_behind(
         raise RuntimeError("no such operator")
 
     monkeypatch.setattr(Served, "save_onnx", fail)
-    monkeypatch.setattr(personalize, "onnx_is_there", lambda: True)
+    monkeypatch.setattr("unalike.studio.newcomer.serve.onnx_is_there", lambda: True)
     file = newcomer(tmp_path, x=rows[0], y=rows[1])
     with pytest.raises(UserError, match=r"does not know this network \(RuntimeError: no such operator\)"):
         run_command(runs["pefll"], "--data", file, "--onnx")

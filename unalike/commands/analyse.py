@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from unalike.commands.options import Json, examples, printed, progress_console
-from unalike.studio.analyses.analyse import analyse as analyses_of
-from unalike.studio.analyses.analyse import finished_run
-from unalike.studio.analyses.file import FIGURES, NAMES, PAPERS, Analyses, CurvePoint, write_analyses
-from unalike.studio.report.page import write_report
-from unalike.studio.report.words import Scale, size
-from unalike.studio.runs import folder
-from unalike.studio.runs.measure import metric_of
+from unalike.commands.console import print_files, printed, progress_console
+from unalike.commands.options import Json, examples
+
+if TYPE_CHECKING:
+    from unalike.studio.analyses.file import Analyses, CurvePoint
+    from unalike.studio.report.words import Scale
 
 
 def analyse(
@@ -40,7 +38,14 @@ def analyse(
     no ledger. It goes to analyses.json in the run folder and to its report.html,
     which is written anew. `unalike report RUN RUN` overlays several analysed runs.
     """
-    finished = finished_run(run)
+    from unalike.studio.analyses import analyse
+    from unalike.studio.analyses.file import PAPERS, write_analyses
+    from unalike.studio.report.page import write_report
+    from unalike.studio.report.words import Scale
+    from unalike.studio.runs import folder
+    from unalike.studio.runs.measure import metric_of
+
+    finished = analyse.finished_run(run)
     again = f"unalike analyse {run}{' --quick' if quick else ''}"
     disk_errors_told = partial(folder.disk_errors_told, run, again=again)
     with disk_errors_told():
@@ -52,7 +57,7 @@ def analyse(
         if not as_json:
             progress.print(line, markup=False, soft_wrap=True)
 
-    found = analyses_of(finished, quick=quick, tell=tell)
+    found = analyse.analyse(finished, quick=quick, tell=tell)
     with disk_errors_told():
         write_analyses(run, found)
         write_report([run], run / folder.REPORT)
@@ -62,7 +67,7 @@ def analyse(
     _show(found, Scale(metric_of(finished.population)), finished.prepared.recipe.method)
     console = printed()
     console.print(PAPERS)
-    console.print(f"report: {run / folder.REPORT}", soft_wrap=True, markup=False)
+    print_files(report=run / folder.REPORT)
     above = run.resolve().parent
     if (above / folder.COMPARISON).is_file():
         shown = run.parent if run.parent.resolve() == above else above  # the parent of `.` is `.`
@@ -70,6 +75,8 @@ def analyse(
 
 
 def _show(found: Analyses, scale: Scale, method: str) -> None:
+    from unalike.studio.analyses.file import FIGURES, NAMES
+
     table = Table("analysis", "figure", "result", title=f"{method}, round {found.round}", title_justify="left")
     for name in NAMES:
         for label, result in _results(found, name, scale):
@@ -81,6 +88,9 @@ def _show(found: Analyses, scale: Scale, method: str) -> None:
 
 def _results(found: Analyses, name: str, scale: Scale) -> list[tuple[str, str]]:
     """A line or two for one analysis: what it is called, and what came out."""
+    from unalike.studio.analyses.file import NAMES
+    from unalike.studio.report.words import size
+
     if name == "map" and found.map is not None:
         return [(NAMES[name], f"{len(found.map.names):,} clients by PCA and t-SNE, drawn in the report")]
     if name == "correlation" and found.correlation is not None:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from unalike.commands import options
-from unalike.commands.options import examples, printed, settings_from
-from unalike.data import Description, describe, write_figure
-from unalike.data.population import Population
-from unalike.studio.errors import UserError
-from unalike.studio.recipe.settings import plan_for
-from unalike.studio.runs.folder import disk_errors_told
-from unalike.studio.runs.prepare import load_data
+from unalike.commands.console import check_free, print_files, printed
+from unalike.commands.options import examples, settings_from
+
+if TYPE_CHECKING:
+    from unalike.data import Description
+    from unalike.data.population import Population
 
 _BARS = " ▁▂▃▄▅▆▇█"
 
@@ -40,9 +39,14 @@ def data(
 
     DATASET is a name of `unalike datasets`, a file or a folder.
     """
-    if plot is not None and plot.exists():
-        raise UserError(f"{plot} exists already, and nothing is overwritten: choose another file with --plot")
-    plan = plan_for(["fedavg"], settings_from(locals()), set_ or [])
+    settings = settings_from(locals())
+    check_free(plot=plot)
+    from unalike.data import describe, write_figure
+    from unalike.studio.recipe.settings import plan_for
+    from unalike.studio.runs.folder import disk_errors_told
+    from unalike.studio.runs.prepare import load_data
+
+    plan = plan_for(["fedavg"], settings, set_ or [])
     population = load_data(plan.runs[0][1])
     description = describe(population)
     console = printed()
@@ -52,7 +56,7 @@ def data(
     if plot is not None:
         with disk_errors_told(plot.parent):
             write_figure(population, plot)
-        console.print(f"figure: {plot}", soft_wrap=True, markup=False)
+    print_files(figure=plot)
 
 
 def _summary(description: Description) -> Table:

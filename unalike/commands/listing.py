@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import tomli_w
 import typer
 from rich.table import Table
 
-from unalike.commands.options import examples, printed
-from unalike.core.suggest import nearest
-from unalike.data import list_partitions, list_sources
-from unalike.data.sources.catalog import Listed
-from unalike.methods import METHODS
-from unalike.networks import architectures
-from unalike.studio.errors import UserError
-from unalike.studio.recipe.hyperparameters import describe, method_named
-from unalike.studio.recipe.recipe import plan_of, read_toml, shipped
+from unalike.commands.console import printed
+from unalike.commands.options import examples
+
+if TYPE_CHECKING:
+    from unalike.data.sources.catalog import Listed
 
 
 def methods(
@@ -26,6 +21,8 @@ def methods(
 
     NAME is the method to show, or file.py:Class; without it all are listed.
     """
+    from unalike.methods import METHODS
+
     console = printed()
     if name is None:
         table = _table("method", "what it does", "paper")
@@ -34,6 +31,10 @@ def methods(
         console.print(table)
         console.print("unalike methods NAME shows a method's hyperparameters.", style="dim")
         return
+    import tomli_w
+
+    from unalike.studio.recipe.hyperparameters import describe, method_named
+
     values = describe(name)
     if name in METHODS:
         entry = METHODS[name]
@@ -50,6 +51,9 @@ def _where(source: Listed) -> str:
 
 def datasets() -> None:
     """List the data sets, the partitions and the models that go by a name."""
+    from unalike.data import list_partitions, list_sources
+    from unalike.networks import architectures
+
     console = printed()
     table = _table("data set", "what it is", "here?")
     for source in list_sources():
@@ -74,6 +78,8 @@ def recipes(context: typer.Context) -> None:
     """List the recipes that come with Unalike; `unalike run NAME` runs one."""
     if context.invoked_subcommand is not None:
         return
+    from unalike.studio.recipe.recipe import plan_of, read_toml, shipped
+
     table = _table("recipe", "what it is", "methods")
     for name, file in shipped().items():
         plan = plan_of(read_toml(file), str(file))
@@ -87,6 +93,10 @@ def show(name: Annotated[str, typer.Argument(hidden=True)]) -> None:
 
     NAME is a name of `unalike recipes`.
     """
+    from unalike.core.suggest import nearest
+    from unalike.studio.errors import UserError
+    from unalike.studio.recipe.recipe import shipped
+
     known = shipped()
     if name not in known:
         raise UserError(f"no recipe is called {name!r}{nearest(name, list(known))}")

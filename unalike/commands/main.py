@@ -9,17 +9,11 @@ from typing import Annotated, Any
 
 import click
 import typer
-from rich.console import Console
 
 from unalike import __version__
-from unalike.commands import analyse, data, demo, kmeans, listing, mdm, personalize, privacy, run
-from unalike.commands.estimate import command as estimate
+from unalike.commands import analyse, data, demo, estimate, kmeans, listing, mdm, personalize, privacy, run
+from unalike.commands.console import progress_console
 from unalike.commands.options import examples
-from unalike.core.federation import QuorumError
-from unalike.data import DataError
-from unalike.privacy import BudgetExceeded, SecureSumAborted
-from unalike.runtime.shard.simulator import LoopInstead
-from unalike.studio.errors import Interrupted, UserError
 
 TRACEBACK = "UNALIKE_TRACEBACK"  # set it to see where an error comes from
 INTERRUPTED = 130  # what a shell expects after Ctrl-C
@@ -33,18 +27,37 @@ class Commands(typer.core.TyperGroup):
             return super().invoke(ctx)
         try:
             return super().invoke(ctx)
-        except (Interrupted, KeyboardInterrupt) as error:
-            _say(str(error) or "stopped at once; `unalike resume RUN` goes on from the last checkpoint")
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise  # a flag that does not exist, or the end
+        except KeyboardInterrupt:
+            _say("stopped at once; `unalike resume RUN` goes on from the last checkpoint")
             raise typer.Exit(INTERRUPTED) from None
-        except (UserError, DataError) as error:
+        except Exception as error:
+            raise typer.Exit(_explain(error)) from None
+
+
+def _explain(error: Exception) -> int:
+    """Tell what the user can put right, and give the exit code; any other error is raised again."""
+    from unalike.core.federation import QuorumError
+    from unalike.data import DataError
+    from unalike.privacy import BudgetExceeded, SecureSumAborted
+    from unalike.studio.errors import Interrupted, UserError
+
+    match error:
+        case Interrupted():
+            _say(str(error))
+            return INTERRUPTED
+        case UserError() | DataError():
             _say(str(error), "error")
-        except (ValueError, TypeError, OSError, QuorumError, BudgetExceeded, SecureSumAborted) as error:
+        case ValueError() | TypeError() | OSError() | QuorumError() | BudgetExceeded() | SecureSumAborted():
             _say(f"{error}\n(set {TRACEBACK}=1 to see where this comes from)", "error")
-        raise typer.Exit(1)
+        case _:
+            raise error
+    return 1
 
 
 def _say(text: str, kind: str | None = None) -> None:
-    console = Console(stderr=True, highlight=False)
+    console = progress_console()
     if kind is not None:
         console.print(f"[bold red]{kind}:[/bold red] ", end="")
     console.print(text, markup=False, soft_wrap=True)
@@ -95,8 +108,8 @@ def main() -> None:
     shown = warnings.showwarning
 
     def told(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-        if issubclass(category, LoopInstead):
-            _say(f"note: {message}")  # a sentence, without a line of source code
+        if category.__module__.startswith("unalike."):
+            _say(f"note: {message}")  # our own warnings are sentences; they need no line of source code
         else:
             shown(message, category, *where, **more)
 

@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-
-from unalike.studio.recipe.keys import KEYS, PARTITION_OPTIONS
 
 _DATA, _TRAINING, _PRIVACY, _RUNNING = "Data", "Training", "Privacy", "Running"
 
@@ -106,19 +103,16 @@ Json = Annotated[
 ]
 
 
-def printed() -> Console:
-    """Where results are printed: as wide as the terminal, and wide enough for any table when piped."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=120)
-
-
-def progress_console() -> Console:
-    """Progress and notes go to stderr, so that what is printed can be piped."""
-    return Console(stderr=True, highlight=False)
+def columns_from(client_column: str | None, label_column: str | None) -> dict[str, str]:
+    """Those columns of the user's file that were named."""
+    columns = {"client_column": client_column, "label_column": label_column}
+    return {name: value for name, value in columns.items() if value is not None}
 
 
 def settings_from(given: Mapping[str, Any]) -> dict[str, Any]:
     """A command's parameters that are settings of a run."""
+    from unalike.studio.recipe.keys import KEYS, PARTITION_OPTIONS
+
     values = {name: value for name, value in given.items() if name in KEYS or name in PARTITION_OPTIONS}
     for name in ("cohort", "unseen"):  # 10 is a number of clients, 0.1 a share
         value = values.get(name)

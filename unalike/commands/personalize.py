@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.table import Table
 
-from unalike.commands.options import Json, examples, printed
-from unalike.studio.errors import UserError
-from unalike.studio.newcomer.file import read_newcomer
-from unalike.studio.newcomer.ledger import enter, read_ledger
-from unalike.studio.newcomer.serve import Served, onnx_is_there, serve
-from unalike.studio.recipe.recipe import overridden
-from unalike.studio.runs.finished import FinishedRun
-from unalike.studio.runs.folder import check_writable, disk_errors_told
-from unalike.studio.words import counted
+from unalike.commands.console import check_free, print_files, printed
+from unalike.commands.options import Json, examples
+
+if TYPE_CHECKING:
+    from unalike.studio.newcomer.serve import Served
 
 _OTHER_LEDGER = "unalike personalize, with --ledger FILE for another place"  # where the disk refuses this one
 
@@ -57,6 +53,12 @@ def personalize(
     With an ε, each call is entered in the newcomer's ledger, and the ε that is told is that of all calls in there on
     the same rows, to runs that read the same columns. Keep the ledger with the data, and as private.
     """
+    from unalike.studio.newcomer.file import read_newcomer
+    from unalike.studio.newcomer.ledger import enter
+    from unalike.studio.newcomer.serve import serve
+    from unalike.studio.runs.finished import FinishedRun
+    from unalike.studio.runs.folder import disk_errors_told
+
     target = out or _beside(data, ".model.safetensors")
     graph = target if target.suffix == ".onnx" else target.with_suffix(".onnx") if onnx else None
     finished = FinishedRun.open(run)
@@ -103,6 +105,8 @@ class _Result(NamedTuple):
 
 def _beside(data: Path, ending: str) -> Path:
     """Beside the data, and called like it."""
+    from unalike.studio.errors import UserError
+
     if data.name in ("", ".."):
         raise UserError(f"--data {data}: expected the newcomer's file, or a folder by its name, e.g. --data mine.npz")
     return data.with_name(data.name.split(".")[0] + ending)
@@ -110,6 +114,11 @@ def _beside(data: Path, ending: str) -> Path:
 
 def _check_outputs(target: Path, graph: Path | None, predictions: Path | None, ledger: Path | None) -> None:
     """All that could go wrong with the files to be written, before any work."""
+    from unalike.studio.errors import UserError
+    from unalike.studio.newcomer.ledger import read_ledger
+    from unalike.studio.newcomer.serve import onnx_is_there
+    from unalike.studio.runs.folder import check_writable, disk_errors_told
+
     if graph is not None and not onnx_is_there():
         raise UserError("writing an ONNX graph needs onnx and onnxscript: pip install 'unalike[onnx]'")
     for file, flag, others in (
@@ -118,11 +127,11 @@ def _check_outputs(target: Path, graph: Path | None, predictions: Path | None, l
     ):
         if file is not None and file in others:
             raise UserError(f"{others[file]} and {flag} are both {file}; choose another file for one of them")
-    for file, flag in ((target, "--out"), (graph, "--out"), (predictions, "--predictions")):
+    check_free(out=target)
+    check_free(out=graph, predictions=predictions)
+    for file in (target, graph, predictions):
         if file is None:
             continue
-        if file.exists():
-            raise UserError(f"{file} exists already, and nothing is overwritten: choose another file with {flag}")
         with disk_errors_told(file.parent):
             file.parent.mkdir(parents=True, exist_ok=True)
             check_writable(file)
@@ -135,6 +144,9 @@ def _check_outputs(target: Path, graph: Path | None, predictions: Path | None, l
 
 def _file_options(settings: list[str]) -> dict[str, Any]:
     """What ``--set data.options.KEY=VALUE`` says."""
+    from unalike.studio.errors import UserError
+    from unalike.studio.recipe.recipe import overridden
+
     values = overridden({}, settings)
     data = values.get("data", {})
     if set(values) - {"data"} or not isinstance(data, dict) or set(data) - {"options"}:
@@ -145,6 +157,8 @@ def _file_options(settings: list[str]) -> dict[str, Any]:
 
 
 def _write_graph(served: Served, graph: Path) -> None:
+    from unalike.studio.errors import UserError
+
     try:
         served.save_onnx(graph)
     except OSError:
@@ -177,6 +191,8 @@ def _plain(result: _Result) -> dict[str, object]:
 
 
 def _show(result: _Result) -> None:
+    from unalike.studio.words import counted
+
     served, spent, delta, ledger, model, graph, predictions = result
     console = printed()
     table = Table(
@@ -208,12 +224,11 @@ def _show(result: _Result) -> None:
         console.print(told + entered, soft_wrap=True, markup=False)
     for note in served.notes:
         console.print(f"note: {note}", markup=False)
-    console.print(f"model: {model}", soft_wrap=True, markup=False)
+    print_files(model=model)
     if graph is not None:
         what = "" if graph == model else f"the same for any ONNX runtime: {graph}, "
         console.print(f"{what}its input x is {served.onnx_input}", soft_wrap=True, markup=False)
-    if predictions is not None:
-        console.print(f"predictions: {predictions}", soft_wrap=True, markup=False)
+    print_files(predictions=predictions)
 
 
 def register(app: typer.Typer) -> None:

@@ -8,28 +8,22 @@ import re
 import statistics
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
 from rich.table import Table
 
-from unalike.analytics.kmeans.budget import Privacy
 from unalike.commands import options
-from unalike.commands.options import examples, printed, progress_console, settings_from
-from unalike.privacy.ledger import Ledger
-from unalike.studio.audit.kmeans import audit_kmeans
-from unalike.studio.audit.training import Audit
-from unalike.studio.audit.training import audit as attack
-from unalike.studio.errors import UserError
-from unalike.studio.recipe.recipe import Recipe
-from unalike.studio.recipe.settings import plan_for
-from unalike.studio.report.words import spoken
-from unalike.studio.runs import folder
-from unalike.studio.runs.prepare import Prepared, prepare
-from unalike.studio.runs.privacy import Forecast, forecast
-from unalike.studio.words import epsilon as shown
-from unalike.studio.words import size
+from unalike.commands.console import errors_told, printed, progress_console
+from unalike.commands.options import examples, settings_from
+
+if TYPE_CHECKING:
+    from unalike.privacy.ledger import Ledger
+    from unalike.studio.audit.training import Audit
+    from unalike.studio.recipe.recipe import Recipe
+    from unalike.studio.runs.prepare import Prepared
+    from unalike.studio.runs.privacy import Forecast
 
 app = typer.Typer(rich_markup_mode="rich", no_args_is_help=True)
 Target = Annotated[str, typer.Argument(metavar="RECIPE", hidden=True)]
@@ -70,8 +64,12 @@ def plan(
 
     RECIPE is a recipe (its name or a .toml file), or a method.
     """
+    settings = settings_from(locals())
+    from unalike.studio.runs.prepare import prepare
+    from unalike.studio.runs.privacy import forecast
+
     rows = []
-    for label, recipe in _recipes(target, settings_from(locals()), set_):
+    for label, recipe in _recipes(target, settings, set_):
         prepared = prepare(recipe)
         rows.append((label, forecast(prepared.recipe, prepared.method, prepared.roster, prepared.delta)))
     if as_json:
@@ -82,6 +80,8 @@ def plan(
 
 
 def _plan_table(rows: list[tuple[str, Forecast]]) -> Table:
+    from unalike.studio.words import epsilon as shown
+
     table = Table(box=box.SIMPLE_HEAD, caption="noise is the standard deviation over the clip", caption_justify="left")
     for column in ("run", "protects one", "clip", "noise", "rounds", "sampling", "ε", "δ", "accounting"):
         table.add_column(column, overflow="fold")
@@ -107,6 +107,10 @@ def show(
 
     RUN is the folder of a finished run.
     """
+    from unalike.privacy.ledger import Ledger
+    from unalike.studio.errors import UserError
+    from unalike.studio.runs import folder
+
     if not run_folder.is_dir():
         raise UserError(f"there is no run folder {run_folder}")
     folder.check_format(run_folder)
@@ -125,6 +129,10 @@ def show(
 
 
 def _released_table(rows: list[dict[str, Any]], spent: dict[str, Any]) -> Table:
+    from unalike.studio.report.words import spoken
+    from unalike.studio.words import epsilon as shown
+    from unalike.studio.words import size
+
     table = Table(title="What left the clients", title_justify="left", box=box.SIMPLE_HEAD)
     columns = (
         "array",
@@ -223,6 +231,10 @@ def audit(
     Ends with an error if the attack proves more than the ledger promises.
     """
     settings = settings_from({name: value for name, value in locals().items() if name != "seed"})
+    from unalike.studio.audit.training import audit as attack
+    from unalike.studio.errors import UserError
+    from unalike.studio.runs.prepare import prepare
+
     done: list[tuple[str, Audit]] = []
     if target == "kmeans":
         done.append((target, _attack_kmeans(settings, set_, canaries, cut_noise, seed)))
@@ -249,6 +261,10 @@ def audit(
 def _attack_kmeans(
     settings: dict[str, Any], overrides: list[str] | None, canaries: int | None, cut_noise: float, seed: int
 ) -> Audit:
+    from unalike.analytics.kmeans.budget import Privacy
+    from unalike.studio.audit.kmeans import audit_kmeans
+    from unalike.studio.errors import UserError
+
     given = {name: value for name, value in settings.items() if value is not None}
     asked = {name: given.pop(name) for name in ("epsilon", "delta", "unit", "rounds") if name in given}
     if given or overrides:
@@ -260,19 +276,15 @@ def _attack_kmeans(
     if "epsilon" not in asked:
         raise UserError("a clustering without --epsilon promises no privacy: give one, for example --epsilon 2")
     steps = asked.pop("rounds", 0)
-    try:
-        privacy = Privacy(**asked)
-        with progress_console().status("attacking") as status:
-            return audit_kmeans(
-                privacy,
-                steps=steps,
-                canaries=canaries,
-                cut_noise=cut_noise,
-                seed=seed,
-                progress=lambda number, runs: status.update(f"attacking: run {number + 1} of {runs}"),
-            )
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    with errors_told(), progress_console().status("attacking") as status:
+        return audit_kmeans(
+            Privacy(**asked),
+            steps=steps,
+            canaries=canaries,
+            cut_noise=cut_noise,
+            seed=seed,
+            progress=lambda number, runs: status.update(f"attacking: run {number + 1} of {runs}"),
+        )
 
 
 def _audit_table(done: list[tuple[str, Audit]]) -> Table:
@@ -297,6 +309,8 @@ def _audit_table(done: list[tuple[str, Audit]]) -> Table:
 
 
 def _recipes(target: str, settings: dict[str, Any], overrides: list[str] | None) -> list[tuple[str, Recipe]]:
+    from unalike.studio.recipe.settings import plan_for
+
     return plan_for([target], settings, overrides or []).runs
 
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from unalike.commands import options
-from unalike.commands.options import examples, printed, settings_from
-from unalike.studio.errors import UserError
-from unalike.studio.recipe.recipe import Plan
-from unalike.studio.recipe.settings import plan_for
-from unalike.studio.report.page import write_report
-from unalike.studio.runs import folder
-from unalike.studio.runs.compare import Comparison, carry_out, resume_any
-from unalike.studio.runs.progress import watcher_for
-from unalike.studio.runs.result import table
+from unalike.commands.console import check_free, print_files, printed, progress_console
+from unalike.commands.options import examples, settings_from
+
+if TYPE_CHECKING:
+    from unalike.studio.recipe.recipe import Plan
+    from unalike.studio.runs.compare import Comparison
 
 
 def run(
@@ -60,8 +57,7 @@ def run(
 
     TARGET is a method, a recipe (its name or a .toml file), or a method of your own: file.py:Class.
     """
-    plan = plan_for([target], settings_from(locals()), set_ or [])
-    carry_out_and_print(plan, out, quiet, as_json)
+    _run_all([target], settings_from(locals()), set_, out, quiet, as_json)
 
 
 def compare(
@@ -103,8 +99,7 @@ def compare(
 
     TARGETS are methods (names or file.py:Class), or one recipe that compares some.
     """
-    plan = plan_for(targets, settings_from(locals()), set_ or [])
-    carry_out_and_print(plan, out, quiet, as_json)
+    _run_all(targets, settings_from(locals()), set_, out, quiet, as_json)
 
 
 def resume(
@@ -116,10 +111,14 @@ def resume(
 
     RUN is its folder.
     """
+    from unalike.studio.runs import folder
+    from unalike.studio.runs.compare import resume_any
+    from unalike.studio.runs.progress import watcher_for
+
     ended = all((one / folder.RESULT).exists() for one in _runs_in(run_folder))
-    comparison = resume_any(run_folder, watcher=watcher_for(options.progress_console(), quiet or as_json))
+    comparison = resume_any(run_folder, watcher=watcher_for(progress_console(), quiet or as_json))
     if ended and not (quiet or as_json):
-        options.progress_console().print(f"{run_folder} had ended already; this is its result", markup=False)
+        progress_console().print(f"{run_folder} had ended already; this is its result", markup=False)
     show(comparison, as_json)
 
 
@@ -135,17 +134,23 @@ def report(
     RUN is the folder of a finished run or comparison. Its own report.html is
     written anew; no other file is overwritten.
     """
+    from unalike.studio.report.page import write_report
+    from unalike.studio.runs import folder
+
     folders = [inner for path in run_folders for inner in _runs_in(path)]
     own = run_folders[0] / folder.REPORT if len(run_folders) == 1 else None
     target = out or own or Path(folder.REPORT)
-    if target != own and target.exists():
-        raise UserError(f"{target} exists already, and nothing is overwritten: choose another file with --out")
+    if target != own:
+        check_free(out=target)
     with folder.disk_errors_told(target.parent):
         write_report(folders, target)
-    printed().print(f"report: {target}", soft_wrap=True)
+    print_files(report=target)
 
 
 def _runs_in(path: Path) -> list[Path]:
+    from unalike.studio.errors import UserError
+    from unalike.studio.runs import folder
+
     if not path.is_dir():
         raise UserError(f"there is no run folder {path}")
     if not (path / folder.COMPARISON).exists():
@@ -153,12 +158,27 @@ def _runs_in(path: Path) -> list[Path]:
     return folder.compared_runs(path)
 
 
-def carry_out_and_print(plan: Plan, out: Path | None, quiet: bool, as_json: bool) -> Comparison:
+def _run_all(
+    targets: list[str],
+    settings: dict[str, Any],
+    overrides: list[str] | None,
+    out: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    from unalike.studio.recipe.settings import plan_for
+
+    carry_out_and_print(plan_for(targets, settings, overrides or []), out, quiet, as_json)
+
+
+def carry_out_and_print(plan: Plan, out: Path | None, quiet: bool, as_json: bool) -> None:
     """What ``run``, ``compare`` and ``demo`` have in common."""
+    from unalike.studio.runs import folder
+    from unalike.studio.runs.compare import carry_out
+    from unalike.studio.runs.progress import watcher_for
+
     path = out or folder.fresh_name(Path("runs") / _run_name(plan))
-    comparison = carry_out(plan, path, watcher=watcher_for(options.progress_console(), quiet or as_json))
-    show(comparison, as_json)
-    return comparison
+    show(carry_out(plan, path, watcher=watcher_for(progress_console(), quiet or as_json)), as_json)
 
 
 def _run_name(plan: Plan) -> str:
@@ -173,10 +193,11 @@ def show(comparison: Comparison, as_json: bool) -> None:
         results: Sequence[Any] = [{**r.to_json(), "folder": str(r.folder)} for r in comparison.results]
         typer.echo(json.dumps(results[0] if len(results) == 1 else results, indent=2))
         return
-    console = printed()
-    console.print(table(comparison.groups, comparison.title))
-    if comparison.folder is not None:
-        console.print(f"report: {comparison.folder / folder.REPORT}", soft_wrap=True, markup=False)
+    from unalike.studio.runs import folder
+    from unalike.studio.runs.result import table
+
+    printed().print(table(comparison.groups, comparison.title))
+    print_files(report=None if comparison.folder is None else comparison.folder / folder.REPORT)
 
 
 def register(app: typer.Typer) -> None:

@@ -18,8 +18,9 @@ from unalike.core.schema import Schema
 from unalike.core.secure import check_secure, secure_sum
 from unalike.core.task import Task
 from unalike.core.transcript import Entry, Traffic, Transcript
+from unalike.privacy.account import BARE
 from unalike.privacy.dpsgd import LocalCost
-from unalike.privacy.ledger import BARE, Budget, Charge, Ledger
+from unalike.privacy.ledger import Budget, Charge, Ledger
 from unalike.privacy.sampling import Everyone, FixedSize, Local, Poisson, Sampling
 
 _COHORTS, _ASKS = 1, 2  # domains of the seed, so that choosing clients and their own draws never coincide

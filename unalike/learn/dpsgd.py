@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 import torch
-from scipy.stats import poisson
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
@@ -139,6 +138,8 @@ def batch_capacity(expected: int) -> int:
     case some points are left out at random; this can be told apart with that probability only, so it adds at most
     1e-12 a step to δ.
     """
+    from scipy.stats import poisson  # a second to import, and only Poisson batches need it
+
     return int(poisson.isf(1e-12, expected)) + 1
 
 

@@ -1,7 +1,8 @@
-"""Privacy: mechanisms, the ledger and the budget. Only this package imports dp_accounting."""
+"""Privacy: mechanisms, the ledger and the budget. Only this package imports dp_accounting, and only
+where an event of noise is made or accounted: a run without noise does not wait for it."""
 
-from unalike.privacy.events import Unaccountable
-from unalike.privacy.ledger import BARE, Budget, BudgetExceeded, Charge, Ledger
+from unalike.privacy.account import BARE, Unaccountable
+from unalike.privacy.ledger import Budget, BudgetExceeded, Charge, Ledger
 from unalike.privacy.masks.protocol import ProtocolError, SecureClient, SecureServer, SecureSumAborted
 from unalike.privacy.masks.session import Ring, Session
 from unalike.privacy.mechanisms import (

@@ -20,32 +20,14 @@ from dp_accounting import DpEvent, NeighboringRelation
 from dp_accounting.pld import common, pld_pmf, privacy_loss_distribution
 from dp_accounting.rdp import rdp_privacy_accountant
 
+from unalike.privacy.account import Account, Unaccountable, account, is_bare
 from unalike.privacy.checks import check_delta
-from unalike.privacy.events import ExponentialDpEvent, Unaccountable, leaves, merge_gaussians
+from unalike.privacy.events import ExponentialDpEvent, leaves, merge_gaussians
 
-Account = frozenset[tuple[DpEvent, int]]
-"""What has been released: each different event, and how often."""
-
-NOTHING: Account = frozenset()
 _GRID = 1e-4  # dp_accounting's own discretization of the privacy loss
 _WIDEST = 400.0  # beyond this range of losses (ε in the hundreds) a coarser grid keeps it fast, still an upper bound
 _POISSON = dp_accounting.PoissonSampledDpEvent
 _FIXED_SIZE = dp_accounting.SampledWithoutReplacementDpEvent
-
-
-def account(parts: Iterable[tuple[DpEvent, int]]) -> Account:
-    """Gather equal events into counts."""
-    counts: dict[DpEvent, int] = {}
-    for event, count in parts:
-        for leaf, times in leaves(event, count):
-            _largest_loss(leaf)  # refuses what cannot be accounted
-            counts[leaf] = counts.get(leaf, 0) + times
-    return frozenset((event, count) for event, count in counts.items() if count > 0)
-
-
-def combine(*accounts: Account) -> Account:
-    """The composition of several accounts."""
-    return account(part for each in accounts for part in each)
 
 
 def epsilon(released: Account, delta: float, coarseness: int = 1) -> float:
@@ -61,7 +43,7 @@ def epsilon(released: Account, delta: float, coarseness: int = 1) -> float:
 def _epsilon(released: Account, delta: float, coarseness: int) -> float:
     if not released:
         return 0.0
-    if _is_non_private(released):
+    if is_bare(released):
         return math.inf
     gaussian = merge_gaussians(tuple(released))
     if gaussian is not None:  # the only composition with a closed form (Balle and Wang 2018, Thm 8)
@@ -79,7 +61,7 @@ def quick_bound(released: Account, delta: float) -> float:
     """An ε that ``epsilon`` will hardly exceed, by Rényi DP: a few per cent larger, and hundreds of times faster."""
     if not released:
         return 0.0
-    if _is_non_private(released):
+    if is_bare(released):
         return math.inf
     orders, rdp = _rdp(released, _WHOLE_ORDERS)
     return float(rdp_privacy_accountant.compute_epsilon(orders, rdp, delta)[0])
@@ -107,7 +89,7 @@ def delta(released: Account, epsilon: float) -> float:
         raise ValueError(f"epsilon must be a finite number of at least 0, got {epsilon}; ask for the δ of a real ε")
     if not released:
         return 0.0
-    if _is_non_private(released):
+    if is_bare(released):
         return 1.0
     bounds = []
     if _fits_pld(released):
@@ -122,17 +104,13 @@ def method(released: Account) -> str:
     """The name of the accounting that ``epsilon`` uses, for reports."""
     if not released:
         return "nothing released"
-    if _is_non_private(released):
+    if is_bare(released):
         return "non-private"
     if merge_gaussians(tuple(released)) is not None:
         return "analytic Gaussian"
     if not _fits_pld(released):
         return "RDP"
     return "PLD or RDP, the smaller" if _has_two_bounds(released) else "PLD"
-
-
-def _is_non_private(released: Account) -> bool:
-    return any(isinstance(event, dp_accounting.NonPrivateDpEvent) for event, _ in released)
 
 
 def _fits_pld(released: Account) -> bool:
@@ -147,11 +125,16 @@ def _has_two_bounds(released: Account) -> bool:
 # Privacy loss distributions
 
 
+def check_known(event: DpEvent) -> None:
+    """Refuse an event that cannot be accounted."""
+    _largest_loss(event)
+
+
 @lru_cache(maxsize=1024)
 def _largest_loss(event: DpEvent) -> float:
     """About the largest privacy loss of one use (beyond it lies a mass below 1e-21); refuses an unknown event."""
     match event:
-        case dp_accounting.NonPrivateDpEvent() | dp_accounting.ZCDpEvent():
+        case dp_accounting.ZCDpEvent():
             return math.inf
         case dp_accounting.GaussianDpEvent(noise_multiplier=z) if z > 0:
             return float(0.5 / z**2 + 10.0 / z)

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from dp_accounting import DpEvent
-from scipy.stats import beta
 from torch import Tensor
 
 from unalike.privacy.checks import check_delta
 from unalike.privacy.mechanisms import AdditiveNoise, DrawsLike, Norm
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,8 @@ def proven_epsilon(scores: Tensor, member: Tensor, delta: float, confidence: flo
 
 def upper_bound(count: int, trials: int, error: float) -> float:
     """Clopper and Pearson's bound: the true rate lies above it with probability at most ``error``."""
+    from scipy.stats import beta
+
     return 1.0 if count >= trials else float(beta.isf(error, count + 1, trials - count))
 
 

@@ -6,15 +6,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-import dp_accounting
-from dp_accounting import DpEvent
-from scipy.optimize import brentq
-
-from unalike.privacy import accountant
+from unalike.privacy.account import Account, account
 from unalike.privacy.checks import check_at_least, check_delta, check_epsilon, check_positive
 from unalike.privacy.ledger import Ledger
+from unalike.privacy.mechanisms import Gaussian
 from unalike.privacy.sampling import Everyone, Sampling
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 _COARSE = 16  # the search starts on a loss grid this many times coarser
 _TOLERANCE = 1e-4  # relative, in the noise multiplier; the answer errs on the private side
@@ -44,6 +45,8 @@ def plan(
     check_positive(noise_multiplier, "noise_multiplier", "it is standard deviation / sensitivity")
     check_at_least(rounds, 1, "rounds", "give how many rounds the run will have")
     check_delta(delta)
+    from unalike.privacy import accountant
+
     released = _run(noise_multiplier, rounds, sampling, tuple(also))
     epsilon = accountant.epsilon(released, delta)
     return Plan(noise_multiplier, rounds, sampling, epsilon, delta, accountant.method(released))
@@ -58,11 +61,16 @@ def noise_multiplier(
     return least_noise(lambda z: _run(z, rounds, sampling, also), epsilon, delta)
 
 
-def least_noise(released: Callable[[float], accountant.Account], epsilon: float, delta: float) -> float:
+def least_noise(released: Callable[[float], Account], epsilon: float, delta: float) -> float:
     """The least z for which ``released(z)`` is within (ε, δ), to a relative 1e-4 and never above ε.
 
     ``released`` says what will have been released with noise multiplier z; its ε must fall as z grows.
     """
+    from dp_accounting import get_sigma_gaussian
+    from scipy.optimize import brentq
+
+    from unalike.privacy import accountant
+
     check_epsilon(epsilon)
     check_delta(delta)
 
@@ -76,7 +84,7 @@ def least_noise(released: Callable[[float], accountant.Account], epsilon: float,
             f"{epsilon:g}: other releases of the run use it up; give them more noise, drop them, or raise the target"
         )
     # Downwards from much noise: little noise makes wide, slow loss distributions, so stop at the first too little.
-    high = math.log(dp_accounting.get_sigma_gaussian(epsilon, delta))
+    high = math.log(get_sigma_gaussian(epsilon, delta))
     while cost(high) > epsilon:
         high += 1.0
     low = high - 0.5
@@ -109,9 +117,9 @@ def least_noise(released: Callable[[float], accountant.Account], epsilon: float,
     return math.exp(log_z)
 
 
-def _run(z: float, rounds: int, sampling: Sampling, also: tuple[DpEvent, ...]) -> accountant.Account:
+def _run(z: float, rounds: int, sampling: Sampling, also: tuple[DpEvent, ...]) -> Account:
     """What the ledger would hold at the end of the run: one round's, ``rounds`` times."""
     one_round = Ledger()
-    for event in (dp_accounting.GaussianDpEvent(z), *also):
+    for event in (Gaussian(z).event(), *also):
         one_round.record(event, sampling=sampling, cohort=0)
-    return accountant.account([(one_round.event(), rounds)])
+    return account([(one_round.event(), rounds)])

@@ -13,15 +13,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
-import dp_accounting
-from dp_accounting import DpEvent
-
-from unalike.privacy import accountant
+from unalike.privacy.account import account
 from unalike.privacy.calibrate import least_noise
 from unalike.privacy.checks import check_at_least, check_delta, check_epsilon, check_positive
 from unalike.privacy.ledger import Charge
 from unalike.privacy.sampling import Local
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class Steps:
 def event(noise_multiplier: float, *steps: Steps) -> DpEvent:
     """The event of all steps with one noise multiplier, for example full batches first and small ones afterwards."""
     check_positive(noise_multiplier, "noise_multiplier", "it is standard deviation / clip; noise_for(...) finds it")
+    import dp_accounting
+
     gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
     parts = tuple(
         dp_accounting.SelfComposedDpEvent(dp_accounting.PoissonSampledDpEvent(phase.rate, gaussian), phase.count)
@@ -68,14 +71,16 @@ def event(noise_multiplier: float, *steps: Steps) -> DpEvent:
 
 def epsilon(noise_multiplier: float, *steps: Steps, delta: float) -> float:
     """ε of one point of a client that takes these steps."""
-    return accountant.epsilon(accountant.account([(event(noise_multiplier, *steps), 1)]), delta)
+    from unalike.privacy import accountant
+
+    return accountant.epsilon(account([(event(noise_multiplier, *steps), 1)]), delta)
 
 
 @lru_cache(maxsize=4096)  # clients alike in size and target share the solution
 def noise_for(epsilon: float, delta: float, *steps: Steps, also: tuple[DpEvent, ...] = ()) -> float:
     """The least noise multiplier with which a client's steps (and the events ``also``) stay within its (ε, δ)."""
     others = tuple((other, 1) for other in also)
-    return least_noise(lambda z: accountant.account([(event(z, *steps), 1), *others]), epsilon, delta)
+    return least_noise(lambda z: account([(event(z, *steps), 1), *others]), epsilon, delta)
 
 
 @dataclass(frozen=True)

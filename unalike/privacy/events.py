@@ -10,9 +10,7 @@ import attr
 import dp_accounting
 from dp_accounting import DpEvent
 
-
-class Unaccountable(ValueError):
-    """A release that the ledger cannot account, so it must not be made."""
+from unalike.privacy.account import BARE, Event, NonPrivate, Unaccountable
 
 
 @attr.s(frozen=True, slots=True, auto_attribs=True)
@@ -75,18 +73,20 @@ def decode_event(plain: dict[str, Any]) -> DpEvent:
     return kind(**fields)
 
 
-def leaves(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
-    """The event's parts that are no composition, each with how often it happens; the order does not matter to ε."""
+def leaves(event: DpEvent, count: int = 1) -> Iterator[tuple[Event, int]]:
+    """See ``unalike.privacy.account.leaves``, which calls this for every event of dp_accounting."""
     if isinstance(event, dp_accounting.NoOpDpEvent):
         return
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+    if isinstance(event, dp_accounting.NonPrivateDpEvent):
+        yield BARE, count
+    elif isinstance(event, dp_accounting.SelfComposedDpEvent):
         yield from leaves(event.event, count * event.count)
     elif isinstance(event, dp_accounting.ComposedDpEvent):
         for inner in event.events:
             yield from leaves(inner, count)
     elif isinstance(event, dp_accounting.PoissonSampledDpEvent):
         merged = poisson_sampled(event.sampling_probability, tuple(leaves(event.event)))
-        if isinstance(merged, dp_accounting.PoissonSampledDpEvent | dp_accounting.NonPrivateDpEvent):
+        if isinstance(merged, dp_accounting.PoissonSampledDpEvent | NonPrivate):
             yield merged, count
         else:
             yield from leaves(merged, count)
@@ -94,28 +94,32 @@ def leaves(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
         yield event, count
 
 
-def merge_gaussians(parts: tuple[tuple[DpEvent, int], ...]) -> DpEvent | None:
+def merge_gaussians(parts: tuple[tuple[Event, int], ...]) -> DpEvent | None:
     """Several Gaussian queries of the same data are one, with multiplier (Σ count/z²)^−½; None for other events."""
-    if not parts or not all(isinstance(event, dp_accounting.GaussianDpEvent) for event, _ in parts):
+    gaussians = [(event, count) for event, count in parts if isinstance(event, dp_accounting.GaussianDpEvent)]
+    if not parts or len(gaussians) < len(parts):
         return None
-    return dp_accounting.GaussianDpEvent(math.fsum(n / e.noise_multiplier**2 for e, n in parts) ** -0.5)
+    return dp_accounting.GaussianDpEvent(math.fsum(n / e.noise_multiplier**2 for e, n in gaussians) ** -0.5)
 
 
-def compose(parts: tuple[tuple[DpEvent, int], ...]) -> DpEvent:
+def compose(parts: tuple[tuple[Event, int], ...]) -> DpEvent:
     """One event for the parts, hashable and in a fixed order so that equal compositions compare equal."""
+    if not parts:
+        return dp_accounting.NoOpDpEvent()
+    parts = tuple((dp_accounting.NonPrivateDpEvent() if e == BARE else e, n) for e, n in parts)
     ordered = sorted(parts, key=lambda part: (repr(part[0]), part[1]))
     events = tuple(e if n == 1 else dp_accounting.SelfComposedDpEvent(e, n) for e, n in ordered)
     return events[0] if len(events) == 1 else dp_accounting.ComposedDpEvent(events)
 
 
-def poisson_sampled(rate: float, parts: tuple[tuple[DpEvent, int], ...]) -> DpEvent:
+def poisson_sampled(rate: float, parts: tuple[tuple[Event, int], ...]) -> Event:
     """All queries made of one and the same Poisson sample: they are composed *inside* the sampling.
 
     Amplifying each query on its own would need a fresh sample for each and understates ε.
     """
     if not parts or rate == 0:
         return dp_accounting.NoOpDpEvent()
-    if any(isinstance(event, dp_accounting.NonPrivateDpEvent) for event, _ in parts):
-        return dp_accounting.NonPrivateDpEvent()
+    if any(isinstance(event, NonPrivate) for event, _ in parts):
+        return BARE
     inner = merge_gaussians(parts) or compose(parts)
     return inner if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, inner)

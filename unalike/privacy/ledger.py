@@ -6,23 +6,21 @@ import math
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import dp_accounting
-from dp_accounting import DpEvent
-
-from unalike.privacy import accountant
-from unalike.privacy.accountant import NOTHING, Account, account, combine
-from unalike.privacy.checks import check_delta, check_epsilon
-from unalike.privacy.events import (
+from unalike.privacy.account import (
+    BARE,
+    NOTHING,
+    Account,
+    Event,
+    NonPrivate,
     Unaccountable,
-    compose,
-    decode_event,
-    encode_event,
+    account,
+    combine,
+    is_bare,
     leaves,
-    merge_gaussians,
-    poisson_sampled,
 )
+from unalike.privacy.checks import check_delta, check_epsilon
 from unalike.privacy.sampling import (
     Everyone,
     FixedSize,
@@ -34,12 +32,14 @@ from unalike.privacy.sampling import (
     encode_sampling,
 )
 
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
 Unit = Literal["client", "point"]
 ClientId = int | str
 CohortId = int | str
 
-BARE: DpEvent = dp_accounting.NonPrivateDpEvent()
-"""The event of an ask without noise: ε = ∞, on purpose."""
+_SAVED_BARE = {"kind": "non_private"}  # in a checkpoint
 
 # If the sampled sum shows that a client took part, whoever sees it is as sure of one of its points as without sampling.
 _POINTS_OF_A_SAMPLE = (
@@ -57,7 +57,7 @@ class Charge:
     on its own (local DP-SGD, local noise). ``newcomers``: likewise, for clients that took no part in the run before.
     """
 
-    event: DpEvent
+    event: Event
     unit: Unit = "client"
     sampling: Sampling = Everyone()
     cohort: CohortId | None = None
@@ -65,8 +65,11 @@ class Charge:
     newcomers: tuple[ClientId, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.event, DpEvent):
-            raise TypeError(f"expected a DpEvent, got {self.event!r}; ask the mechanism for its event()")
+        if not isinstance(self.event, NonPrivate):
+            from dp_accounting import DpEvent
+
+            if not isinstance(self.event, DpEvent):
+                raise TypeError(f"expected a DpEvent, got {self.event!r}; ask the mechanism for its event()")
         if self.unit not in ("client", "point"):
             raise ValueError(f"unit must be 'client' or 'point', got {self.unit!r}; say whom the noise protects")
         if self.is_own and not isinstance(self.sampling, Everyone | Local):
@@ -87,7 +90,7 @@ class Charge:
     @property
     def is_bare(self) -> bool:
         """Does it release something without protection?"""
-        return any(isinstance(leaf, dp_accounting.NonPrivateDpEvent) for leaf, _ in leaves(self.event))
+        return any(isinstance(leaf, NonPrivate) for leaf, _ in leaves(self.event))
 
 
 class Ledger:
@@ -112,7 +115,7 @@ class Ledger:
 
     def record(
         self,
-        event: DpEvent,
+        event: Event,
         *,
         unit: Unit = "client",
         sampling: Sampling = Everyone(),
@@ -146,10 +149,12 @@ class Ledger:
 
     def epsilon(self, delta: float, *, client: ClientId | None = None, newcomer: ClientId | None = None) -> float:
         """ε so far: the largest over all clients of the run, or that of one client or newcomer."""
-        return accountant.largest(self._of(client, newcomer), delta)
+        return _largest_epsilon(self._of(client, newcomer), delta)
 
     def delta(self, epsilon: float, *, client: ClientId | None = None, newcomer: ClientId | None = None) -> float:
         """δ at this ε: the largest over all clients of the run, or that of one client or newcomer."""
+        from unalike.privacy import accountant
+
         return max(accountant.delta(each, epsilon) for each in self._of(client, newcomer))
 
     def epsilons(self, delta: float) -> dict[ClientId, float]:
@@ -162,21 +167,30 @@ class Ledger:
 
     def worst(self, delta: float, coarseness: int = 1) -> float:
         """The largest ε of anybody, newcomers included; a ``coarseness`` above 1 is faster and errs upwards."""
-        everybody = {*self._of(None, None), *self._newcomers.values()}
-        return accountant.largest(everybody, delta, coarseness)
+        return _largest_epsilon(self._everybody(), delta, coarseness)
 
     def quick_bound(self, delta: float) -> float:
         """A little more than ``worst``, and known at once."""
-        return max(accountant.quick_bound(own, delta) for own in {*self._of(None, None), *self._newcomers.values()})
+        from unalike.privacy import accountant
+
+        return max(accountant.quick_bound(own, delta) for own in self._everybody())
 
     def event(self, *, client: ClientId | None = None) -> DpEvent:
         """Everything shared (and one client's own) as one dp_accounting event, to check ε elsewhere."""
-        released = combine(self._shared, self._clients.get(client, NOTHING) if client is not None else NOTHING)
-        return compose(tuple(released)) if released else dp_accounting.NoOpDpEvent()
+        from unalike.privacy.events import compose
+
+        own = NOTHING if client is None else self._clients.get(client, NOTHING)
+        return compose(tuple(combine(self._shared, own)))
 
     @property
     def method(self) -> str:
         """How ε is computed for what is shared: analytic Gaussian, PLD, RDP, or non-private."""
+        if not self._shared:
+            return "nothing released"
+        if is_bare(self._shared):
+            return "non-private"
+        from unalike.privacy import accountant
+
         return accountant.method(self._shared)
 
     def __add__(self, other: Ledger) -> Ledger:
@@ -227,7 +241,7 @@ class Ledger:
         if note not in self.notes:
             self.notes.append(note)
 
-    def _shared_after(self, event: DpEvent, sampling: Sampling, cohort: CohortId | None) -> tuple[Account, list[str]]:
+    def _shared_after(self, event: Event, sampling: Sampling, cohort: CohortId | None) -> tuple[Account, list[str]]:
         if cohort is None or not _amplifies(sampling):
             made, notes = _sampled(_within(NOTHING, event), sampling)
             return combine(self._shared, made), notes
@@ -252,6 +266,9 @@ class Ledger:
             return {combine(self._shared, self._clients.get(client, NOTHING))}
         return {combine(self._shared, own) for own in {NOTHING, *self._clients.values()}}
 
+    def _everybody(self) -> set[Account]:
+        return {*self._of(None, None), *self._newcomers.values()}
+
     def _refuse_other_meaning(self, charge: Charge) -> None:
         """Refuse noise that protects another unit, or between other neighbours, than the ledger speaks about."""
         if charge.is_bare:
@@ -273,7 +290,7 @@ class Ledger:
 
     def state(self) -> dict[str, Any]:
         """The ledger as plain dicts, lists, strings and numbers, for a checkpoint."""
-        table: dict[DpEvent, int] = {}
+        table: dict[Event, int] = {}
 
         def plain(released: Account) -> list[list[int]]:
             return sorted([table.setdefault(event, len(table)), count] for event, count in sorted(released, key=repr))
@@ -293,12 +310,12 @@ class Ledger:
             "clients": grouped(self._clients),
             "newcomers": grouped(self._newcomers),
         }
-        return {**state, "events": [encode_event(event) for event in table]}
+        return {**state, "events": [_encode(event) for event in table]}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Ledger:
         """The ledger that ``state`` was taken of; what is recorded from here on composes with it."""
-        table = [decode_event(plain) for plain in state["events"]]
+        table = [_decode(plain) for plain in state["events"]]
 
         def released(plain: list[list[int]]) -> Account:
             return account((table[index], count) for index, count in plain)
@@ -358,15 +375,42 @@ class BudgetExceeded(RuntimeError):
         self.budget, self.spent, self.after = budget, spent, after
 
 
+def _largest_epsilon(accounts: set[Account], delta: float, coarseness: int = 1) -> float:
+    check_delta(delta)
+    if any(is_bare(one) for one in accounts):
+        return math.inf
+    if not any(accounts):
+        return 0.0
+    from unalike.privacy import accountant
+
+    return accountant.largest(accounts, delta, coarseness)
+
+
+def _encode(event: Event) -> dict[str, Any]:
+    if isinstance(event, NonPrivate):
+        return dict(_SAVED_BARE)
+    from unalike.privacy.events import encode_event
+
+    return encode_event(event)
+
+
+def _decode(plain: dict[str, Any]) -> Event:
+    if plain == _SAVED_BARE:
+        return BARE
+    from unalike.privacy.events import decode_event
+
+    return decode_event(plain)
+
+
 def _amplifies(sampling: Sampling) -> bool:
     return isinstance(sampling, Poisson | FixedSize)
 
 
-def _within(asked: Account, event: DpEvent) -> Account:
+def _within(asked: Account, event: Event) -> Account:
     return combine(asked, account([(event, 1)]))
 
 
-def _add_to(owners: dict[ClientId, Account], identities: Iterable[ClientId], event: DpEvent) -> None:
+def _add_to(owners: dict[ClientId, Account], identities: Iterable[ClientId], event: Event) -> None:
     after: dict[Account, Account] = {}  # clients with the same history share one account
     for identity in identities:
         before = owners.get(identity, NOTHING)
@@ -380,8 +424,12 @@ def _sampled(asked: Account, sampling: Sampling) -> tuple[Account, list[str]]:
     parts = tuple(asked)
     if not parts or not _amplifies(sampling):
         return asked, []
-    if any(isinstance(event, dp_accounting.NonPrivateDpEvent) for event, _ in parts):
+    if is_bare(asked):
         return account([(BARE, 1)]), []
+    import dp_accounting
+
+    from unalike.privacy.events import merge_gaussians, poisson_sampled
+
     match sampling:
         case Poisson(rate) if not any(
             isinstance(e, dp_accounting.PoissonSampledDpEvent | dp_accounting.ZCDpEvent) for e, _ in parts

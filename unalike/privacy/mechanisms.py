@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 
-import dp_accounting
 import torch
-from dp_accounting import DpEvent
 from torch import Tensor
 
 from unalike.privacy.checks import check_at_least, check_delta, check_epsilon, check_positive
-from unalike.privacy.events import ExponentialDpEvent
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
 
 Norm = Literal["l1", "l2"]
 _CLIP_ADVICE = "give the clip that bounds one unit's share, e.g. clip=1.0"
@@ -117,7 +117,9 @@ class Gaussian:
         """The least noise whose single use is (ε, δ)-DP: the analytic calibration (Balle and Wang 2018, Alg. 1)."""
         check_epsilon(epsilon)
         check_delta(delta)
-        return cls(float(dp_accounting.get_sigma_gaussian(epsilon, delta)))
+        from dp_accounting import get_sigma_gaussian
+
+        return cls(float(get_sigma_gaussian(epsilon, delta)))
 
     @classmethod
     def classical(cls, epsilon: float, delta: float) -> Gaussian:
@@ -149,7 +151,9 @@ class Gaussian:
 
     def event(self) -> DpEvent:
         """What one use costs."""
-        return dp_accounting.GaussianDpEvent(self.noise_multiplier)
+        from dp_accounting import GaussianDpEvent
+
+        return GaussianDpEvent(self.noise_multiplier)
 
 
 @dataclass(frozen=True)
@@ -179,7 +183,9 @@ class Laplace:
 
     def event(self) -> DpEvent:
         """What one use costs."""
-        return dp_accounting.LaplaceDpEvent(1.0 / self.epsilon)
+        from dp_accounting import LaplaceDpEvent
+
+        return LaplaceDpEvent(1.0 / self.epsilon)
 
 
 @dataclass(frozen=True)
@@ -259,8 +265,10 @@ class RandomizedResponse:
     def event(self, answers: int = 1) -> DpEvent:
         """What ``answers`` answers of one unit cost; every coordinate of a vector is one."""
         check_at_least(answers, 1, "answers", "count every coordinate that one unit answers")
-        one = dp_accounting.RandomizedResponseDpEvent(self.categories * self.lie, self.categories)
-        return one if answers == 1 else dp_accounting.SelfComposedDpEvent(one, answers)
+        from dp_accounting import RandomizedResponseDpEvent, SelfComposedDpEvent
+
+        one = RandomizedResponseDpEvent(self.categories * self.lie, self.categories)
+        return one if answers == 1 else SelfComposedDpEvent(one, answers)
 
 
 @dataclass(frozen=True)
@@ -297,6 +305,8 @@ class Exponential:
 
     def event(self) -> DpEvent:
         """What one selection costs."""
+        from unalike.privacy.events import ExponentialDpEvent
+
         return ExponentialDpEvent(self.epsilon)
 
 
@@ -347,4 +357,6 @@ class Quantizer:
 
     def event(self) -> DpEvent:
         """Rounding protects nobody."""
-        return dp_accounting.NonPrivateDpEvent()
+        from dp_accounting import NonPrivateDpEvent
+
+        return NonPrivateDpEvent()

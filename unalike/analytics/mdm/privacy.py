@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from unalike.analytics.mdm.algorithm import MDM
 from unalike.data.partition.mixture import MDMError
-from unalike.privacy.accountant import Account, account, combine
+from unalike.privacy.account import Account, account, combine
 from unalike.privacy.calibrate import least_noise
 from unalike.privacy.ledger import Ledger
 from unalike.privacy.mechanisms import Gaussian

@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.table import Table
 
-from unalike.analytics.estimation.means import BernoulliRates, GaussianMeans, gaussian_mse
-from unalike.analytics.estimation.mixture import DiscreteMixture, MixturePrior
-from unalike.analytics.estimation.posterior import Family
-from unalike.analytics.estimation.problem import Problem, read_counts, read_problem, score_means, score_models
-from unalike.analytics.estimation.regression import GaussianPrior, expected_mse, one_for_all
-from unalike.analytics.estimation.shared import Channel, Estimates, gain
 from unalike.commands import options
-from unalike.commands.estimate.show import (
-    check_free,
-    cross_validated,
-    finish,
-    print_folds,
-    progress,
-    run,
-    summary,
-    told,
-    write_sweep,
-)
-from unalike.commands.options import examples
-from unalike.studio.errors import UserError
+from unalike.commands.console import bar, check_free, errors_told, guarantee, print_files, printed, write
+from unalike.commands.options import columns_from, examples
+
+if TYPE_CHECKING:
+    from unalike.analytics.estimation.problem import Problem
+    from unalike.analytics.estimation.shared import Estimates
+    from unalike.analytics.estimation.study import Maker
 
 _DATA, _MODEL, _PRIVACY, _OUT = "Data", "Model", "Privacy", "Output"
+_FIRST = 5  # clients whose estimates are printed
 
 Seed = Annotated[int, typer.Option(help="Of data and noise.", rich_help_panel=_DATA)]
 Test = Annotated[
@@ -84,39 +75,35 @@ def gaussian(
     as_json: options.Json = False,
 ) -> None:
     """Personal means with a Gaussian prior, known or unknown; in k bits or locally private (Theorems 1 and 2)."""
-    check_free(plot, out)
-    with told():
-        columns = {"client_column": client_column, "label_column": label_column}
+    check_free(plot=plot, out=out)
+    from unalike import simulate
+    from unalike.analytics.estimation.means import GaussianMeans
+    from unalike.analytics.estimation.problem import read_problem, score_means
+    from unalike.analytics.estimation.shared import Channel
+    from unalike.analytics.estimation.study import closed_form_mse, run, summary
+    from unalike.studio.errors import UserError
+
+    if calibration not in ("analytic", "paper"):
+        raise UserError(f"--calibration {calibration}: expected analytic or paper")
+    with errors_told():
+        columns = columns_from(client_column, label_column)
         problem = read_problem(data, "theta", seed=seed, clients=clients, test=test, columns=columns)
-        count = len(problem.clients)
-        delta = count**-1.1 if delta is None else delta
+        delta = len(problem.clients) ** -1.1 if delta is None else delta
 
         def made(bits: int | None = None, epsilon: float | None = None) -> GaussianMeans:
-            if calibration not in ("analytic", "paper"):
-                raise UserError(f"--calibration {calibration}: expected analytic or paper")
-            channel = Channel(bits, epsilon, delta, calibration)  # type: ignore[arg-type]  # it checks this
+            channel = Channel(bits, epsilon, delta, calibration)  # type: ignore[arg-type]  # checked above
             return GaussianMeans(mu, sigma_theta, sigma_x, channel, radius, bound)
 
         estimator = made(bits, epsilon)
         if plot is not None:
             made(bits=1)  # what the sweep needs, said before anything runs
-        found, federation, seconds = run(problem, estimator.estimate, seed)
-        score = score_means(problem)
-        result = summary("gaussian", data, problem, found, federation, score, seconds, seed, delta)
-        n, dim = problem.clients.size.double().mean().item(), found.estimate.shape[1]
-        used = found.prior
-        theory = gaussian_mse(dim, n, count, used["sigma_theta"], used["sigma_x"], used["sigma_q"])
-        result["closed_form_mse"] = theory
-        result["bits"] = bits
+        done = run(problem, estimator.estimate, seed, simulate)
+        result = summary("gaussian", data, problem, done, score_means(problem), seed, delta)
+        result |= {"closed_form_mse": closed_form_mse(problem, done.found), "bits": bits}
         if plot is not None:
-
-            def closed_form(one: Estimates) -> float:
-                return gaussian_mse(dim, n, count, *(one.prior[k] for k in ("sigma_theta", "sigma_x", "sigma_q")))
-
-            write_sweep(
-                plot, f"{data}: personal means", made, problem, score, seed, as_json, f", δ = {delta:.2g}", closed_form
-            )
-    finish(result, problem, found, out, as_json)
+            title = f"{data}: personal means"
+            _write_sweep(plot, title, f", δ = {delta:.2g}", made, problem, seed, as_json, closed_form_mse)
+    _finish(result, problem, done.found, out, as_json)
 
 
 @app.command(
@@ -155,12 +142,20 @@ def bernoulli(
     as_json: options.Json = False,
 ) -> None:
     """Personal rates of 0/1 samples with a Beta prior, known or unknown; in k bits or locally private (Thms 3, 4)."""
-    check_free(plot, out)
-    with told():
+    check_free(plot=plot, out=out)
+    from unalike import simulate
+    from unalike.analytics.estimation.means import BernoulliRates
+    from unalike.analytics.estimation.problem import Problem, read_counts, read_problem, score_means
+    from unalike.analytics.estimation.study import cross_validated, run, summary
+    from unalike.studio.errors import UserError
+
+    if cross_validate and (plot is not None or out is not None):
+        raise UserError("--cross-validate makes several estimates of a client: leave out --plot and --out")
+    with errors_told():
         if counts is not None:
             problem = Problem(read_counts(counts))
         else:
-            columns = {"client_column": client_column, "label_column": label_column}
+            columns = columns_from(client_column, label_column)
             problem = read_problem(data, "p", seed=seed, clients=clients, test=test, columns=columns)
 
         def made(bits: int | None = None, epsilon: float | None = None) -> BernoulliRates:
@@ -169,20 +164,16 @@ def bernoulli(
         estimator = made(bits, epsilon)
         source = str(counts or data)
         if cross_validate:
-            if plot is not None or out is not None:
-                raise UserError("--cross-validate makes several estimates of a client: leave out --plot and --out")
-            result = cross_validated(source, problem, estimator, seed, in_order)
-            typer.echo(json.dumps(result)) if as_json else print_folds(result)
+            result = cross_validated(source, problem, estimator, seed, in_order, simulate)
+            typer.echo(json.dumps(result)) if as_json else _print_folds(result)
             return
-        found, federation, seconds = run(problem, estimator.estimate, seed)
-        score = score_means(problem)
-        result = summary(
-            "bernoulli", source, problem, found, federation, score, seconds, seed, len(problem.clients) ** -1.1
-        )
+        done = run(problem, estimator.estimate, seed, simulate)
+        delta = len(problem.clients) ** -1.1
+        result = summary("bernoulli", source, problem, done, score_means(problem), seed, delta)
         result |= {"form": form, "bits": bits}
         if plot is not None:
-            write_sweep(plot, f"{source}: personal rates", made, problem, score, seed, as_json, "")
-    finish(result, problem, found, out, as_json, measuring="--cross-validate leaves each sample out once")
+            _write_sweep(plot, f"{source}: personal rates", "", made, problem, seed, as_json)
+    _finish(result, problem, done.found, out, as_json, measuring="--cross-validate leaves each sample out once")
 
 
 @app.command(
@@ -219,9 +210,15 @@ def mixture(
     as_json: options.Json = False,
 ) -> None:
     """Personal means or linear models that are one of a few candidates (Algorithms 1 and 7)."""
-    check_free(plot, out)
-    with told():
-        columns = {"client_column": client_column, "label_column": label_column}
+    check_free(plot=plot, out=out)
+    from unalike import simulate
+    from unalike.analytics.estimation.mixture import DiscreteMixture
+    from unalike.analytics.estimation.problem import read_problem, score_means, score_models
+    from unalike.analytics.estimation.shared import Channel
+    from unalike.analytics.estimation.study import run, summary
+
+    with errors_told():
+        columns = columns_from(client_column, label_column)
         problem = read_problem(data, "theta", seed=seed, clients=clients, test=test, columns=columns)
         delta = len(problem.clients) ** -1.1 if delta is None else delta
         estimator = DiscreteMixture(
@@ -234,16 +231,16 @@ def mixture(
             radius=radius,
             bound=bound,
         )
-        with progress(rounds, as_json or not alternate) as advance:
-            found, federation, seconds = run(problem, lambda f: estimator.estimate(f, advance), seed)
+        with bar(rounds, as_json or not alternate) as advance:
+            done = run(problem, lambda federation: estimator.estimate(federation, advance), seed, simulate)
         score = score_means(problem) if kind == "means" else score_models(problem, "linear")
-        result = summary("mixture", data, problem, found, federation, score, seconds, seed, delta)
+        result = summary("mixture", data, problem, done, score, seed, delta)
         result |= {"components": components, "kind": kind, "bits": bits}
-    finish(result, problem, found, out, as_json, plot)
+    _finish(result, problem, done.found, out, as_json, plot)
 
 
 def _regression(
-    family: Family,
+    family: Literal["linear", "logistic"],
     data: str,
     settings: dict[str, Any],
     components: int,
@@ -256,39 +253,32 @@ def _regression(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    check_free(plot, out)
-    with told():
+    check_free(plot=plot, out=out)
+    from unalike import simulate
+    from unalike.analytics.estimation.mixture import MixturePrior
+    from unalike.analytics.estimation.problem import read_problem
+    from unalike.analytics.estimation.regression import GaussianPrior
+    from unalike.analytics.estimation.shared import Channel
+    from unalike.analytics.estimation.study import regression_summary, run
+    from unalike.studio.errors import UserError
+
+    bits, epsilon, delta = channel
+    if components > 1 and (bits is not None or epsilon is not None or settings["mu"] is not None):
+        raise UserError("--components above 1 goes with an unknown prior and messages as they are")
+    with errors_told():
         problem = read_problem(data, "theta", seed=seed, **loading)
-        bits, epsilon, given = channel
-        delta = len(problem.clients) ** -1.1 if given is None else given
+        delta = len(problem.clients) ** -1.1 if delta is None else delta
         rounds = settings["rounds"]
+        estimator: MixturePrior | GaussianPrior
         if components > 1:
-            if bits is not None or epsilon is not None or settings["mu"] is not None:
-                raise UserError("--components above 1 goes with an unknown prior and messages as they are")
-            sigma_x = settings.get("sigma_x")
-            estimator: MixturePrior | GaussianPrior = MixturePrior(
-                components,
-                family,
-                sigma_x,
-                rounds,
-                local_steps,
-            )
+            estimator = MixturePrior(components, family, settings.get("sigma_x"), rounds, local_steps)
         else:
             estimator = GaussianPrior(family=family, channel=Channel(bits, epsilon, delta), **settings)
-        with progress(rounds, as_json) as advance:
-            found, federation, seconds = run(problem, lambda f: estimator.estimate(f, advance), seed)
-        score = score_models(problem, family)
-        result = summary(family, data, problem, found, federation, score, seconds, seed, delta)
-        if problem.truth is None and family == "logistic" and score is not None:
-            result["measure"] = "log loss of held-out samples"
-        if score is not None:
-            model = one_for_all(federation.aside(), family, *fedavg)
-            error = score(model.expand_as(found.estimate), found.positions)
-            result["mse"]["fedavg"] = error
-            result["gain"]["over_fedavg"] = gain(result["mse"]["personal"], error)
-        if isinstance(estimator, GaussianPrior) and estimator.mu is not None:
-            result["expected_mse"] = expected_mse(federation)
-    finish(result, problem, found, out, as_json, plot)
+        with bar(rounds, as_json) as advance:
+            done = run(problem, lambda federation: estimator.estimate(federation, advance), seed, simulate)
+        known = components == 1 and settings["mu"] is not None
+        result = regression_summary(family, data, problem, done, seed, delta, fedavg, known)
+    _finish(result, problem, done.found, out, as_json, plot)
 
 
 @app.command(
@@ -377,8 +367,117 @@ def logistic(
 
 
 def _loading(clients: int | None, test: float, client_column: str | None, label_column: str | None) -> dict[str, Any]:
-    columns = {"client_column": client_column, "label_column": label_column}
-    return {"clients": clients, "test": test, "columns": columns}
+    return {"clients": clients, "test": test, "columns": columns_from(client_column, label_column)}
+
+
+def _write_sweep(
+    file: Path,
+    title: str,
+    delta: str,
+    made: Maker,
+    problem: Problem,
+    seed: int,
+    silent: bool,
+    closed_form: Callable[[Problem, Estimates], float] | None = None,
+) -> None:
+    from unalike import simulate
+    from unalike.analytics.estimation.study import SWEPT, sweep
+
+    with bar(SWEPT, silent, "sweep") as progress:
+        swept = sweep(made, problem, seed, simulate, closed_form, progress)
+    write(file, swept.page(title, delta))
+    if not silent:
+        print_files(figures=file)
+
+
+def _finish(
+    result: dict[str, Any],
+    problem: Problem,
+    found: Estimates,
+    out: Path | None,
+    as_json: bool,
+    plot: Path | None = None,
+    measuring: str = "--test 0.2 holds some out",
+) -> None:
+    """Write what was asked for, and print the result. ``measuring``: how it could be measured if it was not."""
+    if out is not None:
+        from unalike.analytics.estimation.problem import write_estimates
+        from unalike.studio.runs.folder import disk_errors_told
+
+        with disk_errors_told(out.parent):
+            write_estimates(out, problem.clients, found)
+    if plot is not None:
+        from unalike.analytics.estimation.study import estimates_page
+
+        write(plot, estimates_page(result, problem, found))
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    console = printed()
+    dim = "1 coordinate" if result["dim"] == 1 else f"{result['dim']} coordinates"
+    lines = [f"{result['data']}: {result['clients']:,} clients, {dim}, {result['seconds']:.2f} s"]
+    if result["mse"]["personal"] is None:
+        lines.append(f"no truth is known and no rows were held out, so nothing was measured ({measuring})")
+    for name, error in result["mse"].items():
+        if error is not None:
+            lines.append(f"  {name:9} {error:.6g}   ({result['measure']})")
+    for name, value in result["gain"].items():
+        if value is not None:
+            lines.append(f"gain {name.replace('_', ' ')}: {100 * value:.1f} %")
+    for name in ("closed_form_mse", "expected_mse"):
+        if name in result:
+            lines.append(f"{name.replace('_', ' ')}: {result[name]:.6g}")
+    privacy = result["privacy"]
+    if privacy is None:
+        lines.append("not private: the server saw messages as they are or rounded")
+    elif privacy["epsilon"] == 0:
+        lines.append("nothing left the clients: the prior is known")
+    else:
+        lines.append(f"{guarantee(privacy)}, by its own noise")
+    lines.append(f"prior: {', '.join(f'{name} = {_short(value)}' for name, value in result['prior'].items())}")
+    for line in [*lines, *(f"note: {note}" for note in result["notes"])]:
+        console.print(line, markup=False, soft_wrap=True)
+    console.print(_first_estimates(problem, found))
+    if out is None:
+        console.print("--out FILE.csv writes the estimates of all clients, all coordinates", style="dim")
+    print_files(estimates=out, figures=plot)
+
+
+def _first_estimates(problem: Problem, found: Estimates) -> Table:
+    """What a few clients found alone, and their estimates."""
+    dim = found.estimate.shape[1]
+    title = "the first clients" if dim == 1 else f"the first clients, coordinate 0 of {dim}"
+    table = Table("client", "samples", "local", "estimate", title=title, title_justify="left")
+    for row, position in enumerate(found.positions[:_FIRST].tolist()):
+        local, personal = float(found.local[row, 0]), float(found.estimate[row, 0])
+        samples = str(int(problem.clients.size[position]))
+        table.add_row(problem.clients.name(position), samples, f"{local:.4g}", f"{personal:.4g}")
+    return table
+
+
+def _short(value: Any) -> str:
+    """A number of the prior; of a long list its first ones."""
+    if isinstance(value, list | tuple):
+        inner = ", ".join(map(_short, value[:4]))
+        return f"[{inner}, ... {len(value)} in all]" if len(value) > 4 else f"[{inner}]"
+    return "infinite" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _print_folds(result: dict[str, Any]) -> None:
+    """One line for each sample left out, then the mean."""
+    console = printed()
+    for number, row in enumerate(result["folds"], start=1):
+        share = "-" if row["gain"] is None else f"{100 * row['gain']:.1f} %"
+        console.print(f"sample {number} left out: personal {row['personal']:.5f}, local {row['local']:.5f}, {share}")
+    measures = {
+        "over_local": "gain over local",
+        "of_rate": "gain in the error of the rate itself",
+        "against_label": "gain in the error against the left-out sample's label",
+    }
+    for name, what in measures.items():
+        if result["gain"][name] is not None:
+            mean, std = (100 * result["gain"][name][key] for key in ("mean", "std"))
+            console.print(f"{what}: {mean:.1f} ± {std:.1f} %")
 
 
 def register(parent: typer.Typer) -> None:

@@ -1,0 +1,96 @@
+"""What must be quick does not load what is slow: which packages a fresh process has imported, whatever the time."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+
+import pytest
+
+import unalike
+from benchmarks.start import COMMANDS, HEAVY, loaded_by, loaded_by_command
+
+
+@pytest.mark.parametrize("words", [*COMMANDS, "rnu", "privacy plan --help", "recipes --help"])
+def test_help_and_misspelt_words_are_answered_without_heavy_packages(words: str) -> None:
+    assert loaded_by_command(words) == []
+
+
+def test_the_help_of_every_command_loads_no_heavy_package() -> None:
+    program = """
+from typer.main import get_command
+from typer.testing import CliRunner
+from unalike.commands.main import app
+
+def paths(command, above=()):
+    yield above
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from paths(inner, (*above, name))
+
+every = list(paths(get_command(app)))
+assert len(every) > 20, every
+for path in every:
+    shown = CliRunner().invoke(app, [*path, "--help"])
+    assert shown.exit_code == 0 and "Usage: " in shown.output, path
+"""
+    assert loaded_by(program) == []
+
+
+def test_shell_completion_loads_no_heavy_package() -> None:
+    complete = "import os, sys\nos.environ |= {'_UNALIKE_COMPLETE': 'complete_bash', 'COMP_WORDS': 'unalike run --ro', "
+    complete += "'COMP_CWORD': '2'}\nfrom unalike.commands.main import main\nsys.argv = ['unalike']\n"
+    assert loaded_by(f"{complete}try:\n    main()\nexcept SystemExit:\n    pass") == []
+    done = subprocess.run([sys.executable, "-c", f"{complete}main()"], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["--rounds"]
+
+
+def test_the_names_of_the_package_come_without_dp_accounting() -> None:
+    assert loaded_by("import unalike") == []
+    assert loaded_by("import unalike; unalike.LocalSGD; unalike.Federation") == ["torch"]
+    assert "dp_accounting" not in loaded_by("from unalike import *")
+
+
+def test_a_run_without_noise_never_loads_dp_accounting_and_one_with_noise_does() -> None:
+    program = """
+import torch
+from unalike import Client, Clients, Federation, Mean, Simulator, send, task
+from unalike.privacy import Gaussian, Ledger
+
+@task
+def mean(client: Client):
+    return send(x=client.x.mean(0))
+
+federation = Federation(Clients.from_sizes(torch.randn(20, 3), None, torch.full((5,), 4)), Simulator())
+federation.sample(4).ask(mean, into=Mean("x"))
+assert federation.ledger.epsilon(1e-5) == float("inf") and federation.ledger.method == "non-private"
+assert Ledger.from_state(federation.ledger.state()) == federation.ledger
+"""
+    assert loaded_by(program) == ["torch"]
+    private = program + 'federation.sample(4).ask(mean, into=Mean("x", clip=1.0, noise=Gaussian(1.0)))\n'
+    assert "dp_accounting" in loaded_by(private)
+
+
+def test_every_public_name_is_the_one_of_its_module() -> None:
+    assert set(unalike.__all__) <= set(dir(unalike))
+    listed = {name: module for module, names in vars(unalike)["_NAMES"].items() for name in names}
+    assert set(listed) | {"__version__"} == set(unalike.__all__)
+    for name, module in listed.items():
+        assert getattr(unalike, name) is getattr(importlib.import_module(module), name)
+    with pytest.raises(AttributeError, match="module 'unalike' has no attribute 'Typo'"):
+        _ = unalike.Typo  # type: ignore[attr-defined]
+
+
+def test_waiting_threads_sleep_unless_told_otherwise() -> None:
+    """The variable must be there before PyTorch is loaded, whichever name is used first."""
+    program = "import os, sys, unalike; print('torch' in sys.modules, os.environ['OMP_WAIT_POLICY'])"
+    plain = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    for given, expected in (({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")):
+        words = [sys.executable, "-c", program]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, env={**plain, **given})
+        assert done.stdout.split() == ["False", expected]
+
+
+def test_the_check_notices_a_heavy_package() -> None:
+    assert loaded_by("import scipy") == ["scipy"] and "scipy" in HEAVY

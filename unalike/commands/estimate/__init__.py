@@ -1,1 +1,0 @@
-"""``unalike estimate``: its commands, and what they print."""
