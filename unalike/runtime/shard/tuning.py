@@ -175,6 +175,11 @@ def _clock(plan: Plan) -> Callable[[], float]:
     return time.thread_time if plan.workers == 1 else time.process_time
 
 
+def _clients(block: int, expected: float) -> int:
+    """How many a worker rehearses: of few that are short several blocks, because handing them out takes longest."""
+    return block * (max(1, 8 // block) if block * expected < PATIENCE / 40 else 1)
+
+
 @dataclass
 class Trial:
     """Rehearses blocks of copies of one client, so that only the block differs; nothing is kept or sent."""
@@ -182,12 +187,11 @@ class Trial:
     client: Tensor
     rehearse: Rehearse
     best: dict[int, float] = field(default_factory=dict)  # block -> CPU seconds per client
-    spent: float = 0.0  # CPU seconds of each worker, in turns
+    spent: float = 0.0  # CPU seconds of each worker, in turns; by the best times, so that a disturbance ends nothing
 
     def seconds(self, plan: Plan, expected: float) -> float:
-        """CPU seconds per client, when every worker has a block, or several of a few short clients."""
-        short = plan.block * expected < PATIENCE / 40
-        clients = plan.workers * plan.block * (max(1, 8 // plan.block) if short else 1)
+        """CPU seconds per client, when every worker has as many."""
+        clients = plan.workers * _clients(plan.block, expected)
         clock = _clock(plan)
         with plan.threads_set():
             begin = clock()
@@ -209,10 +213,9 @@ class Trial:
 
     def turn(self, one: Plan) -> dict[int, float]:
         """Measure every candidate once; a slow moment hits neighbours alike."""
-        begin = _clock(one)()
         now = {block: self.seconds(replace(one, block=block), best) for block, best in self.best.items()}
         self.best = {block: min(best, now[block]) for block, best in self.best.items()}
-        self.spent += (_clock(one)() - begin) / one.workers
+        self.spent += sum(best * _clients(block, best) for block, best in self.best.items())
         return now
 
 
