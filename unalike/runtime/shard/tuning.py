@@ -6,8 +6,9 @@ The rule:
   the best time of each counts; the clock is this program's own CPU time. So another program cannot spoil the choice.
 - Plans are remembered on this machine (``tuning.json`` in ``cache_folder``), because the block changes the last bits
   of a sum: two runs with equal settings are identical.
-- A remembered plan is checked once in a process, before it is used: if its block takes 1.5 times as long as was
-  measured, or is as much faster, the candidates are measured again. The plan stays unless another is 10 % faster.
+- A remembered plan is checked once in a process, before it is used: if its block takes more than twice or less
+  than half the CPU time that was measured, the candidates are measured again. The plan stays unless another is 10 %
+  faster.
 - Inside a run a plan never changes. The run folder holds the plans that the run used, and a run that resumes uses
   them unchecked.
 """
@@ -36,7 +37,7 @@ from unalike.core.request import Request
 CANDIDATES = (1, 2, 8, 32, 128, 512)  # clients in a block; 2 is for the line through two blocks' times (`_overhead`)
 PATIENCE = 1.5  # CPU seconds of each worker, after which no further candidate or turn begins
 TURNS = 7  # in which all candidates are measured, if there is time
-FAR = 1.5  # times slower or faster than remembered: measure again
+FAR = 2.0  # times slower or faster than remembered: measure again; a crowded cache alone costs up to 1.8
 CLOSE = 1.1  # times the fastest: not worth a change of plan
 FORMAT = 1  # of the file
 MOST = 1000  # plans in the file; the oldest go first
