@@ -7,17 +7,17 @@ import contextlib
 import json
 import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import dpsgd, own, scale, secure_sum, start
+from benchmarks import dpsgd, own, plans, scale, secure_sum, start
 from benchmarks.compare import compare
 from benchmarks.peers import BARE, FLOWER, PFL
+from benchmarks.plans import nothing_remembered
 from benchmarks.report import Row, machine, table
 from benchmarks.workloads import LENET, LENET_CIFAR, MLP, Shared
 
@@ -30,20 +30,6 @@ TOOLS = {"loop": BARE, "pfl": PFL, "flower": FLOWER}  # beside Unalike
 
 def say(text: str) -> None:
     print(f"[{time.perf_counter() - BEGIN:5.0f} s] {text}", flush=True)
-
-
-@contextlib.contextmanager
-def nothing_remembered() -> Iterator[None]:
-    """Blocks and threads are measured anew, and are not remembered for other runs."""
-    before = os.environ.get("UNALIKE_CACHE")
-    with tempfile.TemporaryDirectory(prefix="unalike-bench-") as folder:
-        os.environ["UNALIKE_CACHE"] = folder
-        try:
-            yield
-        finally:
-            os.environ.pop("UNALIKE_CACHE")
-            if before is not None:
-                os.environ["UNALIKE_CACHE"] = before
 
 
 def beside_others(work: Shared, targets: dict[str, tuple[str, float]]) -> Part:
@@ -66,6 +52,7 @@ PARTS: dict[str, Part] = {
     "mlp": beside_others(MLP, {BARE.name: ("≥", 12), PFL.name: ("≥", 20), FLOWER.name: ("≥", 20)}),
     "lenet": beside_others(LENET, {PFL.name: ("≥", 1.9)}),
     "lenet-cifar": beside_others(LENET_CIFAR, {}),
+    "plans": plans.measure,
     "overhead": own.overhead,
     "unequal": own.unequal,
     "pefll": own.pefll,

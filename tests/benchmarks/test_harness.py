@@ -2,6 +2,7 @@
 
 import json
 import socket
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as program
-from benchmarks import own, peers, scale
+from benchmarks import own, peers, plans, scale
 from benchmarks.compare import compare
 from benchmarks.peers import BARE, UNALIKE, Running, Tool, Unavailable
 from benchmarks.report import Ratio, Row, machine, table
@@ -85,6 +86,23 @@ def test_the_kernel_does_the_steps_of_a_round() -> None:
     seconds = alternate(1, rounds, own.kernel(TINY, rounds))
     assert [len(taken) for taken in seconds] == [1, 1]
     assert rounds.federation.round == number + 2  # one turn to warm up, one that counts
+
+
+def test_plans_are_found_beside_a_busy_program_that_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, command: list[str]) -> None:
+            super().__init__(command)
+            started.append(self)
+
+    monkeypatch.setattr(plans.subprocess, "Popen", Noted)
+    monkeypatch.setattr(plans, "MLP", replace(TINY, cohort=20))
+    monkeypatch.setattr(plans, "LENET", replace(TINY, name="other", cohort=18))
+    rows, raw = plans.measure(2, quick=False)
+    assert started and all(program.returncode is not None for program in started)
+    assert len(rows) == len(raw) == 3 and all(row.target == ("≥", 0.85) for row in rows)
+    assert [len(raw["other"]["plans"][where]) for where in ("beside", "alone")] == [1, 1]
 
 
 def test_a_population_is_trained_and_its_memory_read() -> None:

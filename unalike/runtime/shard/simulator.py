@@ -83,7 +83,11 @@ class Simulator:
             return Plan.of(work, self.threads, self.block)
 
         def rehearse(plan: Plan, some: Tensor) -> None:
-            deque(self._batches(work, some, plan, rehearsal=True), maxlen=0)
+            before, self._recordings = self._recordings, Recordings()  # no candidate is played back, or worth recording
+            try:
+                deque(self._batches(work, some, plan, rehearsal=True), maxlen=0)
+            finally:
+                self._recordings = before
 
         return self._tuner.plan(work, rows, self.threads, rehearse)
 

@@ -1,6 +1,16 @@
-"""How many clients to a block, and how many threads: measured once for a kind of work, then remembered on this machine.
+"""How many clients to a block, how many workers, vmap or loop: measured for a kind of work, then remembered.
 
-Remembered, because the block changes the last bits of a sum: two runs with equal settings must be identical.
+The rule:
+
+- A plan is measured before the first client of its kind of work is asked. Candidates take turns, several times, and
+  the best time of each counts; the clock is this program's own CPU time. So another program cannot spoil the choice.
+- Plans are remembered on this machine (``tuning.json`` in ``cache_folder``), because the block changes the last bits
+  of a sum: two runs with equal settings are identical.
+- A remembered plan is checked once in a process, before it is used: if its block takes more than twice or less
+  than half the CPU time that was measured, the candidates are measured again. The plan stays unless another is 10 %
+  faster.
+- Inside a run a plan never changes. The run folder holds the plans that the run used, and a run that resumes uses
+  them unchecked.
 """
 
 from __future__ import annotations
@@ -12,18 +22,25 @@ import hashlib
 import json
 import math
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from unalike.runtime.shard.work import Work
 
-CANDIDATES = (1, 8, 32, 128, 512)
-PATIENCE = 1.0  # seconds of rehearsal before the best so far is taken
+CANDIDATES = (1, 2, 8, 32, 128, 512)  # clients in a block; 2 is for the line through two blocks' times (`_overhead`)
+PATIENCE = 1.5  # CPU seconds of each worker, after which no further candidate or turn begins
+TURNS = 7  # in which all candidates are measured, if there is time
+FAR = 2.0  # times slower or faster than remembered: measure again; a crowded cache alone costs up to 1.8
+CLOSE = 1.1  # times the fastest: not worth a change of plan
+FORMAT = 1  # of the file
+MOST = 1000  # plans in the file; the oldest go first
 SMALL = 256  # numbers in one sample: on less than a small image, threads wait for each other longer than they work
 FEW = 16  # clients: so few small samples are one block, without a measurement
 
@@ -34,12 +51,14 @@ class Plan:
 
     overhead: what a block costs besides its clients, in clients: so much padding is cheaper than one more block.
     workers: how many blocks are computed at a time; with more than one, each has one thread.
+    seconds: CPU seconds per client, as measured; 0 if they were not.
     """
 
     block: int
     overhead: float = 8.0
     threads: int | None = None
     workers: int = 1
+    seconds: float = 0.0
 
     @classmethod
     def of(cls, work: Work, threads: int | None, block: int) -> Plan:
@@ -89,7 +108,7 @@ def keep_freed_memory() -> None:
 
 @dataclass
 class Tuner:
-    """Plans by kind of work; read from and written to one small JSON file."""
+    """The plans of one run, by kind of work."""
 
     plans: dict[str, Plan] = field(default_factory=dict)
 
@@ -101,7 +120,7 @@ class Tuner:
             return replace(one, block=len(rows))
         kind = _kind(work, rows, threads)
         if kind not in self.plans:
-            self.plans[kind] = _recall(kind) or _remember(kind, _measure(rows, one, rehearse))
+            self.plans[kind] = _find(kind, rows, one, rehearse)
         return self.plans[kind]
 
 
@@ -123,54 +142,118 @@ def _kind(work: Work, rows: Tensor, threads: int | None) -> str:
         sorted((name, tuple(value.shape)) for name, value in inputs.items()),
         [type(release).__name__ for release in work.releases],
         threads,
-        torch.get_num_threads(),
-        os.cpu_count(),
-        torch.__version__,
     ]
     return json.dumps(parts, default=str)
 
 
-def _measure(rows: Tensor, one: Plan, rehearse: Rehearse) -> Plan:
-    """Rehearse growing blocks of one middle-sized client's copies (nothing is kept or sent); take the fastest."""
-    limit = len(rows)
-    middle = rows[limit // 2]  # rows come sorted by size; copies, so that only the block's size differs
-    # a single thread's own time does not show what other programs do
-    clock = time.thread_time if one.workers == (one.threads or torch.get_num_threads()) == 1 else time.perf_counter
+_checked: set[tuple[Path, str]] = set()  # plans that this process has measured or checked
 
-    def seconds(block: int) -> float:
-        """Of a block, when every worker has one."""
-        plan = replace(one, block=block)
 
-        def timed(turns: int) -> float:
-            start = clock()
-            rehearse(plan, middle.expand(turns * block * one.workers))
-            return (clock() - start) / turns
+def _find(kind: str, rows: Tensor, one: Plan, rehearse: Rehearse) -> Plan:
+    """Recall the plan, or measure and remember it."""
+    # the folder of a run leaves the machine out, because a run that resumes elsewhere goes on with its plans
+    here = json.dumps([torch.get_num_threads(), os.cpu_count(), torch.__version__, kind])
+    known = _read().get(here)
+    checked = (cache_folder(), here) in _checked
+    _checked.add((cache_folder(), here))
+    trial = Trial(rows[len(rows) // 2], rehearse)  # rows come sorted by size: a client of middle size
+    if known is None:
+        return _remember(here, _measure(len(rows), one, trial))
+    if checked or trial.confirms(known):
+        return known
+    return _remember(here, _measure(len(rows), one, trial, known), instead_of=known)
 
+
+def _clock(plan: Plan) -> Callable[[], float]:
+    """CPU time, because it stands still while another program has the processor.
+
+    With one worker it is this thread's. Threads inside an operation share its work evenly and sleep while they wait, so
+    this one's time is what all of them take. With several workers it is the whole process's: all are busy until the
+    end, so alone on the machine the wall clock would show this sum divided by their number, which is the same for every
+    candidate. The time in which a worker sleeps because another has the interpreter is missing, but what it costs to
+    hand the interpreter over is there, and grows with it.
+    """
+    return time.thread_time if plan.workers == 1 else time.process_time
+
+
+def _clients(block: int, expected: float) -> int:
+    """How many a worker rehearses: of few that are short several blocks, because handing them out takes longest."""
+    return block * (max(1, 8 // block) if block * expected < PATIENCE / 40 else 1)
+
+
+@dataclass
+class Trial:
+    """Rehearses blocks of copies of one client, so that only the block differs; nothing is kept or sent."""
+
+    client: Tensor
+    rehearse: Rehearse
+    best: dict[int, float] = field(default_factory=dict)  # block -> CPU seconds per client
+    spent: float = 0.0  # CPU seconds of each worker, in turns; by the best times, so that a disturbance ends nothing
+
+    def seconds(self, plan: Plan, expected: float) -> float:
+        """CPU seconds per client, when every worker has as many."""
+        clients = plan.workers * _clients(plan.block, expected)
+        clock = _clock(plan)
         with plan.threads_set():
-            first = timed(1)  # pays for lazy set-up
-            turns = max(1, 8 // block) if first < PATIENCE / 20 else 1  # handing out few short blocks takes longest
-            taken = [timed(turns)]
-            while len(taken) < 7 and turns * sum(taken) < PATIENCE / 3:
-                taken.append(timed(turns))
-            return min(taken)
+            begin = clock()
+            self.rehearse(plan, self.client.expand(clients))
+            return max(1e-9, (clock() - begin) / clients)
 
-    most = math.ceil(limit / one.workers)
-    candidates = sorted({min(size, most) for size in CANDIDATES})
-    begin = time.perf_counter()
-    taken: dict[int, float] = {}
-    for block in candidates:
-        taken[block] = seconds(block)
-        slower = taken[block] / block > 1.3 * min(time / size for size, time in taken.items())
-        if slower or (len(taken) > 1 and time.perf_counter() - begin > 2 * PATIENCE):
+    def confirms(self, plan: Plan) -> bool:
+        """Does the plan run about as fast as it says? A time that is too long may be a disturbance: look again."""
+        taken = math.inf
+        for _ in range(TURNS):
+            taken = min(taken, self.seconds(plan, plan.seconds))
+            if taken <= FAR * plan.seconds:
+                break
+        return plan.seconds / FAR <= taken <= FAR * plan.seconds
+
+    def add(self, plan: Plan) -> None:
+        """One more candidate; its first call pays for lazy set-up."""
+        self.best[plan.block] = self.seconds(plan, math.inf)
+
+    def turn(self, one: Plan) -> dict[int, float]:
+        """Measure every candidate once; a slow moment hits neighbours alike."""
+        now = {block: self.seconds(replace(one, block=block), best) for block, best in self.best.items()}
+        self.best = {block: min(best, now[block]) for block, best in self.best.items()}
+        self.spent += sum(best * _clients(block, best) for block, best in self.best.items())
+        return now
+
+
+def _measure(limit: int, one: Plan, trial: Trial, known: Plan | None = None) -> Plan:
+    """Race growing blocks and take the fastest; ``known`` takes part, and stays if it is close to it."""
+
+    def evenly(block: int) -> int:
+        """At most ``block``, so that all blocks of ``limit`` clients are alike and every worker has as many."""
+        return math.ceil(limit / (one.workers * math.ceil(limit / (one.workers * block))))
+
+    def lags(block: int) -> bool:
+        now = trial.turn(one)
+        return now[block] > 1.3 * min(seconds for smaller, seconds in now.items() if smaller <= block)
+
+    if known:
+        trial.add(known)
+    for block in sorted({evenly(size) for size in CANDIDATES}):
+        trial.add(replace(one, block=block))
+        # a block of 2 says nothing about larger ones; twice, because once may be a disturbance
+        if (lags(block) and block > 2 and lags(block)) or trial.spent > PATIENCE:
             break
-    fastest = min(time / size for size, time in taken.items())
-    best = max(block for block in taken if taken[block] / block <= 1.03 * fastest)  # of equals that with least overhead
-    if best == 1:
-        return one  # no vectorisation at all: large models and batches prefer it
-    turns = math.ceil(limit / (one.workers * best))  # of every worker, with blocks alike
-    largest = max(taken)
-    overhead = Plan.overhead if largest == 2 else _overhead(2, seconds(2), largest, taken[largest])
-    return replace(one, block=math.ceil(limit / (one.workers * turns)), overhead=overhead)
+    for _ in range(TURNS):
+        if trial.spent > PATIENCE:
+            break
+        trial.turn(one)
+    taken = trial.best
+    fastest = min(taken.values())
+    if known and taken[known.block] <= CLOSE * fastest:
+        return replace(known, seconds=taken[known.block])
+    if taken[1] <= CLOSE * fastest:
+        # no vmap: large models and batches prefer it, and a recording later takes up to a fifth off its time, but
+        # little off that of a block (`recording.py`)
+        return replace(one, seconds=taken[1])
+    best = max(block for block in taken if taken[block] <= 1.03 * fastest)  # of equals that with least overhead
+    few, many = min(block for block in taken if block > 1), max(taken)
+    overhead = Plan.overhead if few == many else _overhead(few, few * taken[few], many, many * taken[many])
+    return replace(one, block=best, overhead=overhead, seconds=taken[best])
 
 
 def _overhead(few: int, few_seconds: float, many: int, many_seconds: float) -> float:
@@ -179,28 +262,45 @@ def _overhead(few: int, few_seconds: float, many: int, many_seconds: float) -> f
     return min(100.0, max(0.0, few_seconds / per_client - few))
 
 
-def _recall(kind: str) -> Plan | None:
+def _file() -> Path:
+    return cache_folder() / "tuning.json"
+
+
+def _read() -> dict[str, Plan]:
+    """The remembered plans; without those that make no sense, and none where the file is damaged or of another kind."""
     try:
-        stored = json.loads((cache_folder() / "tuning.json").read_text()).get(kind)
-        if stored is None:
-            return None
-        return Plan(int(stored["block"]), float(stored["overhead"]), stored["threads"], int(stored["workers"]))
+        stored = json.loads(_file().read_text(encoding="utf-8"))
+        entries = stored["plans"].items() if stored["format"] == FORMAT else ()
+        return {kind: plan for kind, entry in entries if (plan := _sound(entry)) is not None}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # no cache yet, or one that cannot be read: measure
+        return {}
 
 
-def _remember(kind: str, plan: Plan) -> Plan:
-    file = cache_folder() / "tuning.json"
+def _sound(entry: Any) -> Plan | None:
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        plan = Plan(**entry)
+        numbers = (plan.block, plan.workers, 1 if plan.threads is None else plan.threads)
+        whole = all(type(number) is int and number >= 1 for number in numbers)
+        return plan if whole and 0 <= plan.overhead < math.inf and 0 < plan.seconds < math.inf else None
+    except TypeError:
+        return None
+
+
+def _remember(kind: str, plan: Plan, instead_of: Plan | None = None) -> Plan:
+    """Write the plan down; what another process has remembered meanwhile is taken instead, so that both run alike."""
+    plans = _read()
+    if plans.get(kind, instead_of) != instead_of:
+        return plans[kind]
+    plans.pop(kind, None)
+    plans[kind] = plan  # the latest is the last one in the dict
+    entries = {kind: asdict(plan) for kind, plan in list(plans.items())[-MOST:]}
+    # a folder that cannot be written only costs the measurement next time
+    with contextlib.suppress(OSError):
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=_file().parent, delete=False) as fresh:
+            json.dump({"format": FORMAT, "plans": entries}, fresh)
         try:
-            plans = json.loads(file.read_text())
-        except (OSError, ValueError):
-            plans = {}
-        plans[kind] = asdict(plan)
-        fresh = file.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps(plans))
-        fresh.replace(file)
-    except OSError:
-        pass  # a home that cannot be written only costs the measurement next time
+            Path(fresh.name).replace(_file())
+        except OSError:
+            Path(fresh.name).unlink()
     return plan

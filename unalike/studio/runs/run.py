@@ -119,7 +119,6 @@ def _train(prepared: Prepared, files: RunFolder | None, label: str, spoken: str,
     if files is not None:
         if federation.round == 0:  # no round was asked for: the start is all there is
             files.add_metrics(_record(federation, prepared.delta, seconds, measured))
-            checkpoint.save(files.path, state, federation, seconds)
         files.sync_metrics()
         _write_outcome(files.path, prepared, state, federation, measured, result)
     return result
@@ -153,6 +152,7 @@ def _write_outcome(
     method, population = prepared.method, prepared.population
     folder.write_table(path / folder.CLIENTS, [row for one in measured for row in one.rows()])
     known = descriptors(method, state, federation, population)
+    checkpoint.save(path, state, federation, result.seconds)  # with all plans that the run has used
     folder.write_json(path / folder.CLIENT_MAP, client_map(population, known))
     folder.write_json(path / folder.TRANSCRIPT, federation.transcript.rows())
     folder.write_json(path / folder.LEDGER, federation.ledger.state())
