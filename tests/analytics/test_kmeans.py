@@ -11,18 +11,13 @@ from sklearn.cluster import KMeans
 from torch import Tensor
 
 from unalike import simulate
-from unalike.analytics.kmeans.algorithm import (
-    FedDPKMeans,
-    cluster_means,
-    cluster_sums,
-    cost,
-    nearest_counts,
-    outer_product,
-)
+from unalike.analytics.kmeans.algorithm import FedDPKMeans, cost
 from unalike.analytics.kmeans.budget import CLIENT_SPLIT, POINT_SPLIT, Noise, Privacy, Split, calibrate
 from unalike.analytics.kmeans.server import elbow
 from unalike.core.client import Clients
 from unalike.core.federation import Federation
+from unalike.core.release import Each, Sum
+from unalike.core.task import Task
 from unalike.privacy.ledger import Ledger
 
 
@@ -83,17 +78,21 @@ def test_blocks_do_not_matter_with_noise() -> None:
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-def difference(task, clients: Clients, without: int, **inputs: Tensor | float) -> dict[str, Tensor]:
-    """How far each released sum moves when one row leaves the only client."""
-    from unalike.core.release import Sum
-
+def difference(task: Task, clients: Clients, without: int, **inputs: Tensor | float) -> dict[str, Tensor]:
+    """How far each released sum moves when one row leaves the only client, in units of what its noise is made for."""
     rest = torch.arange(len(clients.x)) != without
     fewer = Clients.from_sizes(clients.x[rest], None, torch.tensor([int(rest.sum())]))
     whole = Clients.from_sizes(clients.x, None, torch.tensor([len(clients.x)]))
-    names = {outer_product: ["gram"], nearest_counts: ["weights"]}.get(task, ["sums", "counts"])
-    releases = [Sum(name) for name in names]
-    answers = [simulate(c).everyone().ask(task, into=releases, **inputs) for c in (whole, fewer)]
-    return {name: (answers[0][name] - answers[1][name]).flatten() for name in names}
+    known = {name: torch.as_tensor(value) for name, value in inputs.items()}
+    stated = {one.names[0]: one.resolved(known, whole.size) for one in task.releases()}
+    plain = [Sum(name) for name in stated]
+    answers = [simulate(c).everyone().ask(task, into=plain, **inputs) for c in (whole, fewer)]
+    moved = {}
+    for name, release in stated.items():
+        assert isinstance(release, Sum) and release.noise is not None and release.unit == "point"
+        assert isinstance(release.sensitivity, float)
+        moved[name] = (answers[0][name] - answers[1][name]).flatten() / release.sensitivity
+    return moved
 
 
 def test_one_point_moves_each_sum_by_no_more_than_its_stated_sensitivity() -> None:
@@ -101,17 +100,17 @@ def test_one_point_moves_each_sum_by_no_more_than_its_stated_sensitivity() -> No
     x = clients.x.clone()
     x[3] *= 100  # far outside: it is clipped in every step
     clients = Clients.from_sizes(x, None, torch.tensor([len(x)]))
-    radius = 9.0
-    ground = {"origin": torch.zeros(6), "radius": radius}
+    method = FedDPKMeans(k=4, privacy=Privacy(1.0), steps=1)
+    ground = {"origin": torch.zeros(6), "radius": 9.0}
     basis = torch.eye(6)[:, :4]
-    gram = difference(outer_product, clients, 3, **ground)["gram"]
-    assert float(gram.norm()) == pytest.approx(radius**2, rel=1e-4)  # reached, and by the clipped point
-    weights = difference(nearest_counts, clients, 3, basis=basis, points=server @ basis, **ground)["weights"]
+    gram = difference(method.outer_product, clients, 3, **ground)["gram"]
+    assert float(gram.norm()) == pytest.approx(1.0, rel=1e-4)  # reached, and by the clipped point
+    weights = difference(method.nearest_counts, clients, 3, basis=basis, points=server @ basis, **ground)["weights"]
     assert float(weights.abs().sum()) == pytest.approx(1.0)
-    step3 = difference(cluster_sums, clients, 3, basis=basis, centers=means @ basis, **ground)
-    lloyd = difference(cluster_sums, clients, 3, centers=means, **ground)
+    step3 = difference(method.cluster_sums, clients, 3, basis=basis, centers=means @ basis, **ground)
+    lloyd = difference(method.cluster_sums, clients, 3, centers=means, **ground)
     for moved in (step3, lloyd):
-        assert float(moved["sums"].norm()) == pytest.approx(radius, rel=1e-4)
+        assert float(moved["sums"].norm()) == pytest.approx(1.0, rel=1e-4)
         assert float(moved["counts"].abs().sum()) == pytest.approx(1.0)
 
 
@@ -146,9 +145,19 @@ def test_a_clients_means_and_presence() -> None:
     x = torch.tensor([[0.0, 1.0], [0.0, 3.0], [5.0, 0.0]])
     clients = Clients.from_sizes(x, None, torch.tensor([3]))
     centers = torch.tensor([[0.0, 2.0], [5.0, 0.0], [-9.0, -9.0]])
-    sent = simulate(clients).everyone().ask(cluster_means, origin=torch.zeros(2), radius=10.0, centers=centers)
-    torch.testing.assert_close(sent["sums"][0], torch.tensor([[0.0, 2.0], [5.0, 0.0], [0.0, 0.0]]))
-    assert sent["counts"][0].tolist() == [1.0, 1.0, 0.0]
+    method = FedDPKMeans(k=3, privacy=Privacy(1.0, unit="client"), client_points=3)
+    inputs = {"origin": torch.zeros(2), "radius": 10.0, "centers": centers, "scale": 10.0, "count_scale": 2.0}
+    sent = simulate(clients).everyone().ask(method.cluster_sums, into=Each(), **inputs)
+    torch.testing.assert_close(sent["sums"][0], torch.tensor([[0.0, 0.2], [0.5, 0.0], [0.0, 0.0]]))
+    assert sent["counts"][0].tolist() == [0.5, 0.5, 0.0]
+
+
+def test_a_clients_share_is_clipped_whatever_scale_it_is_told() -> None:
+    clients, server, _ = mixture()
+    method = FedDPKMeans(k=4, privacy=Privacy(1e6, unit="client"), client_points=50)
+    ground = {"origin": server.mean(0), "radius": 9.0}
+    noisy = simulate(clients).everyone().ask(method.outer_product, scale=1e-9, **ground)["gram"]
+    assert float(noisy.norm()) <= len(clients) * (1 + 1e-3)
 
 
 @pytest.mark.parametrize("unit", ["point", "client"])
@@ -186,9 +195,11 @@ def test_nothing_asked_needs_no_noise() -> None:
 def test_a_cluster_without_points_keeps_its_centre_and_no_centre_leaves_the_ball() -> None:
     clients, server, means = mixture()
     stray = torch.full((1, 6), 50.0)
-    method = FedDPKMeans(k=5, steps=1, radius=400.0)
+    method = FedDPKMeans(k=5, steps=1, radius=400.0, initialize=False)
     found = method.fit(federation(clients), server, initial=torch.cat([means, stray]))
     torch.testing.assert_close(found.centers[4], stray[0], rtol=1e-4, atol=1e-3)
+    with pytest.raises(ValueError, match="initialize=False, but fit got no initial centres"):
+        method.fit(federation(clients), server)
     noisy = FedDPKMeans(k=4, privacy=Privacy(0.01)).fit(federation(clients), server)
     distance = (noisy.centers - server.mean(0)).norm(dim=1)
     assert float(distance.max()) <= noisy.radius * (1 + 1e-5)

@@ -13,7 +13,7 @@ from unalike import simulate
 from unalike.analytics.kmeans.algorithm import FedDPKMeans, cost
 from unalike.analytics.kmeans.baselines import (
     INITIAL,
-    k_fed,
+    KFed,
     optimal,
     pooled_points,
     server_kmeans_plus_plus,
@@ -60,14 +60,14 @@ def test_k_fed_and_optimal_find_clear_clusters_and_are_not_private() -> None:
     truth = cost(asked, means)
     best = optimal(clients, 4)
     assert cost(asked, best) <= truth
-    assert cost(asked, k_fed(asked, 4)) < 1.05 * truth
+    assert cost(asked, KFed(4).fit(asked)) < 1.05 * truth
     assert asked.ledger.epsilon(1e-6) == math.inf
 
 
 def test_k_fed_serves_a_client_with_fewer_points_than_clusters() -> None:
     clients, _, means = mixture(sizes=(2, 300, 1, 200))
     asked = federation(clients)
-    assert cost(asked, k_fed(asked, 4)) < 1.1 * cost(asked, means)
+    assert cost(asked, KFed(4).fit(asked)) < 1.1 * cost(asked, means)
 
 
 def test_pooled_points_are_those_of_the_clients_in_the_scale_that_tasks_see() -> None:

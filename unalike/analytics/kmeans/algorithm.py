@@ -17,7 +17,9 @@ sensitivity (at p = Δ·e_1) but the whole σ everywhere, so √2 more noise in 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -26,13 +28,12 @@ from unalike.analytics.kmeans.budget import Noise, Privacy, calibrate
 from unalike.analytics.kmeans.server import elbow, one_thread, weighted_kmeans
 from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation
-from unalike.core.release import Sum
-from unalike.core.task import Sent, send, task
+from unalike.core.release import Inputs, Release, Sum
+from unalike.core.roster import Roster
+from unalike.core.task import Sent, Task, send, task
 from unalike.privacy.mechanisms import AdditiveNoise
 
 _SLACK = 1.1  # how far the bound on a client's cluster means lies above their typical norm
-
-# The clients' side
 
 
 def _clipped_points(client: Client, origin: Tensor, radius: Tensor) -> Tensor:
@@ -55,55 +56,22 @@ def _triangle(dimension: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @task
-def outer_product(client: Client, origin: Tensor, radius: Tensor) -> Sent:
-    """Step 1: Σ p pᵀ over the client's points, as a vector of the same norm (see the module's text)."""
-    points = _clipped_points(client, origin, radius)
-    rows, columns, factor = _triangle(points.shape[1])
-    return send(gram=(points.T @ points)[rows, columns] * factor)
-
-
-@task
-def nearest_counts(client: Client, origin: Tensor, radius: Tensor, basis: Tensor, points: Tensor) -> Sent:
-    """Step 2: w_q, how many of the client's points have ``points[q]`` nearest in the subspace."""
-    nearest = nearest_center(_clipped_points(client, origin, radius) @ basis, points)
-    empty = torch.zeros(points.shape[0], dtype=points.dtype)
-    return send(weights=empty.scatter_add(0, nearest, client.mask.to(points.dtype)))
-
-
-def _cluster_sums(
-    client: Client, origin: Tensor, radius: Tensor, centers: Tensor, basis: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """m_j [k, d] and n_j [k] for the clusters around ``centers`` (in the subspace if there is a basis)."""
-    points = _clipped_points(client, origin, radius)
-    nearest = nearest_center(points if basis is None else points @ basis, centers)
-    member = (nearest[:, None] == torch.arange(centers.shape[0])) & client.mask[:, None]
-    weight = member.to(points.dtype)
-    return weight.T @ points, weight.sum(0)
-
-
-@task
-def cluster_sums(client: Client, origin: Tensor, radius: Tensor, centers: Tensor, basis: Tensor | None = None) -> Sent:
-    """Step 3 and a Lloyd step for point-level privacy: the sum and the number of the points in each cluster."""
-    sums, counts = _cluster_sums(client, origin, radius, centers, basis)
-    return send(sums=sums, counts=counts)
-
-
-@task
-def cluster_means(client: Client, origin: Tensor, radius: Tensor, centers: Tensor, basis: Tensor | None = None) -> Sent:
-    """The same for client-level privacy: the mean of each cluster, and whether it is there at all (T1 D.7.4)."""
-    sums, counts = _cluster_sums(client, origin, radius, centers, basis)
-    return send(sums=sums / counts.clamp(min=1.0)[:, None], counts=(counts > 0).to(sums.dtype))
-
-
-@task
 def squared_distances(client: Client, centers: Tensor) -> Sent:
     """The k-means cost of the client's (unclipped) points; for measuring in simulation."""
     middle = centers.mean(0)
     nearest = nearest_center(client.x - middle, centers - middle)
-    return send(cost=client.sum((client.x - centers[nearest]).square().sum(1)))
+    return send(cost=client.sum((client.x - centers[nearest]).square().sum(1)), points=client.n)
 
 
-# The server's side
+# What one point changes: functions of the ask's inputs, so that both sides know them and neither is told
+
+
+def _gram_change(inputs: Inputs) -> float:
+    return float(inputs["radius"]) ** 2
+
+
+def _sum_change(inputs: Inputs) -> float:
+    return float(inputs["radius"])
 
 
 @dataclass(frozen=True)
@@ -133,6 +101,9 @@ class FedDPKMeans:
     - ``client_points``: for client-level privacy, how many points a client typically has, a public number: the bounds
       to which a client's statistics are clipped follow from it and from the server data (T1 D.7.4).
     - ``simplify``: rounds of Algorithm 14, which thins out server points that too few client points are near to.
+    - ``initialize``: False leaves FedDP-Init out, and its share of the budget to FedDP-Lloyds: ``fit`` is then given the
+      initial centres (this is how the baselines run).
+    - ``noise``: of every kind of query; None is the least for ``privacy``. The ledger accounts what it says.
     """
 
     k: int | None = 10
@@ -144,6 +115,8 @@ class FedDPKMeans:
     simplify: int = 0
     starts: int = 20
     k_max: int = 20
+    initialize: bool = True
+    noise: Noise | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("k", 1), ("steps", 0), ("simplify", 0), ("starts", 1), ("k_max", 3), ("client_points", 1)):
@@ -162,26 +135,93 @@ class FedDPKMeans:
     def _by_client(self) -> bool:
         return self.privacy is not None and self.privacy.unit == "client"
 
-    def plan(self, initialize: bool = True) -> Noise:
-        """The noise of every query of a run. It depends on no data, so many runs can share one plan."""
-        if self.privacy is None:
-            return Noise()
-        refinements = self.steps + initialize
-        return calibrate(self.privacy, initialize=initialize, histograms=1 + self.simplify, refinements=refinements)
+    @cached_property
+    def plan(self) -> Noise:
+        """The noise of every query of a run. It depends on no data: whoever has the settings has the noise."""
+        if self.noise is not None or self.privacy is None:
+            return self.noise or Noise()
+        refinements = self.steps + self.initialize
+        histograms = 1 + self.simplify
+        return calibrate(self.privacy, initialize=self.initialize, histograms=histograms, refinements=refinements)
 
-    def fit(
-        self, federation: Federation, server: Tensor, initial: Tensor | None = None, noise: Noise | None = None
-    ) -> Clustering:
-        """Cluster the federation's points. ``initial`` centres replace FedDP-Init (this is how the baselines run).
+    # The clients' side. For client-level privacy an array is sent in units of ``scale``, a typical client's (T1
+    # D.7.4), and clipped to 1; a point's share follows from the radius, to which the task itself clips the points.
 
-        ``noise`` is the ``plan`` if it was made before; the ledger accounts what it says, whatever it is.
+    @task
+    def outer_product(self, client: Client, origin: Tensor, radius: Tensor, scale: Tensor | None = None) -> Sent:
+        """Step 1: Σ p pᵀ over the client's points, as a vector of the same norm (see the module's text)."""
+        points = _clipped_points(client, origin, radius)
+        rows, columns, factor = _triangle(points.shape[1])
+        return send(gram=self._scaled((points.T @ points)[rows, columns] * factor, scale))
+
+    @outer_product.into
+    def _gram(self) -> list[Release]:
+        return [self._sum("gram", self.plan.gram, _gram_change)]
+
+    @task
+    def nearest_counts(
+        self, client: Client, origin: Tensor, radius: Tensor, basis: Tensor, points: Tensor, scale: Tensor | None = None
+    ) -> Sent:
+        """Step 2: w_q, how many of the client's points have ``points[q]`` nearest in the subspace."""
+        nearest = nearest_center(_clipped_points(client, origin, radius) @ basis, points)
+        empty = torch.zeros(points.shape[0], dtype=points.dtype)
+        return send(weights=self._scaled(empty.scatter_add(0, nearest, client.mask.to(points.dtype)), scale))
+
+    @nearest_counts.into
+    def _weights(self) -> list[Release]:
+        return [self._sum("weights", self.plan.weights, 1.0)]
+
+    @task
+    def cluster_sums(
+        self,
+        client: Client,
+        origin: Tensor,
+        radius: Tensor,
+        centers: Tensor,
+        basis: Tensor | None = None,
+        scale: Tensor | None = None,
+        count_scale: Tensor | None = None,
+    ) -> Sent:
+        """Step 3 and a Lloyd step: m_j [k, d] and n_j [k] for the clusters around ``centers`` (in the subspace if there
+        is a basis). For client-level privacy: the mean of each cluster, and whether it is there at all (T1 D.7.4).
         """
-        dimension = self._check(federation, server, initial)
+        points = _clipped_points(client, origin, radius)
+        nearest = nearest_center(points if basis is None else points @ basis, centers)
+        member = (nearest[:, None] == torch.arange(centers.shape[0])) & client.mask[:, None]
+        weight = member.to(points.dtype)
+        sums, counts = weight.T @ points, weight.sum(0)
+        if self._by_client:
+            sums, counts = sums / counts.clamp(min=1.0)[:, None], (counts > 0).to(sums.dtype)
+        return send(sums=self._scaled(sums, scale), counts=self._scaled(counts, count_scale))
+
+    @cluster_sums.into
+    def _sums(self) -> list[Release]:
+        return [self._sum("sums", self.plan.sums, _sum_change), self._sum("counts", self.plan.counts, 1.0)]
+
+    def _scaled(self, value: Tensor, scale: Tensor | None) -> Tensor:
+        if not self._by_client:
+            return value
+        assert scale is not None, "client-level privacy measures what a client sends by a typical client's"
+        return value / scale
+
+    def _sum(self, name: str, noise: AdditiveNoise | None, change: float | Callable[[Inputs], float]) -> Sum:
+        """A sum that one point changes by at most ``change``, or one client, in units of its scale, by at most 1."""
+        if noise is None:
+            return Sum(name)
+        if self._by_client:
+            return Sum(name, clip=1.0, noise=noise, unit="client")
+        return Sum(name, noise=noise, sensitivity=change, unit="point")
+
+    # The server's side
+
+    def fit(self, federation: Federation, server: Tensor, initial: Tensor | None = None) -> Clustering:
+        """Cluster the federation's points. ``initial`` centres take FedDP-Init's place, with ``initialize=False``."""
+        dimension = self._check(federation.roster, server, initial)
         server = server.to(torch.float32)
         origin = server.mean(0) if self.center else torch.zeros(dimension)
         points = server - origin
         radius = self.radius or float(torch.linalg.vector_norm(points, dim=1).max())
-        run = _Run(self, federation, noise or self.plan(initial is None), origin, radius, points)
+        run = _Run(self, federation, origin, radius, points)
         if initial is None:
             centers = start = run.initialize()
         else:
@@ -190,9 +230,14 @@ class FedDPKMeans:
             centers = run.refine(centers, centers)
         return Clustering(centers + origin, start + origin, radius, run.used, tuple(run.curve))
 
-    def _check(self, federation: Federation, server: Tensor, initial: Tensor | None) -> int:
+    def _check(self, roster: Roster, server: Tensor, initial: Tensor | None) -> int:
         """Refuse what cannot be clustered before anything is asked; gives the dimension."""
-        shape = tuple(federation.clients.x.shape[1:])
+        if (initial is None) != self.initialize:
+            given = "no initial centres" if initial is None else "initial centres"
+            raise ValueError(
+                f"initialize={self.initialize}, but fit got {given}; initial=... goes with initialize=False"
+            )
+        shape = roster.schema.shape
         if len(shape) != 1:
             raise ValueError(f"k-means clusters points with a list of features each, but a client's rows are {shape}")
         if server.ndim != 2 or server.shape[1] != shape[0]:
@@ -207,7 +252,7 @@ class FedDPKMeans:
         if self.radius is None and bool((server == server[0]).all()):
             raise ValueError("all server points are identical, so they have no radius to clip to; give radius=...")
         wanted = self.k if self.k is not None else self.k_max
-        total = int(federation.clients.size.sum())
+        total = int(roster.bound.sum())
         if wanted > total:
             raise ValueError(f"k={wanted} clusters of {total} points in all: choose k between 1 and {total}")
         if initial is None:
@@ -232,11 +277,10 @@ def _weighty(chosen: Tensor, weights: Tensor, least: int) -> tuple[Tensor, Tenso
 
 @dataclass
 class _Run:
-    """One fit: the settings, the cohort, the noise, and the server's points relative to the origin."""
+    """One fit: the settings, the cohort, and the server's points relative to the origin."""
 
     method: FedDPKMeans
     federation: Federation
-    noise: Noise
     origin: Tensor
     radius: float
     points: Tensor  # Q [points, d]
@@ -253,7 +297,7 @@ class _Run:
         dimension = method.k if method.k is not None else method.k_max
         basis = self._top_eigenvectors(min(dimension, self.points.shape[1]))
         chosen = self._simplified(basis, dimension) if method.simplify else torch.arange(len(self.points))
-        weights = self._weights(basis, chosen)
+        weights = self._stand_for(basis, chosen)
         chosen, weights = _weighty(chosen, weights, dimension)
         self.used = len(chosen)
         self.spread = float(weights @ self.points[chosen].square().sum(1) / weights.sum())
@@ -273,21 +317,15 @@ class _Run:
         A cluster whose noisy count is not clear of its own noise keeps its ``previous`` centre: dividing noise by
         a number near zero would throw the centre anywhere. Means of clipped points lie within Δ, so centres are too.
         """
-        inputs = {} if basis is None else {"basis": basis}
-        k = len(centers)
-        present = float(k if self.method.client_points is None else min(k, self.method.client_points))
-        replies = self.everyone.ask(
-            cluster_means if self.method._by_client else cluster_sums,
-            into=[
-                self._sum("sums", self.noise.sums, self.radius, self._typical_means(previous, present)),
-                self._sum("counts", self.noise.counts, 1.0, present),
-            ],
-            centers=centers,
-            **self._ground(),
-            **inputs,
-        )
-        sums, counts = replies["sums"], replies["counts"]
-        sure = counts > self._std(self.noise.counts, 1.0, present)
+        inputs: dict[str, Tensor | float] = {} if basis is None else {"basis": basis}
+        k, points = len(centers), self.method.client_points
+        present = float(k if points is None else min(k, points))
+        typical = self._typical_means(previous, present)
+        if self.method._by_client:
+            inputs |= {"scale": typical, "count_scale": present}
+        replies = self.everyone.ask(self.method.cluster_sums, centers=centers, **self._ground(), **inputs)
+        sums, counts = self._unscaled(replies["sums"], typical), self._unscaled(replies["counts"], present)
+        sure = counts > self._std(self.method.plan.counts, present)
         return self.bounded(torch.where(sure[:, None], sums / counts.clamp(min=1.0)[:, None], previous))
 
     def bounded(self, centers: Tensor) -> Tensor:
@@ -298,8 +336,7 @@ class _Run:
     def _top_eigenvectors(self, count: int) -> Tensor:
         """Step 1: Π as a basis [d, count]."""
         dimension = self.points.shape[1]
-        into = self._sum("gram", self.noise.gram, self.radius**2, self._typical_gram())
-        triangle = self.everyone.ask(outer_product, into=into, **self._ground())["gram"].to(torch.float64)
+        triangle = self._asked(self.method.outer_product, "gram", self._typical_gram()).to(torch.float64)
         rows, columns, factor = _triangle(dimension)
         gram = torch.zeros(dimension, dimension, dtype=torch.float64)
         gram[rows, columns] = gram[columns, rows] = triangle / factor
@@ -307,11 +344,10 @@ class _Run:
             vectors: Tensor = torch.linalg.eigh(gram).eigenvectors  # by rising eigenvalue
         return vectors[:, -count:].flip(1).to(torch.float32)
 
-    def _weights(self, basis: Tensor, chosen: Tensor) -> Tensor:
+    def _stand_for(self, basis: Tensor, chosen: Tensor) -> Tensor:
         """Step 2: how many client points each of the chosen server points stands for."""
-        into = self._sum("weights", self.noise.weights, 1.0, float(self.method.client_points or 1))
         projected = self.points[chosen] @ basis
-        return self.everyone.ask(nearest_counts, into=into, basis=basis, points=projected, **self._ground())["weights"]
+        return self._asked(self.method.nearest_counts, "weights", self._client_points, basis=basis, points=projected)
 
     def _simplified(self, basis: Tensor, least: int) -> Tensor:
         """Algorithm 14: which server points to go on with; each round freezes those with weight enough and keeps a
@@ -321,11 +357,11 @@ class _Run:
         (the printed 2·log(m)/ε forgets that the noise grows with T, and needs the number of client points).
         """
         rounds = self.method.simplify
-        scale = self._std(self.noise.weights, 1.0, float(self.method.client_points or 1)) / math.sqrt(2.0)
+        scale = self._std(self.method.plan.weights, self._client_points) / math.sqrt(2.0)
         threshold = 2.0 * scale * math.log(rounds * len(self.points))
         frozen, candidates = torch.arange(0), torch.arange(len(self.points))
         for _ in range(rounds):
-            weights = self._weights(basis, torch.cat([frozen, candidates]))[len(frozen) :]
+            weights = self._stand_for(basis, torch.cat([frozen, candidates]))[len(frozen) :]
             enough = weights > threshold
             light = candidates[~enough]
             frozen = torch.cat([frozen, candidates[enough]])
@@ -336,23 +372,28 @@ class _Run:
             frozen = torch.cat([frozen, rest.nonzero().flatten()])
         return frozen
 
-    def _sum(self, name: str, noise: AdditiveNoise | None, by_point: float, by_client: float) -> Sum:
-        """A sum in which one point changes at most ``by_point``, or to which each client's share is clipped."""
-        if noise is None:
-            return Sum(name)
-        if self.method._by_client:
-            return Sum(name, clip=by_client, noise=noise, unit="client")
-        return Sum(name, noise=noise, sensitivity=by_point, unit="point")
+    def _asked(self, question: Task, name: str, typical: float, **inputs: Tensor) -> Tensor:
+        """The sum of one array, whose norm at a typical client is given."""
+        scale = {"scale": typical} if self.method._by_client else {}
+        return self._unscaled(self.everyone.ask(question, **self._ground(), **inputs, **scale)[name], typical)
 
-    def _std(self, noise: AdditiveNoise | None, by_point: float, by_client: float) -> float:
-        return 0.0 if noise is None else noise.std(by_client if self.method._by_client else by_point)
+    def _unscaled(self, value: Tensor, scale: float) -> Tensor:
+        return value * scale if self.method._by_client else value
+
+    def _std(self, noise: AdditiveNoise | None, typical: float) -> float:
+        """Of the noise on a count, of which a point changes one by 1."""
+        return 0.0 if noise is None else noise.std(typical if self.method._by_client else 1.0)
+
+    @property
+    def _client_points(self) -> float:
+        return float(self.method.client_points or 1)
 
     def _ground(self) -> dict[str, Tensor | float]:
         return {"origin": self.origin, "radius": self.radius}
 
     def _typical_gram(self) -> float:
         """Root mean square of ‖Σ p pᵀ‖ for ``client_points`` points drawn from the server data."""
-        n = float(self.method.client_points or 1)
+        n = self._client_points
         mean = (self.points.T @ self.points / len(self.points)).square().sum()
         fourth = self.points.square().sum(1).square().mean()
         return float(torch.sqrt(n * n * mean + n * (fourth - mean)))
@@ -363,7 +404,7 @@ class _Run:
         Squared, a mean is about its centre plus the variance around it over the points in the cluster, of which there
         are n/k; the mean of 1/points is k/n·(1 + k/n) to second order.
         """
-        few = len(centers) / float(self.method.client_points or 1)
+        few = len(centers) / self._client_points
         between = float(centers.square().sum(1).mean())
         within = max(0.0, self.spread - between) * min(1.0, few * (1.0 + few))
         return _SLACK * math.sqrt(max(present * (between + within), 1e-12))
@@ -371,6 +412,6 @@ class _Run:
 
 def cost(federation: Federation, centers: Tensor) -> float:
     """The k-means cost per client point; measured in simulation and charged to nobody."""
-    aside = federation.aside()
-    total = aside.everyone().ask(squared_distances, into=Sum("cost"), centers=centers)["cost"]
-    return float(total) / int(federation.clients.size.sum())
+    with federation.aside() as own:
+        sums = own.everyone().ask(squared_distances, into=[Sum("cost"), Sum("points")], centers=centers)
+    return float(sums["cost"]) / float(sums["points"])

@@ -7,7 +7,7 @@ k-FED (Dennis et al., ICML 2021) shares every client's centres, and Optimal pool
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from unalike.analytics.kmeans.algorithm import Clustering, FedDPKMeans, nearest_
 from unalike.analytics.kmeans.server import weighted_kmeans
 from unalike.core.client import Client, Clients
 from unalike.core.federation import Federation
-from unalike.core.release import Each
 from unalike.core.task import Sent, send, task
 
 _ATTEMPTS = 1000  # candidates for each centre of a sphere packing
@@ -88,50 +87,51 @@ def run_baseline(name: str, method: FedDPKMeans, federation: Federation, server:
         raise ValueError("a baseline needs to be told k: only FedDP-Init can choose it by the elbow")
     if method.k > len(server):
         raise ValueError(f"k={method.k} centres are taken from the server data, which has only {len(server)} points")
-    return replace(method, simplify=0).fit(federation, server, INITIAL[name](server, method.k, federation.seed))
+    return replace(method, simplify=0, initialize=False).fit(
+        federation, server, INITIAL[name](server, method.k, federation.seed)
+    )
 
 
-@task
-def local_centers(client: Client, centers: Tensor, rounds: Tensor) -> Sent:
-    """The client's side of k-FED: k-means++ and Lloyd's algorithm on its own points; sends centres and sizes.
-
-    ``centers`` and ``rounds`` only carry k and the number of iterations, in their shapes.
-    """
-    k, points = centers.shape[0], client.x
-    own = client.mask
-    far = torch.full((client.capacity,), torch.inf)
-    found = []
-    for _ in range(k):  # k-means++: the next centre with probability proportional to the squared distance
-        weight = torch.where(own, torch.where(torch.isinf(far), 1.0, far), 0.0)
-        total = torch.cumsum(weight, 0)
-        pick = torch.searchsorted(total, client.draws.uniform(1) * total[-1], right=True).clamp(max=client.capacity - 1)
-        point = torch.index_select(points, 0, pick)[0]
-        found.append(point)
-        far = torch.minimum(far, (points - point).square().sum(1))
-    now = torch.stack(found)
-    size = torch.zeros(k)
-    for _ in range(rounds.shape[0]):
-        member = ((nearest_center(points, now)[:, None] == torch.arange(k)) & own[:, None]).to(points.dtype)
-        size = member.sum(0)
-        now = torch.where(size[:, None] > 0, member.T @ points / size.clamp(min=1.0)[:, None], now)
-    return send(centers=now, size=size)
-
-
-def k_fed(federation: Federation, k: int, rounds: int = 20) -> Tensor:
+@dataclass(frozen=True)
+class KFed:
     """k-FED: all clients cluster their own points once, the server clusters their centres. Not private: ε = ∞.
 
     The server weighs a centre by its points and takes the best of several runs of k-means, where the paper does
     one step of Lloyd's algorithm from one client's centres.
     """
-    dimension = federation.clients.x.shape[1]
-    replies = federation.everyone().ask(
-        local_centers, into=Each("centers", "size"), centers=torch.zeros(k, dimension), rounds=torch.zeros(rounds)
-    )
-    size = replies["size"].flatten()
-    centers = replies["centers"].flatten(0, 1)[size > 0]
-    if len(torch.unique(centers, dim=0)) < k:
-        raise ValueError(f"the clients have fewer than k={k} different centres among them; choose a smaller k")
-    return weighted_kmeans(centers, size[size > 0], k, 10, federation.seed)[0]
+
+    k: int
+    rounds: int = 20
+
+    @task
+    def local_centers(self, client: Client) -> Sent:
+        """k-means++ and Lloyd's algorithm on the client's own points; sends centres and sizes."""
+        points, own = client.x, client.mask
+        far = torch.full((client.capacity,), torch.inf)
+        found = []
+        for _ in range(self.k):  # k-means++: the next centre with probability proportional to the squared distance
+            weight = torch.where(own, torch.where(torch.isinf(far), 1.0, far), 0.0)
+            total = torch.cumsum(weight, 0)
+            pick = torch.searchsorted(total, client.draws.uniform(1) * total[-1], right=True)
+            point = torch.index_select(points, 0, pick.clamp(max=client.capacity - 1))[0]
+            found.append(point)
+            far = torch.minimum(far, (points - point).square().sum(1))
+        now = torch.stack(found)
+        size = torch.zeros(self.k)
+        for _ in range(self.rounds):
+            member = ((nearest_center(points, now)[:, None] == torch.arange(self.k)) & own[:, None]).to(points.dtype)
+            size = member.sum(0)
+            now = torch.where(size[:, None] > 0, member.T @ points / size.clamp(min=1.0)[:, None], now)
+        return send(centers=now, size=size)
+
+    def fit(self, federation: Federation) -> Tensor:
+        """Centres [k, d]."""
+        replies = federation.everyone().ask(self.local_centers)
+        size = replies["size"].flatten()
+        centers = replies["centers"].flatten(0, 1)[size > 0]
+        if len(torch.unique(centers, dim=0)) < self.k:
+            raise ValueError(f"the clients have fewer than k={self.k} different centres among them; choose a smaller k")
+        return weighted_kmeans(centers, size[size > 0], self.k, 10, federation.seed)[0]
 
 
 def pooled_points(clients: Clients) -> Tensor:

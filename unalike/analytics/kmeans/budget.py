@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,6 +68,7 @@ class Noise:
     counts: AdditiveNoise | None = None
 
 
+@functools.cache  # the noise depends on settings alone, and a sweep asks for the same again
 def calibrate(privacy: Privacy, *, initialize: bool, histograms: int, refinements: int) -> Noise:
     """The noise with which all queries of a run, composed by the ledger, cost just under ``privacy.epsilon``.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -23,13 +23,14 @@ from unalike.analytics.kmeans.algorithm import FedDPKMeans
 from unalike.analytics.kmeans.budget import Noise, Privacy
 from unalike.core.client import Clients
 from unalike.core.draws import Draws, key
-from unalike.core.federation import Cohort, Federation, PerClient, Replies
+from unalike.core.federation import Cohort, Federation, Input, Replies
 from unalike.core.release import Each, Release, Sum
 from unalike.core.task import Task
 from unalike.privacy.audit import Quieter, canaries_for, proven_epsilon
 from unalike.privacy.sampling import Sampling
-from unalike.runtime.shard.simulator import Simulator
+from unalike.runtime.simulate import Simulation
 from unalike.studio.audit.training import Audit, check_cut
+from unalike.studio.simulate import simulation
 
 _SLOTS = 64  # canaries in one run
 _FEW_SLOTS = 32  # where thousands of other clients have to be asked as well
@@ -55,9 +56,9 @@ def audit_kmeans(
     check_cut(cut_noise)
     slots = _FEW_SLOTS if steps and privacy.unit == "client" else _SLOTS
     method = FedDPKMeans(k=slots, privacy=privacy, steps=steps, radius=1.0, center=False, client_points=1, starts=1)
-    plan = method.plan()
-    noise = Noise(**{name: None if one is None else Quieter(one, cut_noise) for name, one in vars(plan).items()})
-    known, canary = _TYPICAL * torch.eye(slots).repeat(_others(method, plan), 1), _FAR * torch.eye(slots)
+    known, canary = _TYPICAL * torch.eye(slots).repeat(_others(method), 1), _FAR * torch.eye(slots)
+    noise = {name: None if one is None else Quieter(one, cut_noise) for name, one in vars(method.plan).items()}
+    attacked = replace(method, noise=Noise(**noise))
     runs = -(-(canaries or canaries_for(privacy.epsilon)) // slots)
     scores, member, promised = [], [], 0.0
     for number in range(runs):
@@ -65,8 +66,8 @@ def audit_kmeans(
             progress(number, runs)
         coins = Draws(key(seed + number, 78)).uniform(slots) < 0.5
         clients = _clients(torch.cat([known, canary[coins]]), privacy)
-        federation = _Tapped(clients, _simulator(), seed + number)
-        method.fit(federation, _TYPICAL * torch.eye(slots), noise=noise)
+        federation = _Tapped(_runtime(clients), seed + number)
+        attacked.fit(federation, _TYPICAL * torch.eye(slots))
         scores.append(_score(federation.heard, _clients(known, privacy), canary))
         member.append(coins)
         promised = max(promised, federation.ledger.epsilon(privacy.delta))
@@ -74,10 +75,11 @@ def audit_kmeans(
     return Audit(privacy.unit, promised, proof, runs * slots, steps, cut_noise)
 
 
-def _others(method: FedDPKMeans, plan: Noise) -> int:
+def _others(method: FedDPKMeans) -> int:
     """How many points other than canaries a cluster needs."""
     if method.steps == 0:
         return 2  # the centres are the server points and nothing can move them
+    plan = method.plan
     assert plan.sums is not None and plan.counts is not None
     return math.ceil(_STEADY * max(plan.sums.std(1.0), plan.counts.std(1.0)))
 
@@ -90,8 +92,8 @@ def _clients(points: Tensor, privacy: Privacy) -> Clients:
     return Clients.from_sizes(points, None, sizes)
 
 
-def _simulator() -> Simulator:
-    return Simulator(block=4096, threads=1)
+def _runtime(clients: Clients) -> Simulation:
+    return simulation(clients, block=4096, threads=1)
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,8 @@ class _Heard:
     """One ask as the server sees it."""
 
     task: Task
-    inputs: Mapping[str, Tensor | PerClient | float]
-    releases: list[Sum]
+    inputs: Mapping[str, Input]
+    releases: list[Sum]  # as they were known at both sides
     replies: Replies
     sampling: Sampling
 
@@ -117,21 +119,20 @@ class _Tapped(Federation):
 
 
 class _TappedCohort(Cohort):
-    def ask(
-        self, task: Task, /, into: Release | Sequence[Release] | None = None, **inputs: Tensor | PerClient | float
-    ) -> Replies:
+    def ask(self, task: Task, /, into: Release | Sequence[Release] | None = None, **inputs: Input) -> Replies:
         replies = super().ask(task, into=into, **inputs)
-        releases = [into] if isinstance(into, Sum) else into
-        assert isinstance(self.federation, _Tapped) and isinstance(releases, list)
+        shared, _, _ = self._checked(task, inputs)
+        releases = [one.resolved(shared, self.sizes) for one in task.releases() if isinstance(one, Sum)]
+        assert isinstance(self.federation, _Tapped) and into is None
         self.federation.heard.append(_Heard(task, inputs, releases, replies, self.sampling))
         return replies
 
 
 def _score(heard: list[_Heard], rest: Clients, canary: Tensor) -> Tensor:
     """[canaries] log-likelihood ratio of all answers, for each canary's presence against its absence."""
-    known = Federation(rest, runtime=_simulator(), simulation_only=True).everyone()
+    known = Federation(_runtime(rest), purpose="measure").everyone()
     single = Clients.from_sizes(canary, None, torch.ones(len(canary), dtype=torch.int64))
-    alone = Federation(single, runtime=_simulator(), simulation_only=True).everyone()
+    alone = Federation(_runtime(single), purpose="measure").everyone()
     score = torch.zeros(len(canary), dtype=torch.float64)
     for one in heard:
         # Clients of one point have counts that are as long in L1 as in L2, so that bounds without noise are the same.
