@@ -209,11 +209,13 @@ def test_more_components_than_clients_are_refused_before_anything_is_asked() -> 
     assert_nothing_was_asked(asked)
 
 
-def test_a_client_above_the_bound_is_refused_before_anything_is_asked() -> None:
-    asked = federation(torch.tensor([[1, 2], [30, 4]]))
+def test_a_client_above_the_bound_is_refused_where_histograms_are_made_and_never_answers() -> None:
+    counts = torch.tensor([[1, 2], [30, 4], [2, 2], [4, 1]])
     with pytest.raises(MDMError, match="a client has 34 samples, but largest=10"):
-        MDM(2, 10).fit(asked)
-    assert_nothing_was_asked(asked)
+        histogram_clients(counts, largest=10)
+    asked = federation(counts)
+    MDM(2, 10, components=1, rounds=1).fit(asked)
+    assert {failure.client for failure in asked.failures} == {"1"}
 
 
 def test_other_categories_are_refused() -> None:

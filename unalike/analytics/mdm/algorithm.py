@@ -27,10 +27,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from unalike.core.client import Client, Clients
-from unalike.core.federation import Cohort, Federation, Replies
+from unalike.core.client import Client
+from unalike.core.federation import Federation, Replies
 from unalike.core.release import Release, Sum
-from unalike.core.task import Sent, Task, send, task
+from unalike.core.roster import Roster
+from unalike.core.task import Sent, send, task
 from unalike.data.partition.mixture import MDMError, Mixture, joint, rise_table, size_edges, with_total
 from unalike.privacy.mechanisms import AdditiveNoise
 
@@ -93,6 +94,10 @@ class MDM:
         found = (place * CONCENTRATION_BINS).long().clamp(0, CONCENTRATION_BINS - 1)
         return send(spread=_one_hot(found, CONCENTRATION_BINS))
 
+    @spread.into
+    def _spread_sum(self) -> list[Release]:
+        return [self._sum("spread", 1.0)]
+
     @task
     def moments(self, client: Client, thresholds: Tensor) -> Sent:
         """Algorithm 5, lines 3 to 6: the client's component k_i, and 1, E^i, P^i, Q^i in its row, side by side."""
@@ -104,7 +109,11 @@ class MDM:
             component = (_concentration_place(counts, self.categories) > thresholds).sum()
         size = _one_hot(torch.bucketize(counts.sum(), self.edges, right=True) - 1, len(self.edges) - 1)
         row = torch.cat([torch.ones(1), size, p, p * p])
-        return send(moments=_one_hot(component, self.components)[:, None] * row)
+        return send(moments=self._within_bound(counts, _one_hot(component, self.components)[:, None] * row))
+
+    @moments.into
+    def _moments_sum(self) -> list[Release]:
+        return [self._sum("moments", 2.0)]
 
     @task
     def expectation(self, client: Client, tau: Tensor, alpha: Tensor, pi: Tensor) -> Sent:
@@ -119,6 +128,11 @@ class MDM:
         size = _one_hot(torch.bucketize(counts.sum(), edges, right=True) - 1, len(edges) - 1)
         membership = omega[:, None].to(torch.float32) * torch.cat([torch.ones(1), size])  # single precision: E is large
         return send(membership=membership, growth=omega[:, None] * precise * slopes.T, log_likelihood=evidence)
+
+    @expectation.into
+    def _expectation_sums(self) -> list[Release]:
+        sums = [self._sum("membership", math.sqrt(2)), self._sum("growth", self.clip)]
+        return sums if self.noise is not None else [*sums, Sum("log_likelihood")]
 
     @task
     def validation(self, client: Client, tau: Tensor, alpha: Tensor, pi: Tensor) -> Sent:
@@ -136,12 +150,29 @@ class MDM:
         gain = evidence - evidence[0]
         return send(log_likelihood=evidence, gain=gain, square=gain[:, None] * gain)
 
+    @validation.into
+    def _validation_sums(self) -> list[Release]:
+        if self.noise is not None:
+            return [self._sum("gain", self.gain_clip)]
+        return [Sum("log_likelihood"), Sum("gain"), Sum("square")]
+
+    def _sum(self, name: str, clip: float) -> Release:
+        """A sum, with noise if there is any, and then clipped.
+
+        ω and every row of E, P and Q have a norm of at most 1, so only the clip on ``growth`` shortens anything.
+        """
+        return Sum(name) if self.noise is None else Sum(name, clip=clip, noise=self.noise)
+
+    def _within_bound(self, counts: Tensor, value: Tensor) -> Tensor:
+        """NaN, so that the client does not answer, where it has more samples than the bound M."""
+        return torch.where(counts.sum() <= self.largest, value, torch.nan)
+
     # The server's side
 
     def fit(self, federation: Federation, after_round: Callable[[int], None] | None = None) -> Fitted:
         """Algorithms 5 and 6. ``after_round(number)`` may watch."""
-        self.check(federation.clients)
-        cohort = min(self.cohort, len(federation.clients)) if isinstance(self.cohort, int) else self.cohort
+        self.check(federation.roster)
+        cohort = min(self.cohort, len(federation.roster)) if isinstance(self.cohort, int) else self.cohort
         notes: list[str] = []
         mixture = self._initial(federation.begin_round(federation.round + 1), cohort, notes)
         trace: list[float] = []
@@ -149,7 +180,7 @@ class MDM:
         log_alpha, tau, pi = (torch.zeros_like(value) for value in (mixture.alpha, mixture.tau, mixture.pi))
         for t in range(self.rounds):
             sample = federation.begin_round(federation.round + 1).sample(cohort, poisson=self.noise is not None)
-            replies = self._ask(sample, self.expectation, tau=mixture.tau, alpha=mixture.alpha, pi=mixture.pi)
+            replies = sample.ask(self.expectation, tau=mixture.tau, alpha=mixture.alpha, pi=mixture.pi)
             if "membership" in replies:  # a Poisson cohort may be empty
                 mixture = self._maximised(mixture, replies, notes, may_restart=t < self.rounds // 2)
             if "log_likelihood" in replies:
@@ -186,8 +217,8 @@ class MDM:
             raise MDMError("there is no number of components to choose from; give at least one, e.g. 1, 2, 3")
         settings = [replace(self, components=components) for components in candidates]
         for each in settings:
-            each.check(federation.clients)
-        self.check(unseen.clients, components=1)
+            each.check(federation.roster)
+        self.check(unseen.roster, components=1)
         fits = [each.fit(federation, after_round) for each in settings]
         score = self.score(unseen, [fitted.mixture for fitted in fits])
         best = int(score.gain.argmax())
@@ -200,12 +231,8 @@ class MDM:
         most = max(mixture.components for mixture in mixtures)
         padded = [_padded(mixture, most) for mixture in mixtures]
         cohort = federation.begin_round(federation.round + 1).everyone()
-        into: list[Release] = [Sum("log_likelihood"), Sum("gain"), Sum("square")]
-        if self.noise is not None:
-            into = [Sum("gain", clip=self.gain_clip, noise=self.noise)]
         replies = cohort.ask(
             self.validation,
-            into=into,
             tau=torch.stack([mixture.tau for mixture in padded]),
             alpha=torch.stack([mixture.alpha for mixture in padded]),
             pi=torch.stack([mixture.pi for mixture in padded]),
@@ -219,49 +246,32 @@ class MDM:
         variance = square.diagonal()[:, None] + square.diagonal() - 2 * square
         return Score(gain, (variance.clamp(min=0) / count).sqrt(), (replies["log_likelihood"] / count).tolist())
 
-    def check(self, clients: Clients, components: int | None = None) -> None:
-        """Refuse clients that this mixture cannot be fitted on, before anything is asked of them."""
-        components = self.components if components is None else components
-        if clients.x.ndim != 2 or clients.x.is_floating_point() or not bool((clients.size == 1).all()):
-            raise MDMError("MDM is fitted on histograms, one for each client; make them with histogram_clients(counts)")
-        if clients.x.shape[1] != self.categories:
-            raise MDMError(f"the histograms have {clients.x.shape[1]} categories, but categories={self.categories}")
-        if components > len(clients):
-            raise MDMError(
-                f"{components} mixture components for {len(clients)} clients; a component needs at least one client: "
-                f"use at most {len(clients)}"
-            )
-        most = int(clients.x[clients.start].sum(1).max())
-        if most > self.largest:
-            raise MDMError(f"a client has {most} samples, but largest={self.largest}; give a bound that holds for all")
+    def check(self, roster: Roster, components: int | None = None) -> None:
+        """Refuse clients that this mixture cannot be fitted on, before anything is asked of them.
 
-    def _ask(self, cohort: Cohort, question: Task, **inputs: Tensor) -> Replies:
-        """The sums of a task, with the clips that follow from what it sends, and noise if there is any.
-
-        ω and every row of E, P and Q have a norm of at most 1, so only the clip on ``growth`` shortens anything.
+        That no client has more samples than ``largest`` is checked where histograms are made (``histogram_clients``).
         """
-        clips = {
-            "spread": {"spread": 1.0},
-            "moments": {"moments": 2.0},
-            "expectation": {"membership": math.sqrt(2), "growth": self.clip},
-        }[question.function.__name__]
-        if self.noise is not None:
-            into: list[Release] = [Sum(name, clip=clip, noise=self.noise) for name, clip in clips.items()]
-        else:
-            into = [Sum(name) for name in clips]
-            if "growth" in clips:
-                into.append(Sum("log_likelihood"))
-        return cohort.ask(question, into=into, **inputs)
+        components = self.components if components is None else components
+        schema = roster.schema
+        if len(schema.shape) != 1 or schema.dtype.is_floating_point or not bool((roster.bound == 1).all()):
+            raise MDMError("MDM is fitted on histograms, one for each client; make them with histogram_clients(counts)")
+        if schema.shape[0] != self.categories:
+            raise MDMError(f"the histograms have {schema.shape[0]} categories, but categories={self.categories}")
+        if components > len(roster):
+            raise MDMError(
+                f"{components} mixture components for {len(roster)} clients; a component needs at least one client: "
+                f"use at most {len(roster)}"
+            )
 
     def _initial(self, federation: Federation, size: int | float, notes: list[str]) -> Mixture:
         """Algorithm 5 (with one more sum before it, for the thresholds)."""
         cohort = federation.sample(size, poisson=self.noise is not None)
         thresholds = torch.zeros(0, dtype=torch.float64)
         if self.start == "concentration" and self.components > 1:
-            replies = self._ask(cohort, self.spread)
+            replies = cohort.ask(self.spread)
             if "spread" in replies:
                 thresholds = _quantiles(replies["spread"].double(), self.components)
-        replies = self._ask(cohort, self.moments, thresholds=thresholds)
+        replies = cohort.ask(self.moments, thresholds=thresholds)
         if "moments" not in replies:
             raise MDMError("the first Poisson cohort was empty, so there is nothing to start from; use a larger cohort")
         sums, bins = replies["moments"].double(), len(self.edges) - 1

@@ -42,8 +42,13 @@ def _of_one_size(tau: Tensor, alpha: Tensor, samples: int) -> Mixture:
     return Mixture(tau, alpha, pi, torch.arange(1, samples + 2))
 
 
-def histogram_clients(counts: Tensor | NDArray[Any], names: list[str] | None = None) -> Clients:
-    """Clients whose one row is their histogram; refuses counts that are none, before anything can be asked."""
+def histogram_clients(
+    counts: Tensor | NDArray[Any], names: list[str] | None = None, largest: int | None = None
+) -> Clients:
+    """Clients whose one row is their histogram; refuses counts that are none, before anything can be asked.
+
+    largest: the bound M on a client's number of samples, which all of them must keep.
+    """
     table = torch.as_tensor(counts)
     if table.ndim != 2 or table.shape[0] == 0 or table.shape[1] < 2:
         raise MDMError(
@@ -58,7 +63,16 @@ def histogram_clients(counts: Tensor | NDArray[Any], names: list[str] | None = N
     if empty:
         shown = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
         raise MDMError(f"{len(empty)} clients have no data (rows {shown}); leave them out: they have no histogram")
+    if largest is not None:
+        check_largest(table, largest)
     return Clients.from_sizes(table, None, torch.ones(len(table), dtype=torch.int64), names=names)
+
+
+def check_largest(counts: Tensor, largest: int) -> None:
+    """Refuse histograms [clients, categories] of more samples than the bound M allows."""
+    most = int(counts.sum(1).max())
+    if most > largest:
+        raise MDMError(f"a client has {most} samples, but largest={largest}; give a bound that holds for all")
 
 
 def _refuse(wrong: Tensor, table: Tensor, what: str, advice: str) -> None:
