@@ -12,12 +12,19 @@ from scipy.stats import beta as beta_distribution
 from torch import Tensor
 
 from unalike import simulate
-from unalike.analytics.estimation.means import BernoulliRates, GaussianMeans, check_flips, gaussian_mse
-from unalike.analytics.estimation.problem import counts_clients, flip_noise, folds, score_means
+from unalike.analytics.estimation.means import BernoulliRates, GaussianMeans, gaussian_mse
+from unalike.analytics.estimation.problem import (
+    check_finite,
+    check_flips,
+    counts_clients,
+    flip_noise,
+    folds,
+    score_means,
+)
 from unalike.analytics.estimation.shared import Channel, EstimationError, gain, mse
 from unalike.core.client import Client, Clients
 from unalike.core.draws import Draws, key
-from unalike.core.federation import Federation
+from unalike.core.federation import Federation, QuorumError
 from unalike.core.release import Each
 from unalike.core.task import Sent, send, task
 from unalike.data import load
@@ -295,13 +302,14 @@ def test_bad_counts(ones: list[float], trials: list[float], message: str) -> Non
 
 @pytest.mark.parametrize(("value", "message"), [(0.5, "fractions"), (2.0, "outside"), (-1.0, "outside")])
 def test_samples_that_are_no_coin_flips(value: float, message: str) -> None:
-    clients = Clients.from_sizes(torch.tensor([[0.0], [1.0], [value], [1.0]]), None, torch.tensor([2, 2]))
-    asked = federation(clients)
+    x = torch.tensor([[0.0], [1.0], [value], [1.0]]).repeat(3, 1)
+    clients = Clients.from_sizes(x, None, torch.full((6,), 2))
     with pytest.raises(EstimationError, match=f"row 3 holds {value:g}.*{message}"):
-        BernoulliRates().estimate(asked)
-    with pytest.raises(EstimationError, match="0 or 1"):
-        check_flips(asked)
-    assert asked.traffic.total_up == 0
+        check_flips(clients)
+    asked = federation(clients)
+    found = BernoulliRates().fit(asked)  # a client that does not check before does not answer
+    assert {failure.client for failure in asked.failures} == {"1", "3", "5"}
+    assert found.prior["mu"] == 0.5
 
 
 def test_too_few_clients_or_samples() -> None:
@@ -316,10 +324,11 @@ def test_too_few_clients_or_samples() -> None:
         GaussianMeans().estimate(federation(single))
     with pytest.raises(ValueError, match="1 clients have no samples"):
         federation(Clients.from_sizes(torch.rand(3, 1), None, torch.tensor([3, 0])))
+    unknown = Clients.from_sizes(torch.full((4, 1), torch.nan), None, torch.full((2,), 2))
     with pytest.raises(EstimationError, match="NaN or infinite"):
-        GaussianMeans().estimate(
-            federation(Clients.from_sizes(torch.full((4, 1), torch.nan), None, torch.full((2,), 2)))
-        )
+        check_finite(unknown)
+    with pytest.raises(QuorumError, match="is not finite"):
+        GaussianMeans().fit(federation(unknown))
 
 
 @pytest.mark.parametrize("form", ["exact", "plug-in"])

@@ -20,8 +20,8 @@ from unalike.analytics.estimation.mixture import (
     negative_log_prior_gradient,
     spherical_em,
 )
-from unalike.analytics.estimation.problem import Problem, score_models
-from unalike.analytics.estimation.regression import GaussianPrior, expected_mse, one_for_all
+from unalike.analytics.estimation.problem import Problem, check_regression, score_models
+from unalike.analytics.estimation.regression import GaussianPrior, OneForAll, expected_mse
 from unalike.analytics.estimation.shared import Channel, EstimationError, mse
 from unalike.core.client import Clients
 from unalike.core.federation import Federation
@@ -143,11 +143,11 @@ def test_private_regression_composes_its_rounds_and_needs_a_bound() -> None:
 def test_the_baseline_for_all_is_the_pooled_fit(family: str) -> None:
     clients = regressions([6, 5, 8, 9], dim=3, classes=family == "logistic")
     clients = clients if family == "linear" else _flipped(clients)
-    found = one_for_all(federation(clients), family)  # type: ignore[arg-type]
+    found = OneForAll(family).fit(federation(clients))  # type: ignore[arg-type]
     x, y = clients.x.double(), clients.y.double()  # type: ignore[union-attr]
     residual = x @ found - y if family == "linear" else torch.sigmoid(x @ found) - y
     torch.testing.assert_close(x.T @ residual, torch.zeros(3, dtype=torch.float64), atol=1e-6, rtol=0)
-    steps = one_for_all(federation(clients), family, rounds=1, lr=0.5)  # type: ignore[arg-type]
+    steps = OneForAll(family, rounds=1, lr=0.5).fit(federation(clients))  # type: ignore[arg-type]
     means = []
     for i in range(4):
         xi, yi = data(clients, i)
@@ -190,7 +190,7 @@ def test_logistic_prior_is_found_and_beats_both_baselines() -> None:
     truth = made.per_client["theta"]
     error = mse(found.estimate, truth)
     assert error < 0.5 * mse(found.local, truth)
-    assert error < 0.9 * mse(one_for_all(asked.aside(), "logistic").expand(600, 3), truth)
+    assert error < 0.9 * mse(OneForAll("logistic").fit(asked.aside()).expand(600, 3), truth)
     assert found.prior["sigma_theta"] == pytest.approx(0.5, rel=0.2)
     scored = score_models(Problem(made.train, None, made.train), "logistic")
     everyone = torch.arange(600)
@@ -337,8 +337,20 @@ def test_clients_that_are_all_alike() -> None:
 def test_data_that_cannot_be_regressed(clients: Clients, family: str, message: str) -> None:
     asked = federation(clients)
     with pytest.raises(EstimationError, match=message):
+        check_regression(clients, family)  # type: ignore[arg-type]
         GaussianPrior(family=family).estimate(asked)  # type: ignore[arg-type]
     assert asked.traffic.total_up == 0
+
+
+@pytest.mark.parametrize("solver", ["em", "gd"])
+def test_a_client_whose_targets_are_no_classes_does_not_answer(solver: str) -> None:
+    clients = regressions([3, 3, 3, 3], 2, classes=True)
+    assert clients.y is not None
+    y = clients.y.to(torch.float32)
+    y[4] = 0.5
+    asked = federation(Clients.from_sizes(clients.x, y, clients.size))
+    GaussianPrior(family="logistic", rounds=2, solver=solver).fit(asked)  # type: ignore[arg-type]
+    assert {failure.client for failure in asked.failures} == {"1"}
 
 
 def test_settings_that_make_no_sense() -> None:

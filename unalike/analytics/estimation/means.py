@@ -13,15 +13,15 @@ from unalike.analytics.estimation.shared import (
     Channel,
     Estimates,
     EstimationError,
+    Learned,
     check_clients,
-    check_finite,
     check_positive,
     collect,
     features,
 )
 from unalike.core.client import Client
 from unalike.core.federation import Federation, Replies, each
-from unalike.core.release import Each, Sum
+from unalike.core.release import Each, Release, Sum
 from unalike.core.task import Sent, Task, send, task
 from unalike.privacy.mechanisms import Quantizer, RandomizedResponse
 
@@ -77,12 +77,17 @@ class GaussianMeans:
                 )
 
     @task
-    def summarize(self, client: Client) -> Sent:
-        """X̄_i, and what the deviations are estimated from where they are unknown."""
+    def summarize(self, client: Client, unit: Tensor) -> Sent:
+        """X̄_i in the channel's unit, and what the deviations are estimated from where they are unknown."""
         mean = client.mean(client.x.to(torch.float64))
         spread = client.sum((client.x - mean).square()).sum()
         n = client.n.to(torch.float64)
-        return send(mean=mean, noise=torch.stack([spread, (n - 1) * mean.numel(), 1 / n]))
+        return send(mean=mean / unit, noise=torch.stack([spread, (n - 1) * mean.numel(), 1 / n]))
+
+    @summarize.into
+    def _messages(self) -> list[Release]:
+        mean = self.channel.release("mean")
+        return [mean, Sum("noise")] if self.sigma_x is None or self.sigma_theta is None else [mean]
 
     @task
     def combine(self, client: Client, mu: Tensor, spread: Tensor, noise: Tensor) -> Sent:
@@ -101,23 +106,24 @@ class GaussianMeans:
         return self.radius + (self.sigma_theta + self.sigma_x / math.sqrt(samples)) * reach
 
     def estimate(self, federation: Federation) -> Estimates:
+        """``fit``, and what all clients have from it; simulation only."""
+        return collect(federation, self.fit(federation))
+
+    def fit(self, federation: Federation) -> Learned:
         """One message from every client, one answer to it; nothing at all with a known prior."""
-        check_finite(federation)
-        dim = features(federation)
+        dim = features(federation.roster)
         cohort = federation.everyone()
         if self.mu is not None:
             assert self.sigma_theta is not None and self.sigma_x is not None
             known = torch.full((dim,), self.mu, dtype=torch.float64)
             cohort.ask(self.combine, into=[], mu=known, spread=self.sigma_theta**2, noise=self.sigma_x**2)
             prior = {"mu": known.tolist(), "sigma_theta": self.sigma_theta, "sigma_x": self.sigma_x, "sigma_q": 0.0}
-            return collect(federation, dim, prior)
-        clients = check_clients(federation)
-        bound = self.coordinate_bound(clients, int(federation.clients.size.min()))
-        into: list[Each | Sum] = [self.channel.release("mean", bound, dim)]
-        if self.sigma_x is None or self.sigma_theta is None:
-            into.append(Sum("noise"))
-        replies = cohort.ask(self.summarize, into=into)
-        messages = replies["mean"]
+            return Learned(prior)
+        clients = check_clients(federation.roster)
+        bound = self.coordinate_bound(clients, int(federation.roster.bound.min()))
+        unit = torch.tensor(self.channel.unit(bound, dim), dtype=torch.float64)
+        replies = cohort.ask(self.summarize, unit=unit)
+        messages = replies["mean"] * unit
         mu = messages.mean(0)
         noise = self._noise(replies)
         spread, notes = self._spread(messages, noise, replies)
@@ -131,7 +137,7 @@ class GaussianMeans:
             "sigma_q": math.sqrt(channel),
             "bound": bound,
         }
-        return collect(federation, dim, prior, notes=notes)
+        return Learned(prior, notes=notes)
 
     def _noise(self, replies: Replies) -> float:
         """σx²: given, or pooled within clients."""
@@ -189,22 +195,48 @@ class BernoulliRates:
         """X̄_i, measured from ½, so that k bits cover [0, 1]."""
         return send(rate=client.mean(_flips(client)) - 0.5)
 
+    @rate.into
+    def _rate(self) -> list[Release]:
+        return [Each("rate", noise=self._rounding)]
+
     @task
     def moments(self, client: Client) -> Sent:
         """X̄_i and the pair moment, both measured from ½."""
         ones, n = client.sum(_flips(client)), client.n.to(torch.float64)
         return send(rate=ones / n - 0.5, pair=ones * (ones - 1) / (n * (n - 1)) - 0.5)
 
+    @moments.into
+    def _moments(self) -> list[Release]:
+        return [Each("rate", noise=self._rounding), Each("pair", noise=self._rounding)]
+
     @task
     def private_rate(self, client: Client) -> Sent:
         """X̄_i in [0, 1], to be reported by randomized response."""
         return send(rate=client.mean(_flips(client)))
+
+    @private_rate.into
+    def _private_rate(self) -> list[Release]:
+        return [Each("rate", noise=self._report)]
 
     @task
     def private_pair(self, client: Client) -> Sent:
         """The pair moment in [0, 1], to be reported by randomized response."""
         ones, n = client.sum(_flips(client)), client.n.to(torch.float64)
         return send(pair=ones * (ones - 1) / (n * (n - 1)))
+
+    @private_pair.into
+    def _private_pair(self) -> list[Release]:
+        return [Each("pair", noise=self._report)]
+
+    @property
+    def _rounding(self) -> Quantizer | None:
+        return None if self.bits is None else Quantizer(self.bits, bound=0.5)
+
+    @property
+    def _report(self) -> RandomizedResponse:
+        if self.epsilon is None:
+            raise EstimationError("a private report needs epsilon")
+        return RandomizedResponse(self.epsilon)
 
     @task
     def combine(self, client: Client, mu: Tensor, precision: Tensor) -> Sent:
@@ -214,21 +246,26 @@ class BernoulliRates:
         return send(keep={"estimate": a * local + (1 - a) * mu, "local": local})
 
     def estimate(self, federation: Federation) -> Estimates:
+        """``fit``, and what all clients have from it; simulation only."""
+        return collect(federation, self.fit(federation))
+
+    def fit(self, federation: Federation) -> Learned:
         """One message from every client, one answer to it; nothing at all with a known prior."""
-        check_flips(federation)
+        features(federation.roster, wanted=1)
         cohort = federation.everyone()
         if self.alpha is not None and self.beta is not None:
             total = self.alpha + self.beta
             cohort.ask(self.combine, into=[], mu=self.alpha / total, precision=total)
-            return collect(federation, 1, {"mu": self.alpha / total, "precision": total})
-        check_clients(federation, 3, "leave-one-out estimation")
-        if self.form == "exact" and int(federation.clients.size.min()) < 2:
-            name = federation.clients.name(int(federation.clients.size.argmin()))
+            return Learned({"mu": self.alpha / total, "precision": total})
+        check_clients(federation.roster, 3, "leave-one-out estimation")
+        sizes = federation.roster.bound
+        if self.form == "exact" and int(sizes.min()) < 2:
+            name = federation.roster.name(int(sizes.argmin()))
             raise EstimationError(
                 f"client {name} has a single sample, which says nothing about how p² is spread; leave it out, or use "
                 "form='plug-in'"
             )
-        rate, pair = self._messages(federation)
+        rate, pair = self._arrived(federation)
         mu, variance = _leave_one_out(rate), _variance_without(rate)
         if self.form != "exact":
             precision = _ratio(mu * (1 - mu), variance) - (1 if self.form == "moments" else 0)
@@ -246,25 +283,22 @@ class BernoulliRates:
         notes = [_ALIKE] if bool(precision.isinf().all()) else []
         middle = float(precision.median())
         prior = {"mu": float(mu.mean()), "precision": None if math.isinf(middle) else middle}
-        return collect(federation, 1, prior, notes=notes)
+        return Learned(prior, notes=notes)
 
-    def _messages(self, federation: Federation) -> tuple[Tensor, Tensor]:
+    def _arrived(self, federation: Federation) -> tuple[Tensor, Tensor]:
         """[clients] rates and pair moments as they arrived; NaN from a client that did not send one."""
-        count = len(federation.clients)
+        count = len(federation.roster)
         nothing = torch.full((count,), torch.nan, dtype=torch.float64)
         everyone = torch.arange(count)
         if self.epsilon is not None:
-            report = RandomizedResponse(self.epsilon)
             if self.form != "exact":
-                return self._arrived(federation, everyone, self.private_rate, "rate", report), nothing
+                return _reports(federation, everyone, self.private_rate, "rate"), nothing
             return (
-                self._arrived(federation, everyone[::2], self.private_rate, "rate", report),
-                self._arrived(federation, everyone[1::2], self.private_pair, "pair", report),
+                _reports(federation, everyone[::2], self.private_rate, "rate"),
+                _reports(federation, everyone[1::2], self.private_pair, "pair"),
             )
-        rounding = None if self.bits is None else Quantizer(self.bits, bound=0.5)
         names = ("rate", "pair") if self.form == "exact" else ("rate",)
-        asked = self.moments if self.form == "exact" else self.rate
-        replies = federation.everyone().ask(asked, into=[Each(name, noise=rounding) for name in names])
+        replies = federation.everyone().ask(self.moments if self.form == "exact" else self.rate)
         found = []
         for name in names:
             column = nothing.clone()
@@ -272,15 +306,19 @@ class BernoulliRates:
             found.append(column)
         return found[0], found[1] if len(found) == 2 else nothing
 
-    def _arrived(self, federation: Federation, who: Tensor, asked: Task, name: str, how: RandomizedResponse) -> Tensor:
-        column = torch.full((len(federation.clients),), torch.nan, dtype=torch.float64)
-        replies = federation.cohort(who).ask(asked, into=Each(name, noise=how))
-        column[who[replies.answered]] = replies[name].to(torch.float64)
-        return column
+
+def _reports(federation: Federation, who: Tensor, asked: Task, name: str) -> Tensor:
+    """[clients] what those at ``who`` reported; NaN for all others."""
+    column = torch.full((len(federation.roster),), torch.nan, dtype=torch.float64)
+    replies = federation.cohort(who).ask(asked)
+    column[who[replies.answered]] = replies[name].to(torch.float64)
+    return column
 
 
 def _flips(client: Client) -> Tensor:
-    return client.x.to(torch.float64).reshape(client.capacity)
+    """The client's samples; NaN, so that it does not answer, in place of one that is neither 0 nor 1."""
+    values = client.x.to(torch.float64).reshape(client.capacity)
+    return torch.where((values == 0) | (values == 1), values, torch.nan)
 
 
 def _leave_one_out(values: Tensor) -> Tensor:
@@ -306,17 +344,3 @@ def _ratio(top: Tensor, variance: Tensor) -> Tensor:
     """top / variance; infinite where the variance is nothing (or rounding's dust)."""
     alike = variance <= 1e-12
     return torch.where(alike, torch.inf, top / torch.where(alike, 1.0, variance))
-
-
-def check_flips(federation: Federation) -> None:
-    """Every sample must be 0 or 1."""
-    features(federation, wanted=1)
-    values = federation.clients.x.reshape(-1)
-    strange = ((values != 0) & (values != 1)).nonzero().flatten()
-    if len(strange):
-        row = int(strange[0])
-        what = "fractions" if 0 < float(values[row]) < 1 else "values outside [0, 1]"
-        raise EstimationError(
-            f"a Bernoulli sample is 0 or 1, but row {row + 1} holds {float(values[row]):g} ({len(strange)} such rows: "
-            f"{what}); give one row for each trial, or a file of counts (successes, trials)"
-        )

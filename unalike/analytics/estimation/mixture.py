@@ -13,21 +13,21 @@ import torch
 from torch import Tensor
 
 from unalike.analytics.estimation.posterior import Family, alone, design, loss_gradient, risk_around
-from unalike.analytics.estimation.regression import check_regression
 from unalike.analytics.estimation.shared import (
     Channel,
     Estimates,
     EstimationError,
+    Learned,
     check_clients,
     check_components,
-    check_finite,
     check_positive,
+    check_targets,
     collect,
     features,
 )
 from unalike.core.client import Client
 from unalike.core.federation import Federation
-from unalike.core.release import Each
+from unalike.core.release import Each, Release
 from unalike.core.task import Sent, send, task
 
 Kind = Literal["means", "linear"]
@@ -99,15 +99,20 @@ class DiscreteMixture:
             )
 
     @task
-    def begin(self, client: Client) -> Sent:
+    def begin(self, client: Client, unit: Tensor) -> Sent:
         """θ_i⁰: the mean, or least squares of least norm."""
-        return send(theta=self._alone(client))
+        return send(theta=self._alone(client) / unit)
 
     @task
-    def update(self, client: Client, candidates: Tensor, weights: Tensor) -> Sent:
+    def update(self, client: Client, candidates: Tensor, weights: Tensor, unit: Tensor) -> Sent:
         """Step 6: Σ_l α_l·μ_l with α_l ∝ p_l·exp(−squared error / 2σx²)."""
         theta = self._posterior_mean(client, candidates, weights)
-        return send(theta=theta, keep={"estimate": theta, "local": self._alone(client)})
+        return send(theta=theta / unit, keep={"estimate": theta, "local": self._alone(client)})
+
+    @begin.into
+    @update.into
+    def _message(self) -> list[Release]:
+        return [self.channel.release("theta", uses=1 if self.once else self.rounds)]
 
     def _alone(self, client: Client) -> Tensor:
         return client.mean(client.x.to(torch.float64)) if self.kind == "means" else alone(client, "linear")
@@ -128,21 +133,24 @@ class DiscreteMixture:
         return unit * (4 * math.sqrt(dim) + 2 * math.sqrt(math.log(clients**2 * samples))) + self.radius
 
     def estimate(self, federation: Federation, after_round: Callable[[int], None] | None = None) -> Estimates:
+        """``fit``, and what all clients have from it; simulation only."""
+        return collect(federation, self.fit(federation, after_round))
+
+    def fit(self, federation: Federation, after_round: Callable[[int], None] | None = None) -> Learned:
         """Learn the candidates (unless known), then have every client combine."""
         if self.kind == "linear":
-            check_regression(federation, "linear")
-        check_finite(federation)
-        dim = features(federation)
+            check_targets(federation.roster)
+        dim = features(federation.roster)
         trace: list[float] = []
         if self.candidates is not None and self.weights is not None:
             candidates, weights = self._known(dim)
         else:
-            check_components(self.components, check_clients(federation))
+            check_components(self.components, check_clients(federation.roster))
             candidates, weights, trace = self._learn(federation, dim, after_round or (lambda _: None))
-        federation.everyone().ask(self.update, into=[], candidates=candidates, weights=weights)
+        federation.everyone().ask(self.update, into=[], candidates=candidates, weights=weights, unit=1.0)
         notes = [_FEWER] if bool((weights == 0).any()) else []
         prior = {"candidates": candidates.tolist(), "weights": weights.tolist()}
-        return collect(federation, dim, prior, trace, notes)
+        return Learned(prior, trace, notes)
 
     def _known(self, dim: int) -> tuple[Tensor, Tensor]:
         assert self.candidates is not None and self.weights is not None
@@ -159,21 +167,18 @@ class DiscreteMixture:
     def _learn(
         self, federation: Federation, dim: int, after_round: Callable[[int], None]
     ) -> tuple[Tensor, Tensor, list[float]]:
-        clients, seed = federation.clients, federation.seed
-        bound = self.norm_bound(len(clients), int(clients.size.min()), dim)
-        if bound is not None and self.channel.epsilon is not None:
-            bound /= math.sqrt(dim)  # a channel takes the bound of a coordinate
-        messages = 1 if self.once else self.rounds
-        release = self.channel.release("theta", bound, dim, uses=messages)
-        theta = federation.everyone().ask(self.begin, into=release)["theta"]
+        roster, seed = federation.roster, federation.seed
+        bound = self.norm_bound(len(roster), int(roster.bound.min()), dim)
+        unit = torch.tensor(1.0 if bound is None or self.channel.is_bare else bound, dtype=torch.float64)
+        theta = federation.everyone().ask(self.begin, unit=unit)["theta"] * unit
         found = cluster(theta, self.components, seed)
         if self.once:
             return spherical_em(theta, found, steps=200)
         after_round(1)
         trace = [_within(theta, found)]
         for number in range(2, self.rounds + 1):
-            inputs = {"candidates": found.centers, "weights": found.weights}
-            theta = federation.everyone().ask(self.update, into=release, **inputs)["theta"]
+            inputs = {"candidates": found.centers, "weights": found.weights, "unit": unit}
+            theta = federation.everyone().ask(self.update, **inputs)["theta"] * unit
             found = cluster(theta, self.components, seed, found.centers)
             trace.append(_within(theta, found))
             after_round(number)
@@ -244,6 +249,10 @@ class MixturePrior:
         theta = alone(client, self.family)
         return send(theta=theta, keep={"estimate": theta, "local": theta})
 
+    @begin.into
+    def _first(self) -> list[Release]:
+        return [Each("theta")]
+
     @task
     def descend(self, client: Client, weights: Tensor, centers: Tensor, variances: Tensor) -> Sent:
         """Step 6 of Algorithm 4, ``local_steps`` times."""
@@ -260,18 +269,24 @@ class MixturePrior:
         risk = risk_around(client, theta, 1 / (share / variances).sum(), noise, self.family)
         return send(theta=theta, risk=risk, keep={"estimate": theta})
 
+    @descend.into
+    def _sent(self) -> list[Release]:
+        return [Each("theta", "risk") if self.corrected else Each("theta")]
+
     def estimate(self, federation: Federation, after_round: Callable[[int], None] | None = None) -> Estimates:
+        """``fit``, and what all clients have from it; simulation only."""
+        return collect(federation, self.fit(federation, after_round))
+
+    def fit(self, federation: Federation, after_round: Callable[[int], None] | None = None) -> Learned:
         """``rounds`` of client steps and clustering at the server."""
-        check_regression(federation, self.family)
-        dim = features(federation)
-        check_components(self.components, check_clients(federation))
-        theta = federation.everyone().ask(self.begin, into=Each("theta"))["theta"]
+        check_targets(federation.roster)
+        check_components(self.components, check_clients(federation.roster))
+        theta = federation.everyone().ask(self.begin)["theta"]
         found = cluster(theta, self.components, federation.seed)
         variances = self._variances(theta, found, torch.zeros(len(theta), dtype=torch.float64))
-        into = Each("theta", "risk") if self.corrected else Each("theta")
         for number in range(1, self.rounds + 1):
             inputs = {"weights": found.weights, "centers": found.centers, "variances": variances}
-            replies = federation.everyone().ask(self.descend, into=into, **inputs)
+            replies = federation.everyone().ask(self.descend, **inputs)
             theta = replies["theta"]
             found = cluster(theta, self.components, federation.seed, found.centers)
             risk = replies["risk"] if self.corrected else torch.zeros(len(theta), dtype=torch.float64)
@@ -284,7 +299,7 @@ class MixturePrior:
             "centers": found.centers.tolist(),
             "sigma_theta": variances.sqrt().tolist(),
         }
-        return collect(federation, dim, prior, notes=notes)
+        return Learned(prior, notes=notes)
 
     def _variances(self, theta: Tensor, found: Clusters, risk: Tensor) -> Tensor:
         """[k] variance of a coordinate around the own center; at least a millionth of the whole, so none vanishes."""

@@ -40,6 +40,11 @@ def design(client: Client) -> tuple[Tensor, Tensor]:
     return x, torch.where(mask, client.y.to(torch.float64), 0.0)
 
 
+def _classes(y: Tensor) -> Tensor:
+    """y; NaN, so that its client does not answer, in place of a target that is neither 0 nor 1."""
+    return torch.where((y == 0) | (y == 1), y, torch.nan)
+
+
 def linear_posterior(client: Client, mu: Tensor, spread: Tensor, noise: Tensor) -> Posterior:
     """θ̂ = (I/σθ² + XᵀX/σx²)⁻¹(XᵀY/σx² + μ/σθ²) (Theorem 6), by way of whichever Gram matrix is smaller."""
     x, y = design(client)
@@ -79,7 +84,7 @@ def logistic_mode(client: Client, mu: Tensor, spread: Tensor) -> Tensor:
     theta = mu
     for _ in range(_NEWTON_STEPS):
         chance = torch.sigmoid(x @ theta)
-        gradient = x.T @ torch.where(client.mask, chance - y, 0.0) + (theta - mu) / spread
+        gradient = x.T @ torch.where(client.mask, chance - _classes(y), 0.0) + (theta - mu) / spread
         factor = _curvature(x, chance, spread, identity)
         step = torch.cholesky_solve(gradient[:, None], factor)[:, 0]
         theta = theta - step / (1 + torch.sqrt((gradient * step).sum().clamp(min=0)))
@@ -148,7 +153,7 @@ def loss_gradient(client: Client, theta: Tensor, family: Family, noise: Tensor) 
     score = x @ theta
     if family == "linear":
         return x.T @ (score - y) / noise
-    return x.T @ torch.where(client.mask, torch.sigmoid(score) - y, 0.0)
+    return x.T @ torch.where(client.mask, torch.sigmoid(score) - _classes(y), 0.0)
 
 
 def squared_error(client: Client, theta: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Data for personal estimation: populations, files of counts, and samples kept apart to score by."""
+"""Data for personal estimation: populations, files of counts, their checks, and samples kept apart to score by."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from unalike.analytics.estimation.shared import Estimates, EstimationError, mse
+from unalike.analytics.estimation.posterior import Family
+from unalike.analytics.estimation.shared import Estimates, EstimationError, check_targets, features, mse
 from unalike.core.client import Clients
 from unalike.data import load
 
@@ -92,6 +93,38 @@ def counts_clients(successes: Any, trials: Any, names: list[str] | None = None) 
     position = np.arange(all_.sum()) - np.repeat(np.cumsum(all_) - all_, all_)
     x = (position < np.repeat(ones, all_)).astype(np.float32)[:, None]
     return Clients.from_sizes(torch.from_numpy(x), None, torch.from_numpy(all_), names=names)
+
+
+def check_finite(clients: Clients) -> None:
+    """Every client's inputs (and targets) must be numbers."""
+    for what, column in (("inputs", clients.x), ("targets", clients.y)):
+        if column is not None and column.is_floating_point() and not bool(torch.isfinite(column).all()):
+            raise EstimationError(f"the {what} hold NaN or infinite values; remove or fill them first")
+
+
+def check_flips(clients: Clients) -> None:
+    """Every sample must be one number, 0 or 1."""
+    features(clients.roster(), wanted=1)
+    values = clients.x.reshape(-1)
+    strange = ((values != 0) & (values != 1)).nonzero().flatten()
+    if len(strange):
+        row = int(strange[0])
+        what = "fractions" if 0 < float(values[row]) < 1 else "values outside [0, 1]"
+        raise EstimationError(
+            f"a Bernoulli sample is 0 or 1, but row {row + 1} holds {float(values[row]):g} ({len(strange)} such rows: "
+            f"{what}); give one row for each trial, or a file of counts (successes, trials)"
+        )
+
+
+def check_regression(clients: Clients, family: Family) -> None:
+    """Numbers as features, a target for every row, and classes 0 and 1 where the model is logistic."""
+    check_targets(clients.roster())
+    check_finite(clients)
+    y = clients.y
+    assert y is not None, "the roster says that there are targets"
+    strange = y[(y != 0) & (y != 1)]
+    if family == "logistic" and len(strange):
+        raise EstimationError(f"logistic regression needs targets 0 and 1, but one is {float(strange[0]):g}")
 
 
 def folds(clients: Clients, seed: int | None) -> list[Problem]:

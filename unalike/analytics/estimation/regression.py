@@ -23,15 +23,16 @@ from unalike.analytics.estimation.shared import (
     Channel,
     Estimates,
     EstimationError,
+    Learned,
     check_clients,
-    check_finite,
     check_positive,
+    check_targets,
     collect,
     features,
 )
 from unalike.core.client import Client
 from unalike.core.federation import Federation
-from unalike.core.release import Mean, Sum
+from unalike.core.release import Mean, Release, Sum
 from unalike.core.task import Sent, send, task
 
 Solver = Literal["em", "gd"]
@@ -109,7 +110,12 @@ class GaussianPrior:
         numbers = torch.stack(
             [posterior.prior_error, posterior.noise_error, client.n.to(torch.float64), posterior.log_likelihood]
         )
-        return send(theta=posterior.theta, statistic=torch.cat([posterior.theta, numbers]))
+        unit = self.channel.unit(self.bound, mu.numel())
+        return send(theta=posterior.theta / unit, statistic=torch.cat([posterior.theta, numbers]))
+
+    @expect.into
+    def _expected(self) -> list[Release]:
+        return [Mean("statistic")] if self.channel.is_bare else [self.channel.release("theta", uses=self.rounds)]
 
     @task
     def begin(self, client: Client) -> Sent:
@@ -150,16 +156,20 @@ class GaussianPrior:
     # The server's side
 
     def estimate(self, federation: Federation, after_round: Callable[[int], None] | None = None) -> Estimates:
+        """``fit``, and what all clients have from it; simulation only."""
+        return collect(federation, self.fit(federation, after_round))
+
+    def fit(self, federation: Federation, after_round: Callable[[int], None] | None = None) -> Learned:
         """Learn the prior in ``rounds`` asks (none if it is known), then have every client combine."""
-        check_regression(federation, self.family)
-        dim = features(federation)
+        check_targets(federation.roster)
+        dim = features(federation.roster)
         if self.mu is not None:
             assert self.sigma_theta is not None
             mu = torch.full((dim,), self.mu, dtype=torch.float64)
             spread, noise = self.sigma_theta**2, (self.sigma_x or 1.0) ** 2
             trace: list[float] = []
         else:
-            check_clients(federation)
+            check_clients(federation.roster)
             learn = self._learn_mean if not self.channel.is_bare else self._em if self.solver == "em" else self._gd
             mu, spread, noise, trace = learn(federation, dim, after_round or (lambda _: None))
         cohort = federation.everyone()
@@ -171,7 +181,7 @@ class GaussianPrior:
         prior: dict[str, Any] = {"mu": mu.tolist(), "sigma_theta": math.sqrt(spread)}
         if self.family == "linear":
             prior["sigma_x"] = math.sqrt(noise)
-        return collect(federation, dim, prior, trace, notes)
+        return Learned(prior, trace, notes)
 
     def _start(self, federation: Federation, dim: int) -> tuple[Tensor, float, float]:
         """μ = 0; deviations as given, or such that both explain half of the targets' variance."""
@@ -195,7 +205,7 @@ class GaussianPrior:
         for number in range(1, self.rounds + 1):
             inputs = {"mu": mu, "spread": _double(spread), "noise": _double(noise)}
             cohort = federation.everyone()
-            statistic = cohort.ask(self.expect, into=Mean("statistic"), **inputs)["statistic"]
+            statistic = cohort.ask(self.expect, **inputs)["statistic"]
             prior_error, noise_error, samples, likelihood = statistic[dim:].tolist()
             moved = float((statistic[:dim] - mu).square().sum())
             mu = statistic[:dim]
@@ -213,10 +223,10 @@ class GaussianPrior:
         self, federation: Federation, dim: int, after_round: Callable[[int], None]
     ) -> tuple[Tensor, float, float, list[float]]:
         mu, spread, noise = self._start(federation, dim)
-        release = self.channel.release("theta", self.bound, dim, uses=self.rounds)
+        unit = self.channel.unit(self.bound, dim)
         for number in range(1, self.rounds + 1):
             inputs = {"mu": mu, "spread": _double(spread), "noise": _double(noise)}
-            mu = federation.everyone().ask(self.expect, into=release, **inputs)["theta"].mean(0)
+            mu = federation.everyone().ask(self.expect, **inputs)["theta"].mean(0) * unit
             after_round(number)
         return mu, spread, noise, []
 
@@ -252,63 +262,53 @@ def read_risk(client: Client, missing: Tensor) -> Sent:
 def expected_mse(federation: Federation) -> float:
     """Mean over clients of Theorem 6's tr (I/σθ² + XᵀX/σx²)⁻¹ (16) under the prior that was used."""
     missing = torch.full((1,), torch.nan, dtype=torch.float64)
-    return float(federation.aside().everyone().ask(read_risk, missing=missing)["risk"].mean())
+    with federation.aside() as own:
+        return float(own.everyone().ask(read_risk, missing=missing)["risk"].mean())
 
 
 # One model for all, as a baseline
 
 
-@task
-def curvature(client: Client, theta: Tensor, linear: Tensor) -> Sent:
-    """Gradient and Hessian of the client's loss."""
-    x, y = design(client)
-    score = x @ theta
-    chance = torch.sigmoid(score)
-    residual = torch.where(linear, score - y, torch.where(client.mask, chance - y, 0.0))
-    weight = torch.where(linear, torch.ones_like(score), chance * (1 - chance))
-    return send(gradient=x.T @ residual, hessian=x.T @ (weight[:, None] * x))
+@dataclass(frozen=True)
+class OneForAll:
+    """FedAvg's model: where it converges to, or after ``rounds`` rounds of one local step from zero.
 
-
-@task
-def one_step(client: Client, theta: Tensor, linear: Tensor, lr: Tensor) -> Sent:
-    """One full-batch step of FedAvg on the client's mean loss."""
-    x, y = design(client)
-    score = x @ theta
-    residual = torch.where(linear, score - y, torch.where(client.mask, torch.sigmoid(score) - y, 0.0))
-    return send(update=-lr * (x.T @ residual) / client.n)
-
-
-def one_for_all(federation: Federation, family: Family, rounds: int | None = None, lr: float = 0.1) -> Tensor:
-    """FedAvg's model: where it converges to (None), or after ``rounds`` rounds of one local step from zero.
-
-    For measuring in simulation: give it ``federation.aside()``.
+    For measuring in simulation: fit it to ``federation.aside()``.
     """
-    theta = torch.zeros(features(federation), dtype=torch.float64)
-    linear = torch.tensor(family == "linear")
-    if rounds is not None:
-        for _ in range(rounds):
-            replies = federation.everyone().ask(one_step, into=Mean("update"), theta=theta, linear=linear, lr=lr)
-            theta = theta + replies["update"]
+
+    family: Family
+    rounds: int | None = None  # None: until it has converged
+    lr: float = 0.1
+
+    @task
+    def curvature(self, client: Client, theta: Tensor) -> Sent:
+        """Gradient and Hessian of the client's loss."""
+        x, _ = design(client)
+        chance = torch.sigmoid(x @ theta)
+        weight = torch.ones_like(chance) if self.family == "linear" else chance * (1 - chance)
+        return send(gradient=self._gradient(client, theta), hessian=x.T @ (weight[:, None] * x))
+
+    @task
+    def one_step(self, client: Client, theta: Tensor) -> Sent:
+        """One full-batch step of FedAvg on the client's mean loss."""
+        return send(update=-self.lr * self._gradient(client, theta) / client.n)
+
+    def _gradient(self, client: Client, theta: Tensor) -> Tensor:
+        return loss_gradient(client, theta, self.family, torch.ones((), dtype=torch.float64))
+
+    def fit(self, federation: Federation) -> Tensor:
+        """The model [d]."""
+        check_targets(federation.roster)
+        theta = torch.zeros(features(federation.roster), dtype=torch.float64)
+        if self.rounds is not None:
+            for _ in range(self.rounds):
+                theta = theta + federation.everyone().ask(self.one_step, into=Mean("update"), theta=theta)["update"]
+            return theta
+        for _ in range(1 if self.family == "linear" else 15):
+            sums = federation.everyone().ask(self.curvature, into=[Sum("gradient"), Sum("hessian")], theta=theta)
+            gradient = sums["gradient"]
+            solved = torch.linalg.lstsq(sums["hessian"], gradient[:, None], driver="gelsd")  # it may be singular
+            step = solved.solution[:, 0]
+            decrement = math.sqrt(max(0.0, float(gradient @ step) / len(federation.roster)))
+            theta = theta - (step if self.family == "linear" else step / (1 + decrement))
         return theta
-    for _ in range(1 if family == "linear" else 15):
-        sums = federation.everyone().ask(curvature, into=[Sum("gradient"), Sum("hessian")], theta=theta, linear=linear)
-        gradient, hessian = sums["gradient"], sums["hessian"]
-        step = torch.linalg.lstsq(hessian, gradient[:, None], driver="gelsd").solution[
-            :, 0
-        ]  # a singular sum is allowed
-        decrement = math.sqrt(max(0.0, float(gradient @ step) / max(1, len(federation.clients))))
-        theta = theta - (step if family == "linear" else step / (1 + decrement))
-    return theta
-
-
-def check_regression(federation: Federation, family: Family) -> None:
-    """Numbers as features, a target for every row, and classes 0 and 1 where the model is logistic."""
-    features(federation)
-    y = federation.clients.y
-    if y is None or not bool(federation.clients.labeled.all()):
-        raise EstimationError("regression needs a target for every row; name its column (label_column), or y in an NPZ")
-    check_finite(federation)
-    if family == "logistic":
-        strange = y[(y != 0) & (y != 1)]
-        if len(strange):
-            raise EstimationError(f"logistic regression needs targets 0 and 1, but one is {float(strange[0]):g}")

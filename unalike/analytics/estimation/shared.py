@@ -3,6 +3,9 @@
 Every client has a parameter of its own, drawn from a population (the prior) that nobody knows. A client sends one
 statistic; the server learns the prior from all of them and sends it back; the client combines it with its own data.
 The estimate stays with the client. How the statistic travels, bare, in k bits or with local noise, is a ``Channel``.
+
+An estimator has ``fit``, which learns the prior and has every client make its estimate, and ``estimate``, which then
+also reads all estimates: that only a simulation can do.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from torch import Tensor
 from unalike.core.client import Client
 from unalike.core.federation import Federation
 from unalike.core.release import Each
+from unalike.core.roster import Roster
 from unalike.core.task import Sent, send, task
 from unalike.data.source import DataError
 from unalike.privacy.checks import check_delta, check_epsilon
@@ -70,14 +74,23 @@ class Channel:
             one = Gaussian.for_budget(self.epsilon, self.delta)
         return Gaussian(one.noise_multiplier * math.sqrt(uses))
 
-    def release(self, name: str, bound: float | None, dim: int, uses: int = 1) -> Each:
-        """The release of a vector of ``dim`` coordinates in [−bound, bound]."""
+    def release(self, name: str, uses: int = 1) -> Each:
+        """The release of a vector that its task measures in its ``unit``: both sides know it from the settings alone."""
         if self.is_bare:
             return Each(name)
-        assert bound is not None
         if self.bits is not None:
-            return Each(name, noise=Quantizer(self.bits, bound))
-        return Each(name, clip=bound * math.sqrt(dim), noise=self.noise(uses))
+            return Each(name, noise=Quantizer(self.bits, 1.0))
+        return Each(name, clip=1.0, noise=self.noise(uses))
+
+    def unit(self, bound: float | None, dim: int) -> float:
+        """What a vector of ``dim`` coordinates in [−bound, bound] is divided by before it is sent.
+
+        Then every coordinate is within 1, for k bits, or the norm is, for noise.
+        """
+        if self.is_bare:
+            return 1.0
+        assert bound is not None
+        return bound if self.bits is not None else bound * math.sqrt(dim)
 
     def variance(self, bound: float | None, dim: int, uses: int = 1) -> float:
         """σ_q²: the most that the channel adds to the variance of one coordinate."""
@@ -90,11 +103,19 @@ class Channel:
 
 
 @dataclass(frozen=True)
-class Estimates:
-    """The clients' estimates, as the simulation sees them, and what the server learned.
+class Learned:
+    """What the server learned; the estimates stayed with the clients, as kept arrays "estimate" and "local"."""
 
-    In a deployed run only ``prior`` exists at the server; ``estimate`` and ``local`` (what a client finds alone) stay
-    with their clients as kept arrays of these names.
+    prior: Mapping[str, Any]
+    trace: Sequence[float] = ()  # log-likelihood or objective by round, where there is one
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """The clients' estimates, as only a simulation sees them, and what the server learned.
+
+    ``local`` is what a client finds alone.
     """
 
     estimate: Tensor  # [clients, d]
@@ -111,13 +132,15 @@ def read_estimate(client: Client, missing: Tensor) -> Sent:
     return send(estimate=client.kept.get("estimate", missing), local=client.kept.get("local", missing))
 
 
-def collect(
-    federation: Federation, dim: int, prior: Mapping[str, Any], trace: Sequence[float] = (), notes: Sequence[str] = ()
-) -> Estimates:
+def collect(federation: Federation, learned: Learned) -> Estimates:
     """Read what every client kept: a simulation's own view, charged to nobody."""
-    missing = torch.full((dim,), torch.nan, dtype=torch.float64)  # who has no estimate does not answer
-    replies = federation.aside().everyone().ask(read_estimate, missing=missing)
-    return Estimates(replies["estimate"], replies["local"], replies.answered, prior, trace, notes)
+    missing = torch.full(
+        (features(federation.roster),), torch.nan, dtype=torch.float64
+    )  # without an estimate: no answer
+    with federation.aside() as own:
+        replies = own.everyone().ask(read_estimate, missing=missing)
+    estimate, local, who = replies["estimate"], replies["local"], replies.answered
+    return Estimates(estimate, local, who, learned.prior, learned.trace, learned.notes)
 
 
 def mse(estimate: Tensor, truth: Tensor) -> float:
@@ -131,21 +154,21 @@ def gain(error: float, baseline: float) -> float | None:
     return None if baseline == 0 else 1.0 - error / baseline
 
 
-# Checks of data and settings, before anything is asked
+# Checks of the roster and settings, before anything is asked; rows are checked where they are read (problem.py)
 
 
-def features(federation: Federation, wanted: int | None = None) -> int:
+def features(roster: Roster, wanted: int | None = None) -> int:
     """The number of features; refuses images and tokens, and another number than ``wanted``."""
-    shape = tuple(federation.clients.x.shape[1:])
+    shape = roster.schema.shape
     if len(shape) != 1 or (wanted is not None and shape[0] != wanted):
         expected = "one column" if wanted == 1 else "columns of numbers"
         raise EstimationError(f"expected {expected} as features, but a sample has shape {shape}")
     return shape[0]
 
 
-def check_clients(federation: Federation, least: int = 2, what: str = "learning a prior") -> int:
+def check_clients(roster: Roster, least: int = 2, what: str = "learning a prior") -> int:
     """How many clients there are, if there are enough."""
-    count = len(federation.clients)
+    count = len(roster)
     if count < least:
         raise EstimationError(f"{what} needs at least {least} clients, got {count}; give more clients")
     return count
@@ -168,8 +191,8 @@ def check_components(components: int, clients: int) -> None:
         )
 
 
-def check_finite(federation: Federation) -> None:
-    """Every client's inputs (and targets) must be numbers."""
-    for what, column in (("inputs", federation.clients.x), ("targets", federation.clients.y)):
-        if column is not None and column.is_floating_point() and not bool(torch.isfinite(column).all()):
-            raise EstimationError(f"the {what} hold NaN or infinite values; remove or fill them first")
+def check_targets(roster: Roster) -> None:
+    """Every client must have numbers as features, and targets to regress on."""
+    features(roster)
+    if roster.schema.target == "none" or not bool(roster.labeled.all()):
+        raise EstimationError("regression needs a target for every row; name its column (label_column), or y in an NPZ")
