@@ -192,51 +192,41 @@ class BernoulliRates:
 
     @task
     def rate(self, client: Client) -> Sent:
-        """X̄_i, measured from ½, so that k bits cover [0, 1]."""
-        return send(rate=client.mean(_flips(client)) - 0.5)
+        """X̄_i."""
+        return send(rate=client.mean(_flips(client)) - self._origin)
 
     @rate.into
-    def _rate(self) -> list[Release]:
-        return [Each("rate", noise=self._rounding)]
+    def _rate_sent(self) -> list[Release]:
+        return [Each("rate", noise=self._message)]
+
+    @task
+    def pair(self, client: Client) -> Sent:
+        """The pair moment s(s−1)/(n(n−1))."""
+        return send(pair=_pair(client) - self._origin)
+
+    @pair.into
+    def _pair_sent(self) -> list[Release]:
+        return [Each("pair", noise=self._message)]
 
     @task
     def moments(self, client: Client) -> Sent:
-        """X̄_i and the pair moment, both measured from ½."""
-        ones, n = client.sum(_flips(client)), client.n.to(torch.float64)
-        return send(rate=ones / n - 0.5, pair=ones * (ones - 1) / (n * (n - 1)) - 0.5)
+        """X̄_i and the pair moment."""
+        return send(rate=client.mean(_flips(client)) - self._origin, pair=_pair(client) - self._origin)
 
     @moments.into
-    def _moments(self) -> list[Release]:
-        return [Each("rate", noise=self._rounding), Each("pair", noise=self._rounding)]
-
-    @task
-    def private_rate(self, client: Client) -> Sent:
-        """X̄_i in [0, 1], to be reported by randomized response."""
-        return send(rate=client.mean(_flips(client)))
-
-    @private_rate.into
-    def _private_rate(self) -> list[Release]:
-        return [Each("rate", noise=self._report)]
-
-    @task
-    def private_pair(self, client: Client) -> Sent:
-        """The pair moment in [0, 1], to be reported by randomized response."""
-        ones, n = client.sum(_flips(client)), client.n.to(torch.float64)
-        return send(pair=ones * (ones - 1) / (n * (n - 1)))
-
-    @private_pair.into
-    def _private_pair(self) -> list[Release]:
-        return [Each("pair", noise=self._report)]
+    def _moments_sent(self) -> list[Release]:
+        return [Each("rate", noise=self._message), Each("pair", noise=self._message)]
 
     @property
-    def _rounding(self) -> Quantizer | None:
+    def _message(self) -> RandomizedResponse | Quantizer | None:
+        """How a number in [0, 1], measured from ``_origin``, is reported."""
+        if self.epsilon is not None:
+            return RandomizedResponse(self.epsilon)
         return None if self.bits is None else Quantizer(self.bits, bound=0.5)
 
     @property
-    def _report(self) -> RandomizedResponse:
-        if self.epsilon is None:
-            raise EstimationError("a private report needs epsilon")
-        return RandomizedResponse(self.epsilon)
+    def _origin(self) -> float:
+        return 0.5 if self.epsilon is None else 0.0  # k bits cover [−½, ½], randomized response [0, 1]
 
     @task
     def combine(self, client: Client, mu: Tensor, precision: Tensor) -> Sent:
@@ -292,10 +282,10 @@ class BernoulliRates:
         everyone = torch.arange(count)
         if self.epsilon is not None:
             if self.form != "exact":
-                return _reports(federation, everyone, self.private_rate, "rate"), nothing
+                return _reports(federation, everyone, self.rate, "rate"), nothing
             return (
-                _reports(federation, everyone[::2], self.private_rate, "rate"),
-                _reports(federation, everyone[1::2], self.private_pair, "pair"),
+                _reports(federation, everyone[::2], self.rate, "rate"),
+                _reports(federation, everyone[1::2], self.pair, "pair"),
             )
         names = ("rate", "pair") if self.form == "exact" else ("rate",)
         replies = federation.everyone().ask(self.moments if self.form == "exact" else self.rate)
@@ -319,6 +309,13 @@ def _flips(client: Client) -> Tensor:
     """The client's samples; NaN, so that it does not answer, in place of one that is neither 0 nor 1."""
     values = client.x.to(torch.float64).reshape(client.capacity)
     return torch.where((values == 0) | (values == 1), values, torch.nan)
+
+
+def _pair(client: Client) -> Tensor:
+    """s(s−1)/(n(n−1)) of s ones among n samples: unbiased for p²."""
+    ones, n = client.sum(_flips(client)), client.n.to(torch.float64)
+    pair: Tensor = ones * (ones - 1) / (n * (n - 1))
+    return pair
 
 
 def _leave_one_out(values: Tensor) -> Tensor:

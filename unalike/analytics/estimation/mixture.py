@@ -177,8 +177,9 @@ class DiscreteMixture:
         after_round(1)
         trace = [_within(theta, found)]
         for number in range(2, self.rounds + 1):
-            inputs = {"candidates": found.centers, "weights": found.weights, "unit": unit}
-            theta = federation.everyone().ask(self.update, **inputs)["theta"] * unit
+            cohort = federation.everyone()
+            replies = cohort.ask(self.update, candidates=found.centers, weights=found.weights, unit=unit)
+            theta = replies["theta"] * unit
             found = cluster(theta, self.components, seed, found.centers)
             trace.append(_within(theta, found))
             after_round(number)
@@ -285,8 +286,8 @@ class MixturePrior:
         found = cluster(theta, self.components, federation.seed)
         variances = self._variances(theta, found, torch.zeros(len(theta), dtype=torch.float64))
         for number in range(1, self.rounds + 1):
-            inputs = {"weights": found.weights, "centers": found.centers, "variances": variances}
-            replies = federation.everyone().ask(self.descend, **inputs)
+            cohort = federation.everyone()
+            replies = cohort.ask(self.descend, weights=found.weights, centers=found.centers, variances=variances)
             theta = replies["theta"]
             found = cluster(theta, self.components, federation.seed, found.centers)
             risk = replies["risk"] if self.corrected else torch.zeros(len(theta), dtype=torch.float64)

@@ -203,7 +203,7 @@ class GaussianPrior:
         least_spread, least_noise = _SMALLEST * spread, _SMALLEST * noise
         trace: list[float] = []
         for number in range(1, self.rounds + 1):
-            inputs = {"mu": mu, "spread": _double(spread), "noise": _double(noise)}
+            inputs: dict[str, Any] = {"mu": mu, "spread": _double(spread), "noise": _double(noise)}
             cohort = federation.everyone()
             statistic = cohort.ask(self.expect, **inputs)["statistic"]
             prior_error, noise_error, samples, likelihood = statistic[dim:].tolist()
@@ -225,7 +225,7 @@ class GaussianPrior:
         mu, spread, noise = self._start(federation, dim)
         unit = self.channel.unit(self.bound, dim)
         for number in range(1, self.rounds + 1):
-            inputs = {"mu": mu, "spread": _double(spread), "noise": _double(noise)}
+            inputs: dict[str, Any] = {"mu": mu, "spread": _double(spread), "noise": _double(noise)}
             mu = federation.everyone().ask(self.expect, **inputs)["theta"].mean(0) * unit
             after_round(number)
         return mu, spread, noise, []
@@ -236,7 +236,7 @@ class GaussianPrior:
         mu, spread, noise = self._start(federation, dim)
         federation.everyone().ask(self.begin, into=[])
         for number in range(1, self.rounds + 1):
-            inputs = {"mu": mu, "spread": _double(spread), "noise": _double(noise)}
+            inputs: dict[str, Any] = {"mu": mu, "spread": _double(spread), "noise": _double(noise)}
             step = federation.everyone().ask(self.descend, into=Mean("step"), **inputs)["step"]
             mu = step[:dim]
             if self.sigma_theta is None:

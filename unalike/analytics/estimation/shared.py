@@ -75,7 +75,7 @@ class Channel:
         return Gaussian(one.noise_multiplier * math.sqrt(uses))
 
     def release(self, name: str, uses: int = 1) -> Each:
-        """The release of a vector that its task measures in its ``unit``: both sides know it from the settings alone."""
+        """The release of a vector that its task measures in a ``unit``: it follows from the settings alone."""
         if self.is_bare:
             return Each(name)
         if self.bits is not None:
@@ -134,9 +134,8 @@ def read_estimate(client: Client, missing: Tensor) -> Sent:
 
 def collect(federation: Federation, learned: Learned) -> Estimates:
     """Read what every client kept: a simulation's own view, charged to nobody."""
-    missing = torch.full(
-        (features(federation.roster),), torch.nan, dtype=torch.float64
-    )  # without an estimate: no answer
+    dim = features(federation.roster)
+    missing = torch.full((dim,), torch.nan, dtype=torch.float64)  # who has no estimate does not answer
     with federation.aside() as own:
         replies = own.everyone().ask(read_estimate, missing=missing)
     estimate, local, who = replies["estimate"], replies["local"], replies.answered

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -317,7 +318,7 @@ class _Run:
         A cluster whose noisy count is not clear of its own noise keeps its ``previous`` centre: dividing noise by
         a number near zero would throw the centre anywhere. Means of clipped points lie within Δ, so centres are too.
         """
-        inputs: dict[str, Tensor | float] = {} if basis is None else {"basis": basis}
+        inputs: dict[str, Any] = {} if basis is None else {"basis": basis}
         k, points = len(centers), self.method.client_points
         present = float(k if points is None else min(k, points))
         typical = self._typical_means(previous, present)
@@ -374,8 +375,10 @@ class _Run:
 
     def _asked(self, question: Task, name: str, typical: float, **inputs: Tensor) -> Tensor:
         """The sum of one array, whose norm at a typical client is given."""
-        scale = {"scale": typical} if self.method._by_client else {}
-        return self._unscaled(self.everyone.ask(question, **self._ground(), **inputs, **scale)[name], typical)
+        given: dict[str, Any] = {**self._ground(), **inputs}
+        if self.method._by_client:
+            given["scale"] = typical
+        return self._unscaled(self.everyone.ask(question, **given)[name], typical)
 
     def _unscaled(self, value: Tensor, scale: float) -> Tensor:
         return value * scale if self.method._by_client else value
@@ -388,7 +391,7 @@ class _Run:
     def _client_points(self) -> float:
         return float(self.method.client_points or 1)
 
-    def _ground(self) -> dict[str, Tensor | float]:
+    def _ground(self) -> dict[str, Any]:
         return {"origin": self.origin, "radius": self.radius}
 
     def _typical_gram(self) -> float:

@@ -100,16 +100,19 @@ class MDM:
 
     @task
     def moments(self, client: Client, thresholds: Tensor) -> Sent:
-        """Algorithm 5, lines 3 to 6: the client's component k_i, and 1, E^i, P^i, Q^i in its row, side by side."""
-        counts = client.x[0]
+        """Algorithm 5, lines 3 to 6: the client's component k_i, and 1, E^i, P^i, Q^i in its row, side by side.
+
+        K − 1 thresholds divide the clients into K components; with a random start only their number counts.
+        """
+        counts, components = client.x[0], len(thresholds) + 1
         p = counts / counts.sum()
         if self.start == "random":
-            component = client.draws.integers(self.components, 1)[0]
+            component = client.draws.integers(components, 1)[0]
         else:
             component = (_concentration_place(counts, self.categories) > thresholds).sum()
         size = _one_hot(torch.bucketize(counts.sum(), self.edges, right=True) - 1, len(self.edges) - 1)
         row = torch.cat([torch.ones(1), size, p, p * p])
-        return send(moments=self._within_bound(counts, _one_hot(component, self.components)[:, None] * row))
+        return send(moments=self._within_bound(counts, _one_hot(component, components)[:, None] * row))
 
     @moments.into
     def _moments_sum(self) -> list[Release]:
@@ -266,7 +269,7 @@ class MDM:
     def _initial(self, federation: Federation, size: int | float, notes: list[str]) -> Mixture:
         """Algorithm 5 (with one more sum before it, for the thresholds)."""
         cohort = federation.sample(size, poisson=self.noise is not None)
-        thresholds = torch.zeros(0, dtype=torch.float64)
+        thresholds = torch.full((self.components - 1,), torch.inf, dtype=torch.float64)
         if self.start == "concentration" and self.components > 1:
             replies = cohort.ask(self.spread)
             if "spread" in replies:
