@@ -102,8 +102,8 @@ class FedDPKMeans:
     - ``client_points``: for client-level privacy, how many points a client typically has, a public number: the bounds
       to which a client's statistics are clipped follow from it and from the server data (T1 D.7.4).
     - ``simplify``: rounds of Algorithm 14, which thins out server points that too few client points are near to.
-    - ``initialize``: False leaves FedDP-Init out, and its share of the budget to FedDP-Lloyds: ``fit`` is then given the
-      initial centres (this is how the baselines run).
+    - ``initialize``: False leaves FedDP-Init out, and its share of the budget to FedDP-Lloyds: ``fit`` is then given
+      the initial centres (this is how the baselines run).
     - ``noise``: of every kind of query; None is the least for ``privacy``. The ledger accounts what it says.
     """
 

@@ -68,6 +68,7 @@ def audit_kmeans(
         clients = _clients(torch.cat([known, canary[coins]]), privacy)
         federation = _Tapped(_runtime(clients), seed + number)
         attacked.fit(federation, _TYPICAL * torch.eye(slots))
+        assert federation.heard, "an attacker who hears nothing proves nothing"
         scores.append(_score(federation.heard, _clients(known, privacy), canary))
         member.append(coins)
         promised = max(promised, federation.ledger.epsilon(privacy.delta))
@@ -113,8 +114,8 @@ class _Tapped(Federation):
 
     heard: list[_Heard] = field(default_factory=list)
 
-    def cohort(self, positions: Tensor | Sequence[int]) -> Cohort:
-        one = super().cohort(positions)
+    def everyone(self) -> Cohort:
+        one = super().everyone()
         return _TappedCohort(self, one.positions, one.sampling, one.expected, one.name)
 
 
