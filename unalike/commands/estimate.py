@@ -145,7 +145,7 @@ def bernoulli(
     check_free(plot=plot, out=out)
     from unalike import simulate
     from unalike.analytics.estimation.means import BernoulliRates
-    from unalike.analytics.estimation.problem import Problem, read_counts, read_problem, score_means
+    from unalike.analytics.estimation.problem import Problem, check_flips, read_counts, read_problem, score_means
     from unalike.analytics.estimation.study import cross_validated, run, summary
     from unalike.studio.errors import UserError
 
@@ -157,6 +157,7 @@ def bernoulli(
         else:
             columns = columns_from(client_column, label_column)
             problem = read_problem(data, "p", seed=seed, clients=clients, test=test, columns=columns)
+        check_flips(problem.clients)
 
         def made(bits: int | None = None, epsilon: float | None = None) -> BernoulliRates:
             return BernoulliRates(alpha, beta, form, bits, epsilon)  # type: ignore[arg-type]  # it checks the form
@@ -256,7 +257,7 @@ def _regression(
     check_free(plot=plot, out=out)
     from unalike import simulate
     from unalike.analytics.estimation.mixture import MixturePrior
-    from unalike.analytics.estimation.problem import read_problem
+    from unalike.analytics.estimation.problem import check_regression, read_problem
     from unalike.analytics.estimation.regression import GaussianPrior
     from unalike.analytics.estimation.shared import Channel
     from unalike.analytics.estimation.study import regression_summary, run
@@ -267,6 +268,7 @@ def _regression(
         raise UserError("--components above 1 goes with an unknown prior and messages as they are")
     with errors_told():
         problem = read_problem(data, "theta", seed=seed, **loading)
+        check_regression(problem.clients, family)
         delta = len(problem.clients) ** -1.1 if delta is None else delta
         rounds = settings["rounds"]
         estimator: MixturePrior | GaussianPrior

@@ -17,13 +17,15 @@ from unalike.analytics.estimation.problem import (
     Problem,
     Score,
     block_of,
+    check_finite,
+    check_flips,
     flip_noise,
     folds,
     score_by_label,
     score_means,
     score_models,
 )
-from unalike.analytics.estimation.regression import expected_mse, one_for_all
+from unalike.analytics.estimation.regression import OneForAll, expected_mse
 from unalike.analytics.estimation.shared import Estimates, EstimationError, gain
 from unalike.core.federation import Federation
 
@@ -56,7 +58,8 @@ class Done:
 
 
 def run(problem: Problem, estimate: Callable[[Federation], Estimates], seed: int, federate: Federate) -> Done:
-    """Estimate on a federation of the problem's clients."""
+    """Estimate on a federation of the problem's clients, whose rows are checked first."""
+    check_finite(problem.clients)
     federation = federate(problem.clients, seed=seed, block=block_of(problem.clients), threads=1)
     begin = time.perf_counter()
     found = estimate(federation)
@@ -124,7 +127,8 @@ def regression_summary(
     if problem.truth is None and family == "logistic" and score is not None:
         result["measure"] = "log loss of held-out samples"
     if score is not None:
-        model = one_for_all(done.federation.aside(), family, *fedavg)
+        with done.federation.aside() as aside:
+            model = OneForAll(family, *fedavg).fit(aside)
         error = score(model.expand_as(done.found.estimate), done.found.positions)
         result["mse"]["fedavg"] = error
         result["gain"]["over_fedavg"] = gain(result["mse"]["personal"], error)
@@ -187,6 +191,7 @@ def cross_validated(
     gain without that part: the gain in the error of p itself. Where samples have numbers as labels (a vote share beside
     the winner), ``against_label`` is the gain in the error against the left-out sample's label.
     """
+    check_flips(problem.clients)
     rows = []
     noise: float | None = None
     labels = problem.clients.y is not None and problem.clients.y.is_floating_point()

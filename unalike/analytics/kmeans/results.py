@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from unalike.analytics.kmeans.algorithm import Clustering, FedDPKMeans, cost
-from unalike.analytics.kmeans.baselines import INITIAL, k_fed, optimal
+from unalike.analytics.kmeans.baselines import INITIAL, KFed, optimal
 from unalike.analytics.kmeans.points import Points
 from unalike.analytics.kmeans.study import (
     EPSILONS,
@@ -168,7 +168,7 @@ def fronts(
 def _k_fed_cost(points: Points, k: int, federate: Federate, seed: int, progress: Progress) -> float:
     progress("k-FED, without privacy")
     federation = federate(points.clients, seed=seed, block=points.block, threads=1)
-    return cost(federation, k_fed(federation, k))
+    return cost(federation, KFed(k).fit(federation))
 
 
 def _about(method: FedDPKMeans, points: Points, seed: int) -> dict[str, Any]:

@@ -18,7 +18,13 @@ import torch
 from numpy.typing import NDArray
 
 from unalike.analytics.mdm.algorithm import MDM, Choice, Fitted
-from unalike.analytics.mdm.counts import histogram_clients, population_histograms, read_counts, true_mixture
+from unalike.analytics.mdm.counts import (
+    check_largest,
+    histogram_clients,
+    population_histograms,
+    read_counts,
+    true_mixture,
+)
 from unalike.analytics.mdm.distance import compare
 from unalike.analytics.mdm.privacy import noise_for_budget
 from unalike.core.client import Clients
@@ -107,27 +113,29 @@ def study(
         start=start,
         clip=clip,
     )
+    check_largest(given.clients.x, settings.largest)
     for count in components:
-        replace(settings, components=count).check(fitting)
+        replace(settings, components=count).check(fitting.roster())
     delta = len(fitting) ** -1.1 if delta is None else delta
     if epsilon is not None:
         noise = noise_for_budget(settings, len(fitting), components, epsilon, delta, validated=choosing)
         settings = replace(settings, noise=noise)
     ledger = Ledger()
     block = _block(settings, max(components))
-    federation = federate(fitting, seed=seed, block=block, threads=1, ledger=ledger)
+    federation = others = federate(fitting, seed=seed, block=block, threads=1, ledger=ledger)
+    if unseen is not None:
+        others = federate(unseen, seed=seed + 1, block=block, threads=1, ledger=ledger)
     begin = time.perf_counter()
     choice: Choice | None = None
     if unseen is not None and choosing:
-        validating = federate(unseen, seed=seed + 1, block=block, threads=1, ledger=ledger)
-        choice = settings.choose(federation, validating, components, progress)
+        choice = settings.choose(federation, others, components, progress)
         fitted = choice.fitted
     else:
         fitted = settings.fit(federation, progress)
     seconds = time.perf_counter() - begin
     mixture = fitted.mixture
-    aside = federation.aside(fitting if unseen is None else unseen)  # a simulation's measurement, charged to nobody
-    measured = replace(settings, noise=None).score(aside, [mixture]).log_likelihood
+    with others.aside() as aside:  # a simulation's measurement, charged to nobody
+        measured = replace(settings, noise=None).score(aside, [mixture]).log_likelihood
     values: dict[str, Any] = {
         "clients": len(fitting),
         "validation_clients": 0 if unseen is None else len(unseen),
