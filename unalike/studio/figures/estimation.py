@@ -18,7 +18,7 @@ _WAYS = {"personal": LIGHT["s0"], "local": LIGHT["s6"], "fedavg": LIGHT["s1"]}
 
 
 def sweep(title: str, swept: Sweep, delta: str) -> alt.HConcatChart:
-    """MSE against the privacy parameter and against the bits of a message, between the local and the bare one; ``delta`` is added to the heading."""
+    """MSE against ε₀ (``delta`` is added to its heading) and against bits, between the local and the bare one."""
     panels = []
     below = alt.Legend(orient="bottom", columns=2, symbolType="stroke", symbolSize=400, symbolStrokeWidth=2)
     for curve, name, heading, scale in (
