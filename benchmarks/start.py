@@ -27,7 +27,7 @@ COMMANDS = {
 """Words after ``unalike`` that must be answered without PyTorch, and the exit code."""
 LIMIT = 0.4  # of the time that ``import torch`` takes
 NAMES = "import unalike; unalike.Federation; unalike.LocalSGD; unalike.Mean; unalike.task"
-HEAVY = ("torch", "dp_accounting", "pandas", "scipy", "sklearn", "altair", "plotly")
+HEAVY = ("torch", "dp_accounting", "pandas", "scipy", "sklearn", "altair", "vl_convert")
 """Packages that take long to import."""
 _TELL = f"import json, sys; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
 

@@ -154,7 +154,8 @@ def test_the_command_prints_what_was_found_and_writes_files(tmp_path: Path) -> N
     assert told["seconds"] > 0
     assert {row["method"] for row in told["baselines"]} == {"ServerKMeans++", "ServerLloyds", "SpherePacking", "k-FED"}
     assert np.loadtxt(centers, delimiter=",").shape == (10, 10)
-    assert "plotly" in page.read_text()
+    assert "Centres and server points" in page.read_text()
+    assert "choose another name with --plot" in failure(*SMALL, "--plot", str(tmp_path / "page.jpg"))
     assert "nothing is overwritten" in failure(*SMALL, "--plot", str(page))
 
 
@@ -166,7 +167,7 @@ def test_the_command_sweeps_budgets(tmp_path: Path) -> None:
     assert all(a["epsilon"] < b["epsilon"] and a["cost"] > b["cost"] for a, b in pairwise(ours))
     assert all(one["epsilon"] <= 0.2 for one in told["runs"])
     assert told["fronts"]["ServerLloyds"][0]["epsilon"] == 0.0
-    assert page.exists()
+    assert "Optimal (not private)" in page.read_text()
 
 
 def test_the_command_without_json_prints_a_table() -> None:

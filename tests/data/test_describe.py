@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unalike.data import describe, from_arrays, load, write_figure
-from unalike.data.describe import figure
+from unalike.data import describe, from_arrays, load
 
 
 def test_numbers_by_hand() -> None:
@@ -55,22 +54,6 @@ def test_clients_left_out_are_told() -> None:
     description = describe(from_arrays(np.zeros((5, 1)), None, [0, 0, 1, 1, 2], unseen=0))
     assert description.summary["left out"] == "1 client with too few rows"
     assert "left out" not in describe(load("digits")).summary
-
-
-def test_figure_is_one_file_that_needs_no_network(tmp_path: Path) -> None:
-    population = load("digits", partition="pathological:2", clients=30)
-    plot = figure(population)
-    stacked = np.sum([bar.y for bar in plot.data[:-1]], axis=0)
-    assert stacked.tolist() == population.sizes.tolist() and len(plot.data) == 11
-    assert sum(plot.data[-1].y) == 30
-    path = write_figure(population, tmp_path / "sub" / "clients.html")
-    text = path.read_text()
-    assert "digits: 30 clients" in text and "<script src=" not in text and "cdn.plot.ly" not in text[:10_000]
-
-
-def test_figure_without_classes_and_with_many_clients() -> None:
-    plot = figure(load("bernoulli:clients=500"))
-    assert len(plot.data) == 2 and len(plot.data[0].x) == 60 and sum(plot.data[1].y) == 500
 
 
 def test_targets_of_a_regression_and_labels_that_are_not_there() -> None:

@@ -30,8 +30,8 @@ def test_a_lead_counts_only_beyond_two_standard_errors(tmp_path: Path) -> None:
     # differences 0.2, -0.1, 0.2, -0.1: mean 0.05, standard error 0.087
     vague = with_scores(tmp_path / "c", [0.7, 0.5, 0.9, 0.7], "c")
     assert not level(clear, base, "seen") and level(vague, base, "seen")
-    assert finding([base, clear], SCALE) == "b serves its clients best: 77.5% on seen clients."
-    assert finding([base, vague], SCALE) == "No run is clearly ahead on seen clients (c: 70.0%)."
+    assert finding([base, clear], SCALE) == "b is best on seen clients: 77.5%"
+    assert finding([base, vague], SCALE) == "No run is clearly ahead on seen clients: c has 70.0%"
 
 
 def test_only_a_clear_lead_is_marked_in_the_table(tmp_path: Path) -> None:
@@ -63,7 +63,8 @@ def test_runs_over_different_clients_are_not_compared_client_by_client(tmp_path:
     (tmp_path / "b" / "recipe.toml").write_text(recipe)
     b, a = read_runs([tmp_path / "b", tmp_path / "a"])
     assert level(b, a, "seen")
-    assert finding([b, a], SCALE) == f"No lead is claimed, because these runs are over different clients: {why}."
+    assert finding([b, a], SCALE) == "No lead is claimed: these runs are over different clients"
+    assert details([b, a], SCALE)[0] == f"{why[0].upper()}{why[1:]}."
     page = report(tmp_path, tmp_path / "b", tmp_path / "a")
     assert "better for" not in page.words
     assert not [tag for tag, attributes in page.tags if attributes.get("class") == "best"]
@@ -73,9 +74,8 @@ def test_clients_of_the_same_settings_that_have_other_data_are_not_compared(tmp_
     with_scores(tmp_path / "a", [0.5, 0.6, 0.7, 0.8], "a")
     with_scores(tmp_path / "b", [0.6, 0.7, 0.8, 1.0], "b")
     edit(tmp_path / "b" / "clients.json", n=[1, 2, 3, 4])
-    assert "the clients of b and a differ in their n (clients.json)" in finding(
-        read_runs([tmp_path / "b", tmp_path / "a"]), SCALE
-    )
+    lines = details(read_runs([tmp_path / "b", tmp_path / "a"]), SCALE)
+    assert "The clients of b and a differ in their n (clients.json)." in lines
 
 
 def test_runs_of_several_seeds_are_compared_seed_by_seed(tmp_path: Path) -> None:
@@ -90,20 +90,20 @@ def test_runs_of_several_seeds_are_compared_seed_by_seed(tmp_path: Path) -> None
         return read_runs([place / name for name in ("a0", "a1", "b0", "b1")])
 
     runs = repeated(tmp_path / "clear", high)
-    assert finding(runs, SCALE) == "b is best on seen clients in all 2 repetitions (77.5%)."
+    assert finding(runs, SCALE) == "b is best on seen clients in all 2 repetitions: 77.5%"
     assert details(runs, SCALE)[:2] == [
         f"On seen clients, b, seed {seed} is 12.5 points above a, seed {seed}: better for 4 of 4 clients, worse for 0."
         for seed in (0, 1)
     ]
     vague = repeated(tmp_path / "vague", [0.4, 0.6, 0.7, 0.8])
-    assert finding(vague, SCALE) == "No method leads on seen clients in all 2 repetitions."
-    assert finding(vague[:3], SCALE).startswith("No lead is claimed, because these runs are over different clients")
+    assert finding(vague, SCALE) == "No method leads on seen clients in all 2 repetitions"
+    assert finding(vague[:3], SCALE).startswith("No lead is claimed: these runs are over different clients")
 
 
 def test_a_single_client_shows_no_lead(tmp_path: Path) -> None:
     runs = [with_scores(tmp_path / name, [score], name) for name, score in (("a", 0.5), ("b", 0.9))]
-    assert finding(runs, SCALE) == "No run is clearly ahead on seen clients (b: 90.0%)."
-    assert "better for 1 of 1 clients, worse for 0; that may be chance" in details(runs, SCALE)[0]
+    assert finding(runs, SCALE) == "No run is clearly ahead on seen clients: b has 90.0%"
+    assert "better for 1 of 1 client, worse for 0; that may be chance" in details(runs, SCALE)[0]
 
 
 def test_two_spellings_of_a_partition_are_no_difference(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def _show(found: Analyses, scale: Scale, method: str) -> None:
 def _results(found: Analyses, name: str, scale: Scale) -> list[tuple[str, str]]:
     """A line or two for one analysis: what it is called, and what came out."""
     from unalike.studio.analyses.file import NAMES
-    from unalike.studio.report.words import size
+    from unalike.studio.words import size
 
     if name == "map" and found.map is not None:
         return [(NAMES[name], f"{len(found.map.names):,} clients by PCA and t-SNE, drawn in the report")]

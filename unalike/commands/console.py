@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from unalike.studio.figures.file import Figure
 
 
 def printed() -> Console:
@@ -54,7 +57,11 @@ def errors_told() -> Iterator[None]:
 
 
 def check_free(**files: Path | None) -> None:
-    """Nothing is overwritten. A file goes by the name of the flag that chooses it."""
+    """Nothing is overwritten, and a figure is a kind of file that can be drawn. A file goes by the name of its flag."""
+    if files.get("plot") is not None:
+        from unalike.studio.figures.file import check_ending
+
+        check_ending(files["plot"])
     for name, file in files.items():
         if file is not None and file.exists():
             from unalike.studio.errors import UserError
@@ -68,6 +75,15 @@ def write(file: Path, text: str) -> None:
 
     with disk_errors_told(file.parent):
         write_whole(file, text.encode())
+
+
+def write_figure(file: Path, chart: Figure) -> None:
+    """Draw a chart in a file of the kind that its ending says."""
+    from unalike.studio.figures.file import save
+    from unalike.studio.runs.folder import disk_errors_told
+
+    with disk_errors_told(file.parent):
+        save(chart, file)
 
 
 def print_files(**files: Path | None) -> None:

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from unalike.commands import options
-from unalike.commands.console import check_free, print_files, printed
+from unalike.commands.console import check_free, print_files, printed, write_figure
 from unalike.commands.options import examples, settings_from
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def data(
     seed: options.Seed = None,
     set_: options.Set = None,
     show: Annotated[int, typer.Option(help="How many clients to list.", min=0)] = 10,
-    plot: Annotated[Path | None, typer.Option(help="Also write the figure to this new HTML file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="A new file for the figure: .html, .pdf, .png or .svg.")] = None,
 ) -> None:
     """Print and plot how heterogeneous the clients of a data set are.
 
@@ -41,9 +41,8 @@ def data(
     """
     settings = settings_from(locals())
     check_free(plot=plot)
-    from unalike.data import describe, write_figure
+    from unalike.data import describe
     from unalike.studio.recipe.settings import plan_for
-    from unalike.studio.runs.folder import disk_errors_told
     from unalike.studio.runs.prepare import load_data
 
     plan = plan_for(["fedavg"], settings, set_ or [])
@@ -54,8 +53,9 @@ def data(
     if show:
         console.print(_clients(description, population, show))
     if plot is not None:
-        with disk_errors_told(plot.parent):
-            write_figure(population, plot)
+        from unalike.studio.figures.clients import population_chart
+
+        write_figure(plot, population_chart(population))
     print_files(figure=plot)
 
 

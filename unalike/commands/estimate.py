@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from unalike.commands import options
-from unalike.commands.console import bar, check_free, errors_told, guarantee, print_files, printed, write
+from unalike.commands.console import bar, check_free, errors_told, guarantee, print_files, printed, write_figure
 from unalike.commands.options import columns_from, examples
 
 if TYPE_CHECKING:
@@ -37,7 +37,9 @@ Radius = Annotated[
 ]
 Rounds = Annotated[int, typer.Option(help="Rounds of learning the prior.", min=1, rich_help_panel=_MODEL)]
 Components = Annotated[int, typer.Option(help="Components of a mixture prior.", min=1, rich_help_panel=_MODEL)]
-Plot = Annotated[Path | None, typer.Option(help="Write figures to this new HTML file.", rich_help_panel=_OUT)]
+Plot = Annotated[
+    Path | None, typer.Option(help="A new file for the figures: .html, .pdf, .png, .svg.", rich_help_panel=_OUT)
+]
 Out = Annotated[Path | None, typer.Option(help="Write the estimates to this new CSV file.", rich_help_panel=_OUT)]
 
 app = typer.Typer(
@@ -387,7 +389,9 @@ def _write_sweep(
 
     with bar(SWEPT, silent, "sweep") as progress:
         swept = sweep(made, problem, seed, simulate, closed_form, progress)
-    write(file, swept.page(title, delta))
+    from unalike.studio.figures.estimation import sweep as chart
+
+    write_figure(file, chart(title, swept, delta))
     if not silent:
         print_files(figures=file)
 
@@ -409,9 +413,9 @@ def _finish(
         with disk_errors_told(out.parent):
             write_estimates(out, problem.clients, found)
     if plot is not None:
-        from unalike.analytics.estimation.study import estimates_page
+        from unalike.studio.figures.estimation import estimates
 
-        write(plot, estimates_page(result, problem, found))
+        write_figure(plot, estimates(result, problem, found))
     if as_json:
         typer.echo(json.dumps(result))
         return

@@ -10,7 +10,16 @@ import typer
 from rich.table import Table
 
 from unalike.commands import options
-from unalike.commands.console import check_free, epsilon_text, errors_told, print_files, printed, spinner, write
+from unalike.commands.console import (
+    check_free,
+    epsilon_text,
+    errors_told,
+    print_files,
+    printed,
+    spinner,
+    write,
+    write_figure,
+)
 from unalike.commands.options import columns_from, examples
 
 if TYPE_CHECKING:
@@ -68,7 +77,7 @@ def kmeans(
     baselines: Annotated[bool, typer.Option("--baselines", help="Run those of the thesis as well.")] = False,
     pareto: Annotated[bool, typer.Option("--pareto", help="Sweep ε and Lloyd steps (from --epsilon down).")] = False,
     starts: Annotated[int, typer.Option(help="Starts of the non-private optimum; 0 leaves it out.", min=0)] = 5,
-    plot: Annotated[Path | None, typer.Option(help="Write the figure to this new HTML file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="A new file for the figure: .html, .pdf, .png or .svg.")] = None,
     centers: Annotated[Path | None, typer.Option(help="Write the centres to this new CSV file.")] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -110,7 +119,9 @@ def kmeans(
             run = fronts if pareto else cluster
             done = run(method, points, simulate, seed=seed, baselines=baselines, starts=starts, progress=progress)
     if plot is not None:
-        write(plot, done.page())
+        from unalike.studio.figures.kmeans import chart
+
+        write_figure(plot, chart(done))
     if centers is not None and isinstance(done, Clustered):
         lines = [",".join(f"{value:.7g}" for value in row) for row in done.clustering.centers.tolist()]
         write(centers, "\n".join(lines) + "\n")

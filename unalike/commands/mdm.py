@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from unalike.commands import options
-from unalike.commands.console import bar, check_free, errors_told, guarantee, print_files, printed, write
+from unalike.commands.console import bar, check_free, errors_told, guarantee, print_files, printed, write_figure
 from unalike.commands.options import columns_from, examples
 
 
@@ -45,14 +45,13 @@ def mdm(
     compared: Annotated[
         bool, typer.Option("--compare", help="Measure how near simulated clients are to the true ones.")
     ] = False,
-    plot: Annotated[Path | None, typer.Option(help="Write the figures to this new HTML file.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="A new file for the figure: .html, .pdf, .png or .svg.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write the mixture to this new file (--partition mdm:FILE).")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Learn how clients' label histograms differ, and simulate clients like them (T1 ch. 3)."""
     check_free(plot=plot, out=out)
     from unalike import simulate
-    from unalike.analytics.mdm.plot import figure
     from unalike.analytics.mdm.study import histograms, histograms_in, study
     from unalike.studio.errors import UserError
     from unalike.studio.runs.folder import disk_errors_told
@@ -89,7 +88,9 @@ def mdm(
         with disk_errors_told(out.parent):
             done.fitted.mixture.save(out, given.names)
     if plot is not None:
-        write(plot, figure(done.fitted, done.groups, given.names, title, seed))
+        from unalike.studio.figures.mdm import mixture
+
+        write_figure(plot, mixture(done.fitted, done.groups, given.names, title, seed))
     if as_json:
         typer.echo(json.dumps(result))
     else:

@@ -4,7 +4,7 @@
 """
 
 from unalike.data.build import list_partitions
-from unalike.data.describe import Description, describe, write_figure
+from unalike.data.describe import Description, describe
 from unalike.data.entry import from_arrays, load
 from unalike.data.population import Population
 from unalike.data.source import DataError, Source
@@ -20,5 +20,4 @@ __all__ = [
     "list_partitions",
     "list_sources",
     "load",
-    "write_figure",
 ]

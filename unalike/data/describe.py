@@ -1,13 +1,11 @@
-"""How unlike the clients are: sizes, labels, and how far each is from the whole; as a table and a figure."""
+"""How unlike the clients are: sizes, labels, and how far each is from the whole."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +13,6 @@ from unalike.core.client import Clients
 from unalike.data.population import Population
 
 _MOST_NUMBERS = 200_000_000  # inputs larger than this are not read only to describe them
-_BARS = 60  # clients in the figure
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,51 +162,3 @@ def _input_shift(population: Population) -> tuple[Tensor, float] | None:
         scale = population.train.scale.to(torch.float64).expand(x.shape[1:]).reshape(-1)
         difference, deviation = difference * scale, deviation * scale
     return difference.square().mean(1).sqrt(), float(deviation.square().mean().sqrt())
-
-
-def figure(population: Population) -> Any:
-    """A plotly figure: labels of (at most 60) clients as stacked bars, and a histogram of client sizes."""
-    import plotly.graph_objects as go
-    from plotly.colors import sample_colorscale
-    from plotly.subplots import make_subplots
-
-    sizes = population.sizes
-    shown = torch.linspace(0, len(population) - 1, min(_BARS, len(population))).round().to(torch.int64)
-    labels = population.classes is not None
-    some = "" if len(shown) == len(population) else f" ({len(shown)} of {len(population):,} clients)"
-    titles = [("Labels of each client" if labels else "Rows of each client") + some, "Client sizes"]
-    plot = make_subplots(rows=1, cols=2, column_widths=[0.7, 0.3], subplot_titles=titles)
-    clients = [population.train.name(int(i)) for i in shown]
-    if population.classes is not None:
-        counts = population.histogram()[shown]
-        steps = [i / max(1, population.classes - 1) for i in range(population.classes)]
-        for number, colour in enumerate(sample_colorscale("Turbo", steps)):
-            called = str(population.class_names[number]) if population.class_names else str(number)
-            heights = counts[:, number].tolist()
-            bar = go.Bar(x=clients, y=heights, name=called, marker_color=colour, showlegend=population.classes <= 20)
-            plot.add_trace(bar, row=1, col=1)
-    else:
-        plot.add_trace(go.Bar(x=clients, y=sizes[shown].tolist(), showlegend=False), row=1, col=1)
-    tall, edges = np.histogram(sizes.numpy(), bins=min(30, int(sizes.max() - sizes.min()) + 1))
-    middle, width = (edges[:-1] + edges[1:]) / 2, float(edges[1] - edges[0])  # binned here: the file stays small
-    bars = go.Bar(x=middle.tolist(), y=tall.tolist(), width=width, marker_color="#888888", showlegend=False)
-    plot.add_trace(bars, row=1, col=2)
-    plot.update_layout(
-        title=f"{population.name}: {len(population):,} clients, {int(sizes.sum()):,} rows",
-        barmode="stack",
-        bargap=0.05,
-        template="plotly_white",
-    )
-    plot.update_xaxes(type="category", showticklabels=len(shown) <= 30, title_text="client", row=1, col=1)
-    plot.update_xaxes(title_text="rows of a client", row=1, col=2)
-    plot.update_yaxes(title_text="rows", row=1, col=1)
-    plot.update_yaxes(title_text="clients", row=1, col=2)
-    return plot
-
-
-def write_figure(population: Population, path: str | Path) -> Path:
-    """The figure as one HTML file that needs no network."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure(population).write_html(target, include_plotlyjs=True, full_html=True)
-    return target

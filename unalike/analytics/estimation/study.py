@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from unalike.analytics.estimation.means import BernoulliRates, gaussian_mse
-from unalike.analytics.estimation.plot import Curve, result_page, sweep_page
 from unalike.analytics.estimation.posterior import Family
 from unalike.analytics.estimation.problem import (
     Problem,
@@ -98,16 +97,6 @@ def closed_form_mse(problem: Problem, found: Estimates) -> float:
     return gaussian_mse(found.estimate.shape[1], size, len(problem.clients), *deviations)
 
 
-def estimates_page(result: dict[str, Any], problem: Problem, found: Estimates) -> str:
-    """Errors, estimates and the course of learning as an HTML page; ``result`` as from ``summary``."""
-    truth = None if problem.truth is None else problem.truth[found.positions]
-    errors = {name: error for name, error in result["mse"].items() if error is not None}
-    falls = result["kind"] == "mixture" and not (found.trace and found.trace[-1] < 0)
-    name = "Distance within clusters" if falls else "Log-likelihood per client"
-    title = f"{result['data']}: {result['kind']}"
-    return result_page(title, errors, found.estimate, found.local, truth, found.trace, name)
-
-
 def regression_summary(
     family: Family,
     data: str,
@@ -137,6 +126,15 @@ def regression_summary(
     return result
 
 
+@dataclass
+class Curve:
+    """Errors at growing ε₀ or bits; ``theory`` is empty if no theorem says them."""
+
+    at: list[float] = field(default_factory=list)
+    error: list[float] = field(default_factory=list)
+    theory: list[float] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class Sweep:
     """Errors over ε₀ and over bits, between those of clients alone and of messages as they are."""
@@ -145,10 +143,6 @@ class Sweep:
     by_bits: Curve
     local: float
     bare: float
-
-    def page(self, title: str, delta: str) -> str:
-        """Both curves as an HTML page; ``delta`` is added to the words about privacy."""
-        return sweep_page(title, self.by_epsilon, self.by_bits, self.local, self.bare, delta)
 
 
 def sweep(

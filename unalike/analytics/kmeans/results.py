@@ -1,4 +1,4 @@
-"""A clustering beside the optimum and the baselines, and fronts of cost against ε: all as plain values, and as a page.
+"""A clustering beside the optimum and the baselines, and fronts of cost against ε: all as plain values.
 
 from unalike.analytics.kmeans.results import cluster
 done = cluster(FedDPKMeans(k=10), read_points("gaussian-mixture"), unalike.simulate)
@@ -21,9 +21,7 @@ from unalike.analytics.kmeans.study import (
     OURS,
     Federate,
     Measured,
-    clustering_page,
     front,
-    pareto_page,
     run,
     sweep,
 )
@@ -42,11 +40,10 @@ class Clustered:
     points: Points
     costs: dict[str, float]
 
-    def page(self) -> str:
-        """Centres and costs as an HTML page."""
+    @property
+    def title(self) -> str:
         epsilon = self.values["epsilon"]
-        title = f"{self.points.name}: k = {self.clustering.k}, ε = {'∞' if epsilon is None else f'{epsilon:.4g}'}"
-        return clustering_page(self.clustering, self.points.server, self.costs, title)
+        return f"{self.points.name}: k = {self.clustering.k}, ε = {'∞' if epsilon is None else f'{epsilon:.4g}'}"
 
 
 @dataclass(frozen=True)
@@ -57,10 +54,6 @@ class Fronts:
     measured: list[Measured]
     levels: dict[str, float]
     title: str
-
-    def page(self) -> str:
-        """The Pareto fronts as an HTML page."""
-        return pareto_page(self.measured, self.levels, self.title)
 
 
 def cluster(

@@ -1,194 +1,175 @@
-"""The charts of a report: what is drawn, from which numbers, and the line that says how to read it."""
+"""The charts of a report: which numbers are drawn, and what is said about each mark."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
+import altair as alt
 import numpy as np
+from markupsafe import Markup
 
-from unalike.studio.report import plots
-from unalike.studio.report.markup import Html, join, tag
+from unalike.studio.figures.clients import Dot, client_map
+from unalike.studio.figures.file import inline
+from unalike.studio.figures.theme import GROUP_SHAPES, STEPS
+from unalike.studio.figures.training import Axis, Line, Scores, lines, scores, span, traffic
 from unalike.studio.report.read import ClientMap, Round, Run
-from unalike.studio.report.words import GROUP_NAMES, Scale, epsilon, listed, present, size
+from unalike.studio.report.words import GROUP_NAMES, Scale, present
+from unalike.studio.words import counted, epsilon
 
-SHAPE = {"seen": "circle", "unseen": "diamond", "unlabeled": "triangle"}
 _MOST_DOTS = 6000  # of all maps of one kind on a page together
 
 
-def accuracy(runs: Sequence[Run], scale: Scale) -> Html:
+@dataclass(frozen=True)
+class Panel:
+    """One chart with its heading; ``run``: whose it is, None: of all."""
+
+    name: str
+    about: str
+    svg: Markup
+    run: int | None = None
+
+
+def panel(name: str, about: str, title: str, chart: alt.LayerChart, run: int | None = None) -> Panel:
+    return Panel(name, about, Markup(inline(chart, title)), run)  # vega escapes all text
+
+
+def accuracy(runs: Sequence[Run], scale: Scale) -> list[Panel]:
     """Score per round, one panel for each group of clients, all with the same scale."""
-    panels = {}
-    for group in present(runs):
-        lines = [plots.Series(i, run.label, _curve(run, group)) for i, run in enumerate(runs)]
-        if any(line.points for line in lines):
-            panels[group] = lines
-    if not panels:
-        return tag("p", "No round of this run was evaluated, so there is no curve to show.", class_="absent")
-    heights = [y for lines in panels.values() for line in lines for _, y in line.points]
-    ticks = plots.nice_ticks(min(heights), max(heights))
-    return panels_of(
-        [
-            panel_of(
-                GROUP_NAMES[group],
-                "",
-                plots.line_chart(lines, ticks, title=f"{scale.metric} on {GROUP_NAMES[group]}", form=scale.tick),
-            )
-            for group, lines in panels.items()
-        ]
-    )
-
-
-def _curve(run: Run, group: str) -> list[tuple[float, float]]:
-    points = [(row.round, summary.mean) for row in run.rounds if (summary := row.of(group))]
-    return [(float(x), y) for x, y in points if y is not None]
-
-
-def distribution(runs: Sequence[Run], scale: Scale) -> Html:
-    """Every client's score at the end, one panel for each group of clients, all with the same scale."""
-    panels = {}
-    for group in present(runs):
-        strips = [_strip(i, run, group, scale) for i, run in enumerate(runs)]
-        if any(strip.scores for strip in strips):
-            panels[group] = strips
-    if not panels:
-        return tag("p", "There are no scores of single clients, so there is no distribution to show.", class_="absent")
-    scores = [score for strips in panels.values() for strip in strips for score, _ in strip.scores]
-    ticks = plots.nice_ticks(min(scores), max(scores))
-    return panels_of(
-        [
-            panel_of(
-                GROUP_NAMES[group],
-                f"{max(len(strip.scores) for strip in strips):,} clients",
-                plots.strip_chart(
-                    strips,
-                    ticks,
-                    title=f"{scale.metric} of {GROUP_NAMES[group]}",
-                    x_title=scale.metric,
-                    form=scale.tick,
-                ),
-            )
-            for group, strips in panels.items()
-        ]
-    )
-
-
-def _strip(i: int, run: Run, group: str, scale: Scale) -> plots.Strip:
-    marks = [
-        (row.score, f"{row.client}\n{run.label}: {scale(row.score)}{_tested(row.n_test)}")
-        for row in run.clients
-        if row.group == group and row.score is not None
+    drawn = {group: _lines(runs, partial(_mean, group), scale) for group in present(runs)}
+    heights = [y for each in drawn.values() for line in each for _, y in line.points]
+    if not heights:
+        return []
+    y = Axis(format=scale.format, domain=span(heights))
+    return [
+        panel(GROUP_NAMES[group], "", f"{scale.metric} on {GROUP_NAMES[group]}", lines(each, _ROUND, y))
+        for group, each in drawn.items()
+        if each
     ]
+
+
+_ROUND = Axis("round", ",d", whole=True)
+
+
+def _mean(group: str, row: Round) -> float | None:
+    summary = row.of(group)
+    return None if summary is None else summary.mean
+
+
+def _lines(runs: Sequence[Run], read: Callable[[Round], float | None], form: Callable[[float], str]) -> list[Line]:
+    """What ``read`` finds in each round, one line for each run that has any."""
+    found = []
+    for i, run in enumerate(runs):
+        points = [(row.round, y) for row in run.rounds if (y := read(row)) is not None and math.isfinite(y)]
+        if points:
+            found.append(Line(i, run.label, points, [f"{run.label}\nround {x:,}: {form(y)}" for x, y in points]))
+    return found
+
+
+def distribution(runs: Sequence[Run], scale: Scale) -> list[Panel]:
+    """All clients' scores at the end, one panel for each group of clients, all with the same scale."""
+    drawn = {group: [_scores(i, run, group, scale) for i, run in enumerate(runs)] for group in present(runs)}
+    drawn = {group: rows for group, rows in drawn.items() if any(row.scores for row in rows)}
+    every = [score for rows in drawn.values() for row in rows for score in row.scores]
+    if not every:
+        return []
+    x = Axis(scale.metric, scale.format, domain=span(every))
+    return [
+        panel(
+            GROUP_NAMES[group],
+            counted(max(len(row.scores) for row in rows), "client"),
+            f"{scale.metric} of {GROUP_NAMES[group]}",
+            scores(rows, x, scale),
+        )
+        for group, rows in drawn.items()
+    ]
+
+
+def _scores(i: int, run: Run, group: str, scale: Scale) -> Scores:
     summary = run.result.accuracy.of(group)
     if summary is None or summary.mean is None:
-        return plots.Strip(i, run.label, "not served", [], None, None)
+        return Scores(i, run.label, "not served", [], None, None)
     low = "" if summary.p10 is None else f", {scale(summary.p10)} 10th percentile"
-    return plots.Strip(i, run.label, f"{scale(summary.mean)} mean{low}", marks, summary.mean, summary.p10)
+    says = f"{scale(summary.mean)} mean{low}"
+    return Scores(i, run.label, says, list(run.scores(group).values()), summary.mean, summary.p10)
 
 
-def _tested(count: float | None) -> str:
-    return "" if count is None else f" of {count:,.0f} test samples"
-
-
-def costs(runs: Sequence[Run]) -> Html:
-    """Loss, bytes and ε over rounds."""
+def costs(runs: Sequence[Run]) -> list[Panel]:
+    """Bytes of each run; ε and loss over rounds."""
     panels = []
+    if any(run.result.bytes.up or run.result.bytes.down for run in runs):
+        chart = traffic([(run.label, run.result.bytes.up, run.result.bytes.down) for run in runs])
+        panels.append(panel("Bytes sent", "up by clients, down to them", "bytes sent by each run", chart))
     for name, about, form, read in _COSTS:
-        lines = [plots.Series(i, run.label, _cost(run, read)) for i, run in enumerate(runs)]
-        if any(y for line in lines for _, y in line.points):
-            ticks = plots.nice_ticks(0.0, max(y for line in lines for _, y in line.points))
-            chart = plots.line_chart(lines, ticks, title=f"{name} over rounds", form=form)
-            panels.append(panel_of(name, about, chart))
-    without = [run.label for run in runs if run.result.privacy.epsilon in (None, math.inf)]
-    note = None
-    if without:
-        verb = "has" if len(without) == 1 else "have"
-        note = tag(
-            "p", f"{listed(without, 9)} {verb} no finite ε: something was released without noise.", class_="note"
-        )
-    return join([panels_of(panels), note])
-
-
-def _cost(run: Run, read: Callable[[Round], float | None]) -> list[tuple[float, float]]:
-    values = [(float(row.round), read(row)) for row in run.rounds]
-    return [(x, y) for x, y in values if y is not None and math.isfinite(y)]
+        drawn = _lines(runs, read, form)
+        heights = [y for line in drawn for _, y in line.points]
+        if any(heights):
+            chart = lines(drawn, _ROUND, Axis(domain=span([0.0, *heights])))
+            panels.append(panel(name, about, f"{name} over rounds", chart))
+    return panels
 
 
 _COSTS: tuple[tuple[str, str, Callable[[float], str], Callable[[Round], float | None]], ...] = (
-    ("Sent by clients", "total so far", size, lambda row: row.bytes_up),
-    ("Sent to clients", "total so far", size, lambda row: row.bytes_down),
     ("Privacy spent", "ε so far", epsilon, lambda row: row.epsilon),
     ("Training loss", "as the method reports it", lambda loss: f"{loss:.3g}", lambda row: row.loss),
 )
 
 
-def client_maps(runs: Sequence[Run], scale: Scale) -> Html:
-    """Clients as points, near each other if alike, shaded by how well each run serves them."""
-    span = score_span(runs) or (0.0, 1.0)
-    kinds: list[list[Html]] = []
+def client_maps(runs: Sequence[Run], scale: Scale) -> list[list[Panel]]:
+    """Clients as points, near each other if alike, coloured by how well a run serves them; one list for each kind."""
+    kinds = []
     for kind, about in (("label_histogram", "labels"), ("descriptor", "descriptors")):
         panels = []
         for i, run in enumerate(runs):
             rows = None if run.map is None else getattr(run.map, kind)
             if run.map is not None and rows and len(rows[0]) > 0:
-                chart = _map(run, run.map, np.asarray(rows, dtype=np.float64), kind, scale, span, len(runs))
-                panels.append(panel_of(run.label, f"by {about}", chart, i))
+                chart = _map(run, run.map, np.asarray(rows, dtype=np.float64), about == "labels", scale, runs)
+                title = f"map of {len(run.map.names)} clients by {kind.replace('_', ' ')}, {run.label}"
+                panels.append(panel(run.label, f"by {about}", title, chart, i))
         if panels:
             kinds.append(panels)
-    if not kinds:
-        return tag(
-            "p", "The run folder holds neither label histograms nor descriptors, so there is no map.", class_="absent"
-        )
-    rows = [[panel for panels in kinds for panel in panels]] if len(runs) == 1 else kinds
-    shown = {group for run in runs if run.map for group in run.map.group}
-    return join([map_legend(shown, score_span(runs), scale), *(panels_of(row, "maps") for row in rows)])
+    return [[one for panels in kinds for one in panels]] if len(runs) == 1 and kinds else kinds
 
 
 def score_span(runs: Sequence[Run]) -> tuple[float, float] | None:
     """The lowest and the highest score of any client: the ends of the scale of colours on maps."""
-    scores = [row.score for run in runs for row in run.clients if row.score is not None]
-    return (min(scores), max(scores)) if scores else None
+    found = [row.score for run in runs for row in run.clients if row.score is not None]
+    return (min(found), max(found)) if found else None
 
 
-def map_legend(groups: Collection[str], span: tuple[float, float] | None, scale: Scale) -> Html:
-    """What shapes and colours of a map mean."""
-    marks = [
-        tag("span", plots.key_mark(shape, "dot none"), f" {group}", class_="item")
-        for group, shape in SHAPE.items()
-        if group in groups
-    ]
-    ramp = None
-    if span is not None:
-        steps = [tag("i", class_=f"q{step}") for step in range(plots.STEPS)]
-        ramp = tag("span", scale.tick(span[0]), tag("span", *steps, class_="ramp"), scale.tick(span[1]), class_="item")
-    return tag("p", *marks, ramp, class_="legend")
+def marker(
+    run: Run, scale: Scale, ends: tuple[float, float] | None
+) -> Callable[[str, str, Sequence[float], str, float], Dot]:
+    """What makes the dots of a run's map: a client's name, group and place, what is said about it, and its radius."""
+    scored = {(row.client, row.group): row.score for row in run.clients}
+
+    def mark(name: str, group: str, place: Sequence[float], about: str, radius: float) -> Dot:
+        score = scored.get((name, group))
+        step = None if score is None or ends is None else step_of(score, ends)
+        tip = f"{name} ({group}{about}\n{run.label}: {'not served' if score is None else scale(score)}"
+        return Dot(float(place[0]), float(place[1]), tip, math.pi * radius**2, step, GROUP_SHAPES.get(group, "square"))
+
+    return mark
 
 
 def _map(
-    run: Run, clients: ClientMap, rows: np.ndarray, kind: str, scale: Scale, span: tuple[float, float], runs: int
-) -> Html:
-    labels = kind == "label_histogram"
+    run: Run, clients: ClientMap, rows: np.ndarray, labels: bool, scale: Scale, runs: Sequence[Run]
+) -> alt.LayerChart:
     if labels:
         rows = rows / np.maximum(rows.sum(1, keepdims=True), 1e-12)
     places = plane(rows)
-    scored = {(row.client, row.group): row.score for row in run.clients}
-    count = len(clients.names)
     largest = max(clients.n, default=1) or 1
     names = clients.class_names or [str(i) for i in range(rows.shape[1])]
+    mark = marker(run, scale, score_span(runs))
     dots = []
-    for i in sorted(
-        mapped(count, runs), key=lambda i: -clients.n[i]
-    ):  # large ones first, so that they hide no small one
-        score = scored.get((clients.names[i], clients.group[i]))
-        share = "" if not labels else f"\nmostly {_top(rows[i], names)}"
-        result = "not served" if score is None else scale(score)
-        tip = f"{clients.names[i]} ({clients.group[i]}, {clients.n[i]:,} samples){share}\n{run.label}: {result}"
-        step = None if score is None else step_of(score, span)
-        radius = 2.6 + 3.6 * math.sqrt(clients.n[i] / largest)
-        shape = SHAPE.get(clients.group[i], "square")
-        dots.append(plots.Dot(places[i, 0], places[i, 1], tip, radius, step, shape))
-    words = _class_words(rows, places, names) if labels and rows.shape[1] <= 20 else []
-    return plots.scatter(dots, words, title=f"map of {count} clients by {kind.replace('_', ' ')}, {run.label}")
+    shown = mapped(len(clients.names), len(runs))
+    for i in sorted(shown, key=lambda i: -clients.n[i]):  # large ones first, so that they hide no small one
+        about = f", {counted(clients.n[i], 'sample')})" + (f"\nmostly {_top(rows[i], names)}" if labels else "")
+        radius = 2.8 + 3.4 * math.sqrt(clients.n[i] / largest)
+        dots.append(mark(clients.names[i], clients.group[i], places[i].tolist(), about, radius))
+    return client_map(dots, _class_words(rows, places, names) if labels and rows.shape[1] <= 20 else [])
 
 
 def mapped(clients: int, runs: int) -> list[int]:
@@ -218,16 +199,7 @@ def _top(shares: np.ndarray, names: Sequence[str]) -> str:
     return ", ".join(f"{names[c]} {100 * shares[c]:.0f}%" for c in best if shares[c] > 0.05) or "evenly mixed"
 
 
-def step_of(score: float, span: tuple[float, float]) -> int:
-    low, high = span
+def step_of(score: float, ends: tuple[float, float]) -> int:
+    low, high = ends
     share = (score - low) / (high - low) if high > low else 1.0
-    return min(int(share * plots.STEPS), plots.STEPS - 1)
-
-
-def panel_of(name: str, about: str, chart: Html, run: int | None = None) -> Html:
-    heading = tag("h3", name, " ", tag("span", about))
-    return tag("figure", heading, chart, data_run=run, class_=None if run is None else "run")
-
-
-def panels_of(panels: Sequence[Html], kind: str = "") -> Html:
-    return tag("div", *panels, class_=f"panels {kind or f'n{min(len(panels), 4)}'}")
+    return min(int(share * STEPS), STEPS - 1)

@@ -1,17 +1,9 @@
 "use strict";
-// Tooltips that also work by touch: a mark's <title> is shown at once instead of after the browser's pause.
+// Tooltips, by mouse and by touch.
 const tip = document.createElement("div");
 tip.id = "tip";
 tip.setAttribute("role", "status");
 document.body.append(tip);
-for (const title of document.querySelectorAll("svg title")) {
-  title.parentNode.dataset.tip = title.textContent;
-  title.remove();
-}
-for (const badge of document.querySelectorAll(".badge[title]")) {
-  badge.dataset.tip = badge.title;
-  badge.removeAttribute("title");
-}
 const show = (event) => {
   const mark = event.target.closest?.("[data-tip]");
   tip.classList.toggle("on", Boolean(mark));
@@ -28,20 +20,25 @@ document.addEventListener("pointerdown", show);
 addEventListener("scroll", () => tip.classList.remove("on"), { passive: true });
 
 // One run brought forward in all charts and tables: while its name is pointed at, or for good once it is pressed.
+// In a chart of all runs, what has a run's colour is the run's.
 const names = [...document.querySelectorAll("button[data-focus]")];
+const colourOf = (part) => /var\(--s\d\)/.exec(`${part.getAttribute("fill")} ${part.getAttribute("stroke")}`)?.[0];
+const parts = [...document.querySelectorAll("[data-run]")].map((part) => [part, part.dataset.run]);
+for (const part of document.querySelectorAll(".plot [fill], .plot [stroke]")) {
+  const colour = colourOf(part);
+  if (colour) parts.push([part, colour]);
+}
 let kept = null;
-const focus = (run) => {
-  for (const part of document.querySelectorAll("[data-run]")) {
-    part.classList.toggle("dim", run !== null && part.dataset.run !== run);
-  }
+const focus = (name) => {
+  const own = name && [name.dataset.focus, name.style.getPropertyValue("--c").trim()];
+  for (const [part, whose] of parts) part.classList.toggle("dim", Boolean(own) && !own.includes(whose));
 };
 for (const name of names) {
-  const run = name.dataset.focus;
-  name.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && focus(run));
+  name.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && focus(name));
   name.addEventListener("pointerleave", () => focus(kept));
   name.addEventListener("click", () => {
-    kept = kept === run ? null : run;
-    for (const other of names) other.setAttribute("aria-pressed", String(other.dataset.focus === kept));
+    kept = kept === name ? null : name;
+    for (const other of names) other.setAttribute("aria-pressed", String(other === kept));
     focus(kept);
   });
 }

@@ -1,4 +1,4 @@
-"""The report in words: numbers as people write them, the finding in one sentence, the transcript in plain English."""
+"""The report in words: the finding in one line, what one would ask next, the transcript in plain English."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from unalike.studio.report.read import GROUPS, Run, Sight
+from unalike.studio.words import counted, epsilon, listed, share, size
 
 GROUP_NAMES = {"seen": "seen clients", "unseen": "unseen clients", "unlabeled": "clients without labels"}
 GROUP_MEANING = {
@@ -29,49 +30,18 @@ class Scale:
         return self.metric == "accuracy"
 
     def __call__(self, score: float) -> str:
-        return f"{100 * score:.1f}%" if self.percent else f"{score:.3g}"
+        return share(score) if self.percent else f"{score:.3g}"
 
-    def tick(self, score: float) -> str:
-        return f"{100 * score:.3g}%" if self.percent else f"{score:.3g}"
+    @property
+    def format(self) -> str:
+        """How an axis writes it, in d3's language."""
+        return "~%" if self.percent else "~g"
 
     def spread(self, std: float) -> str:
         return f"± {100 * std:.1f}" if self.percent else f"± {std:.2g}"
 
     def gap(self, difference: float) -> str:
         return f"{100 * difference:.1f} points" if self.percent else f"{difference:.2g}"
-
-
-def size(count: float) -> str:
-    """Bytes with a decimal unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 999.5:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB"
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as a clock would tell them."""
-    if seconds is None:
-        return "—"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def epsilon(value: float | None) -> str:
-    """ε as written in tables; infinite means that nothing is guaranteed."""
-    if value is None:
-        return "not stated"
-    return "∞" if math.isinf(value) else f"{value:.3g}"
-
-
-def listed(names: Sequence[str], most: int = 4) -> str:
-    """a, b and c."""
-    if len(names) > most:
-        names = [*names[: most - 1], f"{len(names) - most + 1} others"]
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + " and " + names[-1]
 
 
 def served(runs: Sequence[Run], group: str) -> list[Run]:
@@ -138,76 +108,73 @@ def leaders(runs: Sequence[Run], group: str) -> list[Run]:
 
 
 def finding(runs: Sequence[Run], scale: Scale) -> str:
-    """The outcome in one sentence."""
-    groups = [group for group in GROUPS if served(runs, group)]
-    if not groups:
-        return f"{listed([run.label for run in runs])}: no client got a score."
+    """The outcome in one line: of the first group of clients that anybody serves; ``details`` has the others."""
+    group = next((group for group in GROUPS if served(runs, group)), None)
+    if group is None:
+        return "No client got a score"
     if len(runs) == 1:
-        reached = [f"{scale(mean_of(runs[0], group))} on {GROUP_NAMES[group]}" for group in groups]
-        return f"{runs[0].label} reaches {listed(reached)}."
-    if repeated := _over_repetitions(runs, groups, scale):
+        return f"{runs[0].label} reaches {scale(mean_of(runs[0], group))} on {GROUP_NAMES[group]}"
+    if repeated := _over_repetitions(runs, group, scale):
         return repeated
-    if why := over_unlike_clients(runs):
-        return f"No lead is claimed, because these runs are over different clients: {why}."
-    first = {group: leaders(runs, group) for group in groups}
-    winner = first[groups[0]][0]
-    if all(best == [winner] for best in first.values()):
-        reached = [f"{scale(mean_of(winner, group))} on {GROUP_NAMES[group]}" for group in groups]
-        return f"{winner.label} serves its clients best: {listed(reached)}."
-    clauses: dict[str, list[str]] = {}  # who leads how, on which groups
-    for group, best in first.items():
-        names = listed([run.label for run in best])
-        alone = len(served(runs, group)) == 1
-        scores = listed([scale(mean_of(run, group)) for run in best])
-        if alone:
-            says = f"only {names} serves"
-        elif len(best) == 1:
-            says = f"{names} is best on"
-        elif len(best) < len(served(runs, group)):
-            says = f"{names} share the lead on"
-        else:
-            says, scores = "no run is clearly ahead on", f"{best[0].label}: {scale(mean_of(best[0], group))}"
-        clauses.setdefault(says, []).append(f"{GROUP_NAMES[group]} ({scores})")
-    sentence = "; ".join(f"{says} {listed(where)}" for says, where in clauses.items()) + "."
-    return sentence[0].upper() + sentence[1:] if sentence.startswith(("only ", "no run ")) else sentence
+    if over_unlike_clients(runs):
+        return "No lead is claimed: these runs are over different clients"
+    return _standing(runs, group, scale)
 
 
-def _over_repetitions(runs: Sequence[Run], groups: Sequence[str], scale: Scale) -> str:
+def _standing(runs: Sequence[Run], group: str, scale: Scale) -> str:
+    """Who is ahead on a group of clients."""
+    best, everybody = leaders(runs, group), served(runs, group)
+    names, where = listed([run.label for run in best], 3), GROUP_NAMES[group]
+    score = scale(mean_of(best[0], group))
+    if len(everybody) == 1:
+        return f"Only {names} serves {where}: {score}"
+    if len(best) == 1:
+        return f"{names} is best on {where}: {score}"
+    if len(best) < len(everybody):
+        return f"{names} share the lead on {where}: {score}"
+    return f"No run is clearly ahead on {where}: {best[0].label} has {score}"
+
+
+def _over_repetitions(runs: Sequence[Run], group: str, scale: Scale) -> str:
     """Who leads each time, where the same methods were run several times, over other clients each; else nothing."""
     times = over_same_clients(runs)
     methods = [sorted(run.result.method for run in same) for same in times]
     if len(times) < 2 or len(set(methods[0])) < 2 or any(names != sorted(set(methods[0])) for names in methods):
         return ""
-    clauses = []
-    for group in groups:
-        first = {tuple(run.result.method for run in leaders(same, group)) for same in times}
-        best = first.pop()
-        if first or len(best) != 1:
-            clauses.append(f"no method leads on {GROUP_NAMES[group]} in all {len(times)} repetitions")
-            continue
-        mean = statistics.fmean(mean_of(run, group) for run in served(runs, group) if run.result.method == best[0])
-        clauses.append(f"{best[0]} is best on {GROUP_NAMES[group]} in all {len(times)} repetitions ({scale(mean)})")
-    sentence = "; ".join(clauses) + "."
-    return sentence[0].upper() + sentence[1:] if sentence.startswith("no method") else sentence
+    first = {tuple(run.result.method for run in leaders(same, group)) for same in times}
+    best = first.pop()
+    if first or len(best) != 1:
+        return f"No method leads on {GROUP_NAMES[group]} in all {len(times)} repetitions"
+    mean = statistics.fmean(mean_of(run, group) for run in served(runs, group) if run.result.method == best[0])
+    return f"{best[0]} is best on {GROUP_NAMES[group]} in all {len(times)} repetitions: {scale(mean)}"
 
 
 def details(runs: Sequence[Run], scale: Scale) -> list[str]:
-    """What one would ask next: by how much, for how many clients, how bad for the worst, how private."""
-    lines = []
-    for same in over_same_clients(runs):
-        for group in GROUPS:
-            ranked = served(same, group)
-            if not ranked:
-                continue
-            best = ranked[0]
-            rest = [run for run in ranked[1:] if not level(best, run, group)] or ranked[1:]
-            if rest:
-                lines.append(_lead(best, rest[0], group, scale))
-            summary = best.result.accuracy.of(group)
-            if len(runs) == 1 and summary and summary.p10 is not None:
-                lines.append(f"The 10th percentile of {GROUP_NAMES[group]} is {scale(summary.p10)}.")
-    lines.append(privacy_sentence(runs))
-    return lines
+    """What one would ask next: the other groups, by how much, for how many clients, how private."""
+    groups = [group for group in GROUPS if served(runs, group)]
+    why = over_unlike_clients(runs)
+    if len(runs) == 1:
+        lines = [_reached(runs[0], group, scale) for group in groups]
+    elif not why:
+        lines = [f"On {GROUP_NAMES[group]}, {lead}." for group in groups[:1] if (lead := _lead(runs, group, scale))]
+        for group in groups[1:]:
+            parts = (_standing(runs, group, scale), _lead(runs, group, scale))
+            lines.append("; ".join(filter(None, parts)) + ".")
+    else:
+        repeated = [line for group in groups if (line := _over_repetitions(runs, group, scale))]
+        lines = [f"{line}." for line in repeated[1:]] if repeated else [f"{why[0].upper()}{why[1:]}."]
+        for same in over_same_clients(runs):
+            for group in groups:
+                if lead := _lead(same, group, scale):
+                    lines.append(f"On {GROUP_NAMES[group]}, {lead}.")
+    return [*lines, privacy_sentence(runs)]
+
+
+def _reached(run: Run, group: str, scale: Scale) -> str:
+    """What one run alone does for a group."""
+    summary = run.result.accuracy.of(group)
+    low = "" if summary is None or summary.p10 is None else f", {scale(summary.p10)} at the 10th percentile"
+    return f"{GROUP_NAMES[group].capitalize()}: {scale(mean_of(run, group))} on average{low}."
 
 
 def over_same_clients(runs: Sequence[Run]) -> list[list[Run]]:
@@ -223,14 +190,19 @@ def over_same_clients(runs: Sequence[Run]) -> list[list[Run]]:
     return groups
 
 
-def _lead(best: Run, second: Run, group: str, scale: Scale) -> str:
-    """By how much one run is above another, and for how many clients."""
+def _lead(runs: Sequence[Run], group: str, scale: Scale) -> str:
+    """By how much the best run is above the next that is not level with it, and for how many clients."""
+    ranked = served(runs, group)
+    rest = [run for run in ranked[1:] if not level(ranked[0], run, group)] or ranked[1:]
+    if not rest:
+        return ""
+    best, second = ranked[0], rest[0]
     gaps = differences(best, second, group)
     lead = scale.gap(mean_of(best, group) - mean_of(second, group))
     better, worse = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
-    counted = f"better for {better} of {len(gaps)} clients, worse for {worse}" if gaps else "no client is in both"
+    of = f"better for {better} of {counted(len(gaps), 'client')}, worse for {worse}" if gaps else "no client is in both"
     chance = "; that may be chance" if level(best, second, group) else ""
-    return f"On {GROUP_NAMES[group]}, {best.label} is {lead} above {second.label}: {counted}{chance}."
+    return f"{best.label} is {lead} above {second.label}: {of}{chance}"
 
 
 def privacy_sentence(runs: Sequence[Run]) -> str:
@@ -252,6 +224,12 @@ def privacy_sentence(runs: Sequence[Run]) -> str:
     return f"Privacy: {listed(parts, 9)}{ends}."
 
 
+def has_delta(run: Run) -> bool:
+    """Is there a finite ε that holds only together with a δ?"""
+    privacy = run.result.privacy
+    return bool(privacy.delta and privacy.epsilon) and math.isfinite(privacy.epsilon or 0.0)
+
+
 def numbers(sight: Sight) -> str:
     """How many numbers one client sends."""
     count = math.prod(sight.shape)
@@ -270,6 +248,27 @@ def senders(sight: Sight) -> str:
     """From how many clients an ask got answers."""
     each = sight.replies / max(sight.times, 1)
     return f"{each:,.0f}" if each == int(each) else f"{each:,.1f} on average"
+
+
+def how_often(times: int) -> str:
+    return "once" if times == 1 else "twice" if times == 2 else f"{times:,} times"
+
+
+def spent(sight: Sight, run: Run) -> str:
+    """ε of one line of the transcript."""
+    if sight.note == "simulation only":
+        return "none"
+    if sight.epsilon is not None:
+        return epsilon(sight.epsilon)
+    return "∞" if sight.noise is None else f"in the total of {epsilon(run.result.privacy.epsilon)}"
+
+
+def noise_of(sight: Sight) -> str:
+    """Which noise, and whom it protects."""
+    if sight.noise is None:
+        return "none"
+    unit = "" if sight.unit is None else f" (protects one {'data point' if sight.unit == 'point' else 'client'})"
+    return spoken(sight.noise) + unit
 
 
 _WORDS = (
@@ -310,6 +309,16 @@ SEEN_AS = {
 }
 
 
+def seen_as(sight: Sight) -> tuple[str, str, str]:
+    """How the server saw an array: in a few words, how open that is, and in a sentence."""
+    return SEEN_AS.get(sight.seen_as, (sight.seen_as, "trusted", "As the run's own code names it."))
+
+
+def meanings(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
+    """What ``seen_as`` says of these runs, each once."""
+    return sorted({seen_as(row) for run in runs for row in run.transcript or ()})
+
+
 def transcript_summary(run: Run) -> str:
     """What a privacy officer wants to know first."""
     rows = [row for row in run.transcript or () if row.note != "simulation only"]
@@ -318,9 +327,7 @@ def transcript_summary(run: Run) -> str:
     single = sorted({row.array for row in rows if row.seen_as == "individual"})
     bare = sorted({row.array for row in rows if row.noise is None})
     kinds = len({row.array for row in rows})
-    parts = [
-        f"Clients sent {kinds} kind{'s' if kinds > 1 else ''} of array, {size(sum(row.bytes for row in rows))} in all."
-    ]
+    parts = [f"Clients sent {counted(kinds, 'kind')} of array, {size(sum(row.bytes for row in rows))} in all."]
     if single:
         parts.append(f"The server saw {listed(single)} of each client individually.")
     else:
