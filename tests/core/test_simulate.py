@@ -32,12 +32,12 @@ from unalike import (
 )
 from unalike.core.draws import key
 from unalike.core.federation import QuorumError
-from unalike.runtime.shard.kept import KeptStore
 from unalike.core.request import Batch, Request
 from unalike.core.task import Sent
 from unalike.methods.fedavg import FedAvg
 from unalike.privacy import Gaussian
 from unalike.runtime.shard import simulator as module
+from unalike.runtime.shard.kept import KeptStore
 from unalike.runtime.shard.simulator import LoopInstead, Outputs
 
 SIZES = [5, 17, 1, 8, 8, 30, 12, 3, 9, 21]
