@@ -99,7 +99,9 @@ def _bounded(gradients: Tensor, bound: float) -> tuple[Tensor, Tensor]:
     """
     check_positive(bound, "the clip bound", "give the largest norm that one point's gradient may have, e.g. 1.0")
     norms = torch.linalg.vector_norm(gradients, dim=-1)
-    limit = (1.0 - 2.0**-16) * bound  # a hair below, more than the error of a norm in the gradient's own precision
+    # a hair below, more than the error of a norm in the gradient's own precision; a tensor, because a number divided by
+    # a tensor is its reciprocal times the number, which is not exactly 1 where it should be
+    limit = torch.as_tensor((1.0 - 2.0**-16) * bound, dtype=norms.dtype)
     factor = limit / norms.nan_to_num(nan=torch.inf, posinf=torch.inf).clamp(min=limit)  # 0 where a row is not finite
     return gradients.nan_to_num(0.0, 0.0, 0.0), factor
 
