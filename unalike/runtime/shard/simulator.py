@@ -10,11 +10,13 @@ import functools
 import itertools
 import os
 import time
+import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -139,7 +141,7 @@ class Simulator:
         try:
             return self._batch(work, rows, result(), rehearsal)
         except Exception as error:  # a client's own failure is data
-            reason = f"{type(error).__name__}: {error}"
+            reason = _told(error)
         if len(rows) == 1:
             return Batch(rows[:0], [], {int(rows): reason})
         singles = [self._finished(work, row, self._prepared(work, row), rehearsal) for row in rows[:, None]]
@@ -246,6 +248,18 @@ def _client(block: Block, columns: Mapping[str, Tensor], kept: Kept) -> Client:
         draws=Draws(columns["key"]),
         noise=Draws(columns["key"], 2),
     )
+
+
+def _told(error: Exception) -> str:
+    """An exception in a task, with the line of it that failed: the last one that is neither PyTorch's nor ours."""
+    told = f"{type(error).__name__}: {error}"
+    own = Path(__file__).parents[2]  # the package
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        inside = file.is_relative_to(own) and not file.is_relative_to(own / "methods")
+        if not inside and "torch" not in file.parts and file.exists():
+            return f"{told}\n    {file.name}:{frame.lineno}, in {frame.name}: {frame.line}"
+    return told
 
 
 def _without_gradients(call: Callable[[], Outputs]) -> Outputs:
