@@ -8,7 +8,8 @@ from tests.core.helpers import clients, linear
 from unalike import Clients, LocalSGD, Simulator, simulate
 from unalike.core.method import Method
 from unalike.learn.evaluation import Scores, evaluate
-from unalike.methods.fedavg import FedAvg, Local
+from unalike.methods.fedavg import FedAvg
+from unalike.methods.local import Local
 
 SIZES = [6, 9, 4, 8, 7]
 LOCAL = LocalSGD(steps=3, batch=4, lr=0.1)

@@ -9,7 +9,8 @@ from tests.core.helpers import clients, linear
 from unalike import Federation, LocalSGD, State, simulate, train
 from unalike.learn.evaluation import evaluate
 from unalike.learn.server import ServerOptimizer
-from unalike.methods.fedavg import FedAvg, Local
+from unalike.methods.fedavg import FedAvg
+from unalike.methods.local import Local
 from unalike.privacy import Gaussian
 
 SIZES = [3, 10, 1, 6]

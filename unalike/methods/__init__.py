@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from unalike.methods.borrowed import Borrowed
-from unalike.methods.fedavg import FedAvg, Local
+from unalike.methods.fedavg import FedAvg
 from unalike.methods.fedtta import FedTTA
 from unalike.methods.flowdup import FLowDUP, LDFedAvg
+from unalike.methods.local import Local
 from unalike.methods.odpfl import ODPFL
 from unalike.methods.pefll import PeFLL
 from unalike.methods.pfedhn import PFedHN
@@ -35,8 +36,8 @@ METHODS: dict[str, Entry] = {
         Local,
         "Local",
         "baseline",
-        "every client trains alone; no federation",
-        {**_PASS, "newcomer": {"steps": 200, "batch": 10, "lr": 0.1}},
+        "every client trains alone, all with the same budget; no federation",
+        _PASS,
     ),
     "fedavg": Entry(
         FedAvg,

@@ -1,4 +1,4 @@
-"""FedAvg with its nearest relatives (FedProx, FedAvg with fine-tuning), and training without any federation.
+"""FedAvg with its nearest relatives: FedProx, and FedAvg with fine-tuning.
 
 FedAvg: McMahan et al., AISTATS 2017 (T1 Algorithms 3 and 4). FedProx: Li et al., MLSys 2020.
 """
@@ -153,46 +153,3 @@ class FedAvg:
         if self.finetune is None:
             return state.theta.expand(len(cohort), -1)
         return cohort.ask(self.adapt, theta=state.theta, into=Stays("theta")).held("theta")
-
-
-@dataclass(frozen=True)
-class Local:
-    """No federation at all: every client trains its own model, which never leaves it.
-
-    A round trains the cohort's kept models further. A client that has not trained yet, a newcomer for example, trains
-    from the common start with ``newcomer``.
-    """
-
-    model: Model
-    cohort: int | float = 10
-    local: LocalSGD = field(default_factory=LocalSGD)
-    newcomer: LocalSGD = field(default_factory=lambda: LocalSGD(steps=200))
-    serves_unlabeled: ClassVar[bool] = False
-    asks_unlabeled: ClassVar[bool] = False
-
-    @task
-    def fit(self, client: Client, start: Tensor) -> Sent:
-        return send(keep={"theta": self.local(self.model, client.kept.get("theta", start), client)})
-
-    @task
-    def own(self, client: Client, start: Tensor) -> Sent:
-        """The client's own model, which stays there."""
-        return send(theta=client.kept.get("theta", start))
-
-    @task
-    def fresh(self, client: Client, start: Tensor) -> Sent:
-        return send(keep={"theta": self.newcomer(self.model, start, client)})
-
-    def start(self, seed: int) -> State:
-        return State(theta=self.model.init(seed), trained=torch.zeros(0, dtype=torch.int64))
-
-    def round(self, state: State, federation: Federation) -> State:
-        cohort = federation.sample(self.cohort, labeled=True)
-        replies = cohort.ask(self.fit, start=state.theta, into=[])
-        return state.replace(trained=torch.unique(torch.cat([state.trained, cohort.ids[replies.answered]])))
-
-    def personalize(self, state: State, cohort: Cohort) -> Models:
-        new = (~torch.isin(cohort.ids, state.trained)).nonzero().flatten()
-        if len(new):
-            cohort.only(new).ask(self.fresh, start=state.theta, into=[])
-        return cohort.ask(self.own, start=state.theta, into=Stays("theta")).held("theta")

@@ -1,0 +1,67 @@
+"""Local training: what every client reaches by itself, the baseline of all personalization."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from unalike.core.client import Client
+from unalike.core.federation import Cohort, Federation, Models
+from unalike.core.method import State
+from unalike.core.model import Model
+from unalike.core.release import Stays
+from unalike.core.task import Sent, send, task
+from unalike.learn.local import LocalSGD
+
+
+@dataclass(frozen=True)
+class Local:
+    """No federation at all: every client trains a model of its own, which never leaves it.
+
+    All have the same budget. A round is one call of ``local`` at every client with labels. A newcomer, or a client that
+    missed a round, makes up for what it lacks when it wants a model. The first parameters come from ``agreed_seed``,
+    which everybody knows, so nothing is sent at all.
+    """
+
+    model: Model
+    local: LocalSGD = field(default_factory=LocalSGD)
+    agreed_seed: int = 0
+    serves_unlabeled: ClassVar[bool] = False
+    asks_unlabeled: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _ = self.first  # made here, because a vectorised task must not draw initial values
+
+    @cached_property
+    def first(self) -> Tensor:
+        """Every client's first parameters."""
+        return self.model.init(self.agreed_seed)
+
+    @task
+    def fit(self, client: Client) -> Sent:
+        return send(keep={"theta": self.local(self.model, client.kept.get("theta", self.first), client)})
+
+    @task
+    def own(self, client: Client) -> Sent:
+        return send(theta=client.kept.get("theta", self.first))
+
+    def start(self, seed: int) -> State:
+        none = torch.zeros(0, dtype=torch.int64)
+        return State(rounds=torch.zeros((), dtype=torch.int64), ids=none, calls=none)
+
+    def round(self, state: State, federation: Federation) -> State:
+        cohort = federation.sample(1.0, labeled=True)
+        answered = cohort.ids[cohort.ask(self.fit, into=[]).answered]
+        ids, calls = torch.unique(torch.cat([state.ids.repeat_interleave(state.calls), answered]), return_counts=True)
+        return state.replace(rounds=state.rounds + 1, ids=ids, calls=calls)
+
+    def personalize(self, state: State, cohort: Cohort) -> Models:
+        same = cohort.ids[:, None] == state.ids
+        lacking = int(state.rounds) - (same * state.calls).sum(1)
+        for call in range(int(lacking.max())):
+            cohort.only((lacking > call).nonzero().flatten()).ask(self.fit, into=[])
+        return cohort.ask(self.own, into=Stays("theta")).held("theta")
