@@ -142,6 +142,9 @@ class Simulator:
             return self._batch(work, rows, result(), rehearsal)
         except Exception as error:  # a client's own failure is data
             reason = _told(error)
+        if "randomness error mode" in reason:  # what vmap says; one client after the other would find it out, too
+            reason = f"{_GLOBAL_DRAWS}{reason[reason.find(chr(10)) :] if chr(10) in reason else ''}"
+            return Batch(rows[:0], [], dict.fromkeys(rows.tolist(), reason))
         if len(rows) == 1:
             return Batch(rows[:0], [], {int(rows): reason})
         singles = [self._finished(work, row, self._prepared(work, row), rehearsal) for row in rows[:, None]]
@@ -197,8 +200,10 @@ class Simulator:
         kind = self._recordings.kind(work, inputs[0], vectorised, block.full, block.all_labeled)
 
         def turn(inputs: Inputs) -> Outputs:
-            begin = time.perf_counter()
+            begin, drawn = time.perf_counter(), None if kind.recorded or vectorised else torch.get_rng_state()
             made: Outputs = (kind.recorded or call)(inputs)
+            if drawn is not None and not torch.equal(drawn, torch.get_rng_state()):
+                raise RuntimeError(_GLOBAL_DRAWS)
             if kind.recorded is None:
                 self._recordings.called(kind, time.perf_counter() - begin, call, inputs)
             return made
@@ -248,6 +253,12 @@ def _client(block: Block, columns: Mapping[str, Tensor], kept: Kept) -> Client:
         draws=Draws(columns["key"]),
         noise=Draws(columns["key"], 2),
     )
+
+
+_GLOBAL_DRAWS = (
+    "the task draws from PyTorch's global generator, so one seed would not give one result; draw from client.draws: "
+    "client.draws.uniform(3), .normal(3), .integers(10, 3) or .permutation(client.n, client.capacity)"
+)
 
 
 def _told(error: Exception) -> str:
