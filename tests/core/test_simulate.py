@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.core.helpers import clients, linear, scaled, total
+from tests.core.helpers import clients, kept, linear, scaled, simulation, total
 from unalike import (
     Client,
     Clients,
@@ -32,20 +32,23 @@ from unalike import (
 )
 from unalike.core.draws import key
 from unalike.core.federation import QuorumError
-from unalike.core.request import Batch, Request
 from unalike.core.task import Sent
 from unalike.methods.fedavg import FedAvg
 from unalike.privacy import Gaussian
 from unalike.runtime.shard import simulator as module
 from unalike.runtime.shard.kept import KeptStore
 from unalike.runtime.shard.simulator import LoopInstead, Outputs
+from unalike.runtime.shard.work import Batch, Work
 
 SIZES = [5, 17, 1, 8, 8, 30, 12, 3, 9, 21]
 TWICE = 2 * SIZES  # so that a cohort is larger than a block of 7
 
 
-def trained(simulator: Simulator, sizes: list[int] = TWICE, epochs: int = 2) -> tuple[Tensor, Federation]:
-    federation = simulate(clients(sizes), runtime=simulator)
+def trained(
+    simulator: Simulator, sizes: list[int] = TWICE, epochs: int = 2, strict: bool = False
+) -> tuple[Tensor, Federation]:
+    store = clients(sizes)
+    federation = simulate(store, runtime=simulation(store, simulator, strict=strict))
     local = LocalSGD(epochs=epochs, batch=4, lr=0.2, momentum=0.5, weight_decay=0.01)
     method = FedAvg(linear(), cohort=16, local=local)
     return train(method, federation, 4).theta, federation
@@ -74,8 +77,8 @@ def test_how_many_work_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     met = threading.Event()  # three are at work: until then, each waits for the others
     call = Simulator._prepared
 
-    def watched(self: Simulator, request: Request, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
-        made = call(self, request, rows, singly)
+    def watched(self: Simulator, work: Work, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
+        made = call(self, work, rows, singly)
 
         def run() -> Outputs:
             nonlocal most
@@ -120,14 +123,15 @@ def test_side_by_side_a_client_keeps_its_own_and_fails_alone(monkeypatch: pytest
     monkeypatch.setattr("unalike.runtime.shard.tuning.SMALL", 0)
     sizes = list(range(1, 25))
     network = Model(nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2)))
-    federation = simulate(clients(sizes), block=1, threads=4)
+    store = clients(sizes)
+    federation = simulate(store, block=1, threads=4)
     method, theta = Counting(network), network.init(0)
     for turn in (1, 2):
         replies = federation.everyone().ask(method.count, theta=theta)
         assert [failure.reason for failure in replies.failures] == ["RuntimeError: five rows are too many"]
         assert replies["times"].tolist() == [turn] * 23
         for row, position in zip(replies["scores"], replies.answered, strict=True):
-            x, _ = federation.clients.rows(int(position))
+            x, _ = store.rows(int(position))
             assert torch.equal(row, network(theta * len(x), x[:1]))
 
 
@@ -142,10 +146,10 @@ def test_whoever_gives_up_leaves_no_worker_at_work(monkeypatch: pytest.MonkeyPat
     begun, ended = [], []
     call = module._without_gradients
 
-    def slow(work: Callable[[], Outputs]) -> Outputs:
+    def slow(job: Callable[[], Outputs]) -> Outputs:
         begun.append(1)
         time.sleep(0.05)
-        outputs = call(work)
+        outputs = call(job)
         ended.append(1)
         return outputs
 
@@ -153,13 +157,11 @@ def test_whoever_gives_up_leaves_no_worker_at_work(monkeypatch: pytest.MonkeyPat
     simulator = Simulator(block=1, threads=3)
     method = FedAvg(linear(), cohort=16, local=LocalSGD(epochs=1, batch=4))
     store = clients(TWICE)
-    request = Request(
-        method.fit, store, torch.arange(20), {"theta": method.model.init(0), "rate": torch.ones(())}, {},
-        [Each("update")], key(0), KeptStore(),
-    )  # fmt: skip
-    replies = simulator.deliver(request)
-    next(replies)
-    replies.close()  # type: ignore[attr-defined]
+    shared = {"theta": method.model.init(0), "rate": torch.ones(())}
+    work = Work(method.fit, store, torch.arange(20), store.size, shared, {}, [Each("update")], key(0), KeptStore())
+    batches = simulator.run(work)
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
     assert 1 <= len(begun) == len(ended) < 20
 
 
@@ -182,11 +184,11 @@ def test_large_blocks_are_not_all_held_at_a_time(monkeypatch: pytest.MonkeyPatch
     running, most = [], 0
     prepared = Simulator._prepared
 
-    def watched(self: Simulator, request: Request, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
+    def watched(self: Simulator, work: Work, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
         nonlocal most
         running.append(rows)
         most = max(most, len(running))
-        return prepared(self, request, rows, singly)
+        return prepared(self, work, rows, singly)
 
     finished = Simulator._finished
 
@@ -219,9 +221,9 @@ def test_clients_read_together_are_still_computed_one_by_one(threads: int, monke
     read = []
     prepared = Simulator._prepared
 
-    def counted(self: Simulator, request: Request, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
+    def counted(self: Simulator, work: Work, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
         read.append(len(rows))
-        return prepared(self, request, rows, singly)
+        return prepared(self, work, rows, singly)
 
     monkeypatch.setattr(Simulator, "_prepared", counted)
     some = clients([3] * 200 + [5] * 200)
@@ -258,9 +260,9 @@ def test_a_task_that_cannot_be_vectorised_is_tried_on_few_blocks(threads: int, m
     blocks = []
     prepared = Simulator._prepared
 
-    def counted(self: Simulator, request: Request, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
+    def counted(self: Simulator, work: Work, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
         blocks.append(len(rows))
-        return prepared(self, request, rows, singly)
+        return prepared(self, work, rows, singly)
 
     monkeypatch.setattr(Simulator, "_prepared", counted)
     federation = simulate(clients([3] * 40), block=4, threads=threads)
@@ -317,8 +319,8 @@ def test_two_equal_runs_are_bit_identical() -> None:
 
 
 def test_strict_mode_sends_everything_through_the_codec_and_changes_nothing() -> None:
-    plain, strict = trained(Simulator(block=4))[0], trained(Simulator(block=4, strict=True))[0]
-    assert torch.allclose(plain, strict, atol=1e-6)
+    plain, strict = (trained(Simulator(block=4), strict=strict)[0] for strict in (False, True))
+    assert torch.equal(plain, strict)
     federation = simulate(clients([2, 3]), strict=True)
     assert federation.everyone().ask(scaled, factor=each(torch.ones(2)))["value"].shape == (2, 3)
 
@@ -328,11 +330,12 @@ def unsendable(client: Client) -> Sent:
     return send(value=client.x.sum().to(torch.complex64), keep={"times": client.kept.get("times", torch.zeros(())) + 1})
 
 
-def test_what_no_wire_carries_is_the_clients_failure_and_it_keeps_nothing() -> None:
-    federation = simulate(clients([2, 3, 4]), block=3, strict=True)
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_no_wire_carries_is_the_clients_failure_and_it_keeps_nothing(strict: bool) -> None:
+    federation = simulate(clients([2, 3, 4]), block=3, strict=strict)
     with pytest.raises(QuorumError, match=r"WireError: 'value' is a torch\.complex64 tensor"):
         federation.everyone().ask(unsendable)
-    assert federation.kept.state() == {}
+    assert kept(federation).state() == {}
 
 
 def test_padding_never_counts() -> None:
@@ -375,15 +378,15 @@ def test_memory_does_not_grow_with_rounds() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     train(method, federation, 200, state)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000  # kB
-    assert len(federation.transcript.entries) == 3 and federation.ledger.state()["cohorts"] == []
+    assert len(federation.transcript.entries) == 2 and federation.ledger.state()["cohorts"] == []
 
 
 def test_the_measured_block_is_remembered(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNALIKE_CACHE", str(tmp_path))
-    first = Simulator()
-    simulate(clients([4] * 40), runtime=first).everyone().ask(total)
+    store, first = clients([4] * 40), Simulator()
+    simulate(store, runtime=simulation(store, first)).everyone().ask(total)
     second = Simulator()
-    simulate(clients([4] * 40), runtime=second).everyone().ask(total)
+    simulate(store, runtime=simulation(store, second)).everyone().ask(total)
     assert first._tuner.plans == second._tuner.plans
     assert os.listdir(str(tmp_path)) == ["tuning.json"]
 
@@ -392,7 +395,9 @@ def test_nonsense_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="block=0"):
         Simulator(block=0)
     with pytest.raises(ValueError, match="drop=2"):
-        Simulator(drop=2.0)
+        simulate(clients([2]), drop=2.0)
+    with pytest.raises(ValueError, match=r"shards=3; expected 1 to 2, the number of clients"):
+        simulate(clients([2, 2]), shards=3)
 
 
 def test_images_reach_tasks_as_normalised_floats() -> None:

@@ -19,14 +19,19 @@ class WireError(ValueError):
     """A message that cannot be sent, or bytes that are not a message."""
 
 
+def check(name: str, value: Tensor) -> None:
+    """Refuse an array that no message carries."""
+    if value.is_complex() or value.is_sparse or value.is_quantized:
+        raise WireError(f"{name!r} is a {value.dtype} tensor ({value.layout}); only dense real arrays are sent")
+
+
 def encode(message: Mapping[str, Tensor | Plain], max_bytes: int = MAX_BYTES) -> bytes:
     """A message as bytes. Anything but a tensor or a plain value (bool, int, float, str, None) is refused."""
     arrays: dict[str, Tensor] = {}
     values: dict[str, Plain] = {}
     for name, value in message.items():
         if isinstance(value, Tensor):
-            if value.is_complex() or value.is_sparse or value.is_quantized:
-                raise WireError(f"{name!r} is a {value.dtype} tensor ({value.layout}); only dense real arrays are sent")
+            check(name, value)
             arrays[name] = value.detach().contiguous()
         elif isinstance(value, Plain):
             values[name] = value

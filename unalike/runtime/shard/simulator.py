@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from unalike.core import wire
 from unalike.core.client import Block, Client, Kept
 from unalike.core.draws import Draws, key
 from unalike.runtime.shard.recording import Inputs, Recordings
@@ -216,6 +217,8 @@ class Simulator:
         sound = torch.ones(len(rows), dtype=torch.bool)
         failed: dict[int, str] = {}
         sent = {name: value for release in arrays for name, value in release.items()}
+        for name, value in sent.items():
+            wire.check(name, value)
         for name, value in [*sent.items(), *((f"kept {name}", value) for name, value in kept.items())]:
             if value.is_floating_point():
                 finite = torch.isfinite(value.reshape(len(rows), -1).sum(1))  # NaN or inf anywhere survives a sum
