@@ -15,16 +15,20 @@ from torch.nn.utils import vector_to_parameters
 from benchmarks.report import Ratio, Row
 from benchmarks.rounds import Rounds, Work, alternate, data, quotients
 from benchmarks.workloads import LENET, MLP, Shared
-from unalike import Clients, Each, LocalSGD, Mean, Model, Simulator, each, simulate, train
+from unalike import Clients, Each, Federation, LocalSGD, Mean, Model, each, simulate, train
 from unalike.analytics.kmeans.algorithm import FedDPKMeans
 from unalike.analytics.mdm.algorithm import MDM
 from unalike.analytics.mdm.counts import histogram_clients, known_mixture
+from unalike.core.request import Program
 from unalike.learn.evaluation import evaluate
 from unalike.learn.objective import loss_of
 from unalike.methods.pefll import PeFLL
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
 from unalike.runtime.shard.recording import AFTER
+from unalike.runtime.shard.shard import Shard
+from unalike.runtime.simulate import Simulation
+from unalike.studio.simulate import simulation
 
 Measured = tuple[list[Row], dict[str, Any]]
 
@@ -135,8 +139,10 @@ def pefll(repetitions: int, quick: bool) -> Measured:
 
 
 def _evaluate(model: Model, theta: Tensor, clients: Clients) -> Work:
-    federation = simulate(clients)
-    return lambda: evaluate(model, lambda cohort: theta[cohort.federation.clients.ids], federation, clients, clients)
+    program = Program(open=True)
+    shard = Shard({"train": clients, "test": clients}, clients.roster(), program)
+    federation = Federation(Simulation([shard], program))
+    return lambda: evaluate(model, lambda cohort: theta[cohort.ids], federation, federation.roster)
 
 
 def _evaluate_in_a_loop(model: Model, theta: Tensor, clients: Clients) -> Work:
@@ -175,11 +181,12 @@ def mdm(repetitions: int, quick: bool) -> Measured:
     cohort, one_by_one, rounds = (200, 20, 4) if quick else (1000, 100, 10)
     clients = histogram_clients(truth.sample(10 * cohort, np.random.default_rng(0)))
 
-    def fit(count: int, simulator: Simulator) -> Work:
+    def fit(count: int, block: int | None) -> Work:
+        runtime = simulation(clients, block=block)
         method = MDM(truth.categories, truth.largest, components=truth.components, rounds=rounds, cohort=count)
-        return lambda: method.fit(simulate(clients, runtime=simulator))
+        return lambda: method.fit(simulate(clients, runtime=runtime))
 
-    taken = alternate(repetitions, fit(cohort, Simulator()), fit(one_by_one, Simulator(block=1)))
+    taken = alternate(repetitions, fit(cohort, None), fit(one_by_one, 1))
     name = f"MDM, {truth.components} components, cohort {cohort}"
     scale = cohort / one_by_one
     return [

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from benchmarks.report import Ratio
 from benchmarks.workloads import Shared
-from unalike import Clients, LocalSGD, Model, Simulator, State, simulate, train
+from unalike import Clients, LocalSGD, Model, State, simulate, train
 from unalike.methods.fedavg import FedAvg
 from unalike.networks.architectures import build
+from unalike.studio.simulate import simulation
 
 Work = Callable[[], object]
 
@@ -47,8 +48,9 @@ class Rounds:
         self.model = Model(build(shared.network, shared.shape, shared.classes))
         local = LocalSGD(epochs=1, batch=shared.batch, lr=shared.lr)
         self._method = FedAvg(self.model, cohort=cohort or len(clients), local=local)
-        self.simulator = Simulator()
-        self.federation = simulate(clients, runtime=self.simulator)
+        runtime = simulation(clients)
+        self.simulator = runtime.shards[0].simulator
+        self.federation = simulate(clients, runtime=runtime)
         self.state: State | None = None
         self(2)
 

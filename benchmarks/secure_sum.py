@@ -8,25 +8,27 @@ from collections.abc import Iterator
 
 import torch
 
-from unalike import Clients, Simulator, Sum, send, simulate, task
+from unalike import Clients, Sum, send, simulate, task
 from unalike.core.client import Client
-from unalike.core.request import Batch, Request
+from unalike.core.request import Reply, Request
 from unalike.core.task import Sent
+from unalike.runtime.simulate import Simulation
+from unalike.studio.simulate import simulation
 
 CLIENTS, LENGTH, LOST = 100, 100_000, 10
 
 
-class Losing(Simulator):
+class Losing(Simulation):
     """Some clients are gone when the masked vectors are due: the costliest moment, their masks must be taken off."""
 
-    def deliver(self, request: Request) -> Iterator[Batch]:
-        for batch in super().deliver(request):
-            if request.task.name == "mask":
-                stay = request.positions[batch.rows] >= LOST
-                arrays = [{name: value[stay] for name, value in one.items()} for one in batch.arrays]
-                failed = {int(row): "dropped out" for row in batch.rows[~stay]}
-                batch = Batch(batch.rows[stay], arrays, {**batch.failed, **failed})
-            yield batch
+    def deliver(self, request: Request) -> Iterator[Reply]:
+        for reply in super().deliver(request):
+            if request.task == "mask":
+                stay = request.ids[reply.rows] >= LOST
+                arrays = [{name: value[stay] for name, value in one.items()} for one in reply.arrays]
+                failed = {int(row): "dropped out" for row in reply.rows[~stay]}
+                reply = Reply(reply.rows[stay], arrays, {**reply.failed, **failed}, reply.partials)
+            yield reply
 
 
 @task
@@ -38,7 +40,8 @@ def run() -> dict[str, float]:
     """Seconds and megabytes for one sum."""
     x = torch.randn(CLIENTS, LENGTH, generator=torch.Generator().manual_seed(0))
     people = Clients.from_sizes(x, None, torch.ones(CLIENTS))
-    plain, secure = simulate(people), simulate(people, runtime=Losing())
+    usual = simulation(people)
+    plain, secure = simulate(people), simulate(people, runtime=Losing(usual.shards, usual.program))
     begin = time.perf_counter()
     plain.everyone().ask(vector, into=Sum("vector", clip=400.0))
     middle = time.perf_counter()

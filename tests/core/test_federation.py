@@ -6,11 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.core.helpers import clients, scaled, total
+from tests.core.helpers import clients, kept, scaled, total
 from unalike import Client, Each, Federation, Mean, Sum, each, send, simulate, task
 from unalike.core.federation import QuorumError
+from unalike.core.release import Stays
+from unalike.core.request import Purpose
 from unalike.core.task import Sent
 from unalike.privacy import Budget, BudgetExceeded, Gaussian
+from unalike.runtime.simulate import Simulation
 
 
 def test_each_sum_and_mean_release_what_they_say() -> None:
@@ -195,7 +198,7 @@ def test_kept_state_is_each_clients_own_and_asides_do_not_change_it() -> None:
     aside = federation.aside()
     assert aside.everyone().ask(counts_up)["times"].tolist() == [1, 2, 1, 3, 2]
     assert aside.everyone().ask(counts_up)["times"].tolist() == [2, 3, 2, 4, 3]
-    state = federation.kept.state()
+    state = kept(federation).state()
     assert state["times.ids"].tolist() == [1, 3, 4] and state["times.values"].tolist() == [1, 2, 1]
     assert federation.everyone().ask(counts_up)["times"].tolist() == [1, 2, 1, 3, 2]
 
@@ -203,7 +206,9 @@ def test_kept_state_is_each_clients_own_and_asides_do_not_change_it() -> None:
 def test_kept_state_survives_a_checkpoint() -> None:
     federation = simulate(clients([1] * 5))
     federation.cohort([1, 3]).ask(counts_up)
-    restored = simulate(clients([1] * 5), kept=type(federation.kept).from_state(federation.kept.state()))
+    restored = simulate(clients([1] * 5))
+    assert isinstance(restored.runtime, Simulation)
+    restored.runtime.shards[0].restore(restored.run, kept(federation).state())
     assert restored.everyone().ask(counts_up)["times"].tolist() == [1, 2, 1, 2, 1]
 
 
@@ -311,12 +316,10 @@ def test_negative_and_zero_weights_are_refused() -> None:
         cohort.ask(negative, w=0.0, into=Mean("value", weight="w"))
 
 
-def test_what_stays_at_a_served_client_is_charged_in_training() -> None:
-    def asked(serving: bool) -> Federation:
-        federation = simulate(clients([3, 4]), serving=serving)
-        federation.everyone().ask(total, into=Each(simulation_only=True))
-        return federation
-
-    served, training = asked(True), asked(False)
-    assert served.ledger.epsilon(1e-5) == 0 and not served.traffic.up
-    assert training.ledger.epsilon(1e-5) == math.inf and training.traffic.up["total"] > 0
+@pytest.mark.parametrize("purpose", ["train", "serve"])
+def test_what_stays_at_a_client_costs_nothing_and_what_leaves_it_does_whatever_for(purpose: Purpose) -> None:
+    federation = simulate(clients([3, 4]), purpose=purpose)
+    federation.everyone().ask(total, into=Stays("total"))
+    assert federation.ledger.epsilon(1e-5) == 0 and not federation.traffic.up and not federation.transcript.entries
+    federation.everyone().ask(total, into=Each("total"))
+    assert federation.ledger.epsilon(1e-5) == math.inf and federation.traffic.up["total"] == 24

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.core.helpers import simulation
 from unalike import Client, Clients, Each, LocalSGD, Model, Simulator, Sum, send, simulate, task, train
 from unalike.core.release import Release
 from unalike.core.task import Sent, Task
@@ -65,7 +66,8 @@ def test_training_gives_the_same_bits(sizes: list[int], monkeypatch: pytest.Monk
         simulator = Simulator(block=6)
         local = LocalSGD(epochs=2, batch=4, momentum=0.9, weight_decay=1e-3, clip=1.0)
         method = FedAvg(Model(build("mlp", (6,), 3)), cohort=12, local=local)
-        found[after] = train(method, simulate(clients(sizes), runtime=simulator, seed=3), 8)
+        store = clients(sizes)
+        found[after] = train(method, simulate(store, runtime=simulation(store, simulator), seed=3), 8)
         assert (simulator._recordings.count() > 0) == (after == 2)
     for name in found[2]:
         assert torch.equal(found[2][name], found[1_000][name]), name
@@ -79,7 +81,8 @@ def test_draws_inputs_kept_state_and_releases_are_those_of_the_round(
     for after in (2, 1_000):
         monkeypatch.setattr(recording, "AFTER", after)
         simulator = Simulator(block=5)
-        federation = simulate(clients([4] * 5), runtime=simulator, seed=1)
+        store = clients([4] * 5)
+        federation = simulate(store, runtime=simulation(store, simulator), seed=1)
         values = []
         for number in range(1, 7):
             replies = federation.begin_round(number).everyone().ask(Tasks().noisy, shift=float(number), into=into)
@@ -95,12 +98,13 @@ def test_draws_inputs_kept_state_and_releases_are_those_of_the_round(
 def test_another_methods_task_is_another_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "AFTER", 2)
     simulator = Simulator(block=5)
-    federation = simulate(clients([4] * 5), runtime=simulator)
+    store = clients([4] * 5)
+    federation = simulate(store, runtime=simulation(store, simulator))
     first, second = Tasks(2.0), Tasks(-2.0)
     for number in range(1, 6):
         cohort = federation.begin_round(number).everyone()
         one, other = (cohort.ask(method.noisy, shift=0.0)["value"].mean(1) for method in (first, second))
-        expected = 2 * torch.stack([federation.clients.rows(i)[0].mean(0).sum() for i in range(5)])
+        expected = 2 * torch.stack([store.rows(i)[0].mean(0).sum() for i in range(5)])
         assert not torch.allclose(one, other)
         torch.testing.assert_close(one - other, 2 * expected, atol=5.0, rtol=0)  # up to the draws
     assert simulator._recordings.count() == 2
@@ -109,7 +113,8 @@ def test_another_methods_task_is_another_recording(monkeypatch: pytest.MonkeyPat
 def test_a_task_that_looks_at_a_value_is_not_recorded_and_stays_right(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "AFTER", 2)
     simulator = Simulator(block=5)
-    federation = simulate(clients([4] * 5), runtime=simulator)
+    store = clients([4] * 5)
+    federation = simulate(store, runtime=simulation(store, simulator))
     means = [
         federation.begin_round(number).everyone().ask(Tasks().branching, shift=float(number))["value"]
         for number in range(1, 6)
@@ -148,7 +153,8 @@ def test_plain_functions_are_not_recorded_and_the_memory_of_calls_is_bounded(mon
     monkeypatch.setattr(recording, "AFTER", 2)
     monkeypatch.setattr(recording, "MOST", 3)
     simulator = Simulator(block=5)
-    federation = simulate(clients([4] * 5), runtime=simulator)
+    store = clients([4] * 5)
+    federation = simulate(store, runtime=simulation(store, simulator))
     for number in range(1, 6):
         federation.begin_round(number).everyone().ask(free, shift=1.0)
     assert simulator._recordings.count() == 0

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.core.helpers import clients, linear
-from unalike import Clients, LocalSGD, Simulator, simulate
+from tests.core.helpers import clients, linear, population
+from unalike import Clients, LocalSGD, simulate
 from unalike.core.method import Method
 from unalike.learn.evaluation import Scores, evaluate
 from unalike.methods.fedavg import FedAvg
@@ -16,10 +16,10 @@ LOCAL = LocalSGD(steps=3, batch=4, lr=0.1)
 METHODS: list[Method] = [FedAvg(linear(), cohort=5, finetune=LOCAL), Local(linear(), cohort=5, newcomer=LOCAL)]
 
 
-def scores(method: Method, store: Clients, simulator: Simulator | None = None) -> Scores:
-    federation = simulate(store, runtime=simulator or Simulator())
+def scores(method: Method, store: Clients, drop: float = 0.0) -> Scores:
+    federation = simulate(population(store, clients(SIZES)), drop=drop)
     state = method.start(0)
-    return evaluate(method.model, lambda cohort: method.personalize(state, cohort), federation, store, clients(SIZES))
+    return evaluate(method.model, lambda cohort: method.personalize(state, cohort), federation, federation.roster)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -37,7 +37,7 @@ def test_a_client_that_gets_no_model_has_no_score_and_changes_nobody_elses(metho
 @pytest.mark.parametrize("method", METHODS)
 def test_rehearsed_drop_outs_do_not_hide_scores(method: Method) -> None:
     store = clients(SIZES)
-    assert torch.equal(scores(method, store, Simulator(drop=0.9)).score, scores(method, store).score)
+    assert torch.equal(scores(method, store, drop=0.9).score, scores(method, store).score)
 
 
 def test_a_personalize_that_forgets_clients_is_told() -> None:
@@ -47,4 +47,5 @@ def test_a_personalize_that_forgets_clients_is_told() -> None:
         return linear().init(0).expand(3, -1)
 
     with pytest.raises(ValueError, match="personalize gave 3 models for 5 clients"):
-        evaluate(linear(), too_few, simulate(store), store, store)
+        federation = simulate(population(store, store))
+        evaluate(linear(), too_few, federation, federation.roster)

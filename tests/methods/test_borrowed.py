@@ -11,6 +11,7 @@ import torch
 from sklearn.covariance import oas
 from torch import Tensor
 
+from tests.core.helpers import population
 from tests.methods.test_pefll import FULL_STEP, clients_of, problem_of
 from unalike import simulate
 from unalike.core.client import Clients
@@ -19,7 +20,6 @@ from unalike.learn.evaluation import evaluate
 from unalike.learn.local import LocalSGD
 from unalike.methods.borrowed import Borrowed
 from unalike.methods.pfedhn import PFedHN
-from unalike.runtime.shard.simulator import Simulator
 
 CHOICES = ("sampled", "nearest", "ensemble")
 
@@ -79,7 +79,7 @@ def test_newcomers_who_are_served_draw_for_themselves_though_all_have_one_id() -
     method, clients, state, own = _trained("sampled")
     drawn = set()
     for _ in range(60):  # nobody draws one of the four in vain 60 times, but once in ten million
-        served = simulate(clients.select([4]).without_labels(), serving=True)
+        served = simulate(clients.select([4]).without_labels(), purpose="serve")
         drawn.add(int(torch.cdist(method.personalize(state, served.everyone()), own).argmin()))
         assert not served.traffic.up, "the draw needs nothing of the newcomer"
     assert drawn == {0, 1, 2, 3}
@@ -110,7 +110,7 @@ def test_a_client_without_labels_lends_nothing_and_borrows_itself(choice: str) -
     method, clients, state, own = _trained(choice, labeled=3)
     which = [3, *range(4, 8)] if choice == "nearest" else [3, *range(4, 8)] * 8
     crowd = clients.select(which)
-    crowd = replace(crowd, ids=torch.where(crowd.ids == 3, 3, torch.arange(len(which)) + 4))
+    crowd = replace(crowd, ids=torch.where(torch.arange(len(which)) == 0, 3, torch.arange(len(which)) + 4))
     theta = method.personalize(state, simulate(crowd).everyone())
     gaps = torch.cdist(theta, own, compute_mode="donot_use_mm_for_euclid_dist")  # exact
     assert bool((gaps[:, :3].min(1).values < 1e-4).all()) and float(gaps[:, 3].min()) > 1e-2
@@ -157,8 +157,8 @@ def test_training_goes_on_without_the_summary_of_an_absent_client(lost: range) -
     """Client 3 does not answer these asks; with a summary of its own it would lend to newcomer 6."""
     clients, asks = _twins(), itertools.count()
     method = _method("nearest")
-    runtime = Simulator(drop=lambda client, _: client == 3 and next(asks) in lost)
-    state = train(method, simulate(clients.select(range(4)), runtime=runtime), 4)
+    federation = simulate(clients.select(range(4)), drop=lambda client, _: client == 3 and next(asks) in lost)
+    state = train(method, federation, 4)
     assert state.summarised.tolist() == [True, True, True, False]
     assert state.trained.tolist() == [True, True, True, 0 not in lost]
     own = method.trainer.personalize(state, simulate(clients.select(range(4))).everyone())
@@ -170,11 +170,9 @@ def test_a_newcomer_whose_summary_fails_gets_nobodys_model() -> None:
     method, clients, state, _ = _trained("nearest")
     poisoned = clients.x.clone()
     poisoned[int(clients.start[4])] = torch.inf
-    two = clients.select([4, 5])
-    federation = simulate(clients.select(range(4)))
-    scores = evaluate(
-        method.model, lambda cohort: method.personalize(state, cohort), federation, replace(two, x=poisoned), two
-    )
+    federation = simulate(population(replace(clients, x=poisoned), clients, seen=4))
+    two = federation.runtime.roster.select([4, 5])
+    scores = evaluate(method.model, lambda cohort: method.personalize(state, cohort), federation, two)
     assert scores.score.isnan().tolist() == [True, False]
 
 

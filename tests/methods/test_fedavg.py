@@ -5,13 +5,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.core.helpers import clients, linear
+from tests.core.helpers import clients, linear, population
 from unalike import Federation, LocalSGD, State, simulate, train
 from unalike.learn.evaluation import evaluate
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.fedavg import FedAvg
 from unalike.methods.local import Local
 from unalike.privacy import Gaussian
+from unalike.studio.simulate import opened
 
 SIZES = [3, 10, 1, 6]
 
@@ -96,7 +97,8 @@ def test_fine_tuning_starts_from_the_global_model_and_leaves_it_alone() -> None:
     method = FedAvg(linear(), cohort=4, finetune=finetune)
     federation = simulate(clients(SIZES))
     state = train(method, federation, 2)
-    personal = method.personalize(state, federation.aside().everyone())
+    cohort = federation.aside().everyone()
+    personal = opened(cohort, method.personalize(state, cohort))
     expected = pooled_step(pooled_step(state.theta, [1], 0.5), [1], 0.5)
     assert torch.allclose(personal[1], expected, atol=1e-5)
     assert not method.serves_unlabeled and FedAvg(linear()).serves_unlabeled
@@ -106,7 +108,8 @@ def test_local_models_go_on_from_round_to_round_and_nothing_leaves_a_client() ->
     method = Local(linear(), cohort=4, local=LocalSGD(epochs=1, batch=None, lr=0.5))
     federation = simulate(clients(SIZES))
     state = train(method, federation, 3)
-    personal = method.personalize(state, federation.aside().everyone())
+    cohort = federation.aside().everyone()
+    personal = opened(cohort, method.personalize(state, cohort))
     expected = state.theta
     for _ in range(3):
         expected = pooled_step(expected, [1], 0.5)
@@ -120,12 +123,13 @@ def test_a_newcomer_without_a_model_trains_its_own() -> None:
     method = Local(linear(), cohort=1, local=LocalSGD(epochs=1, batch=None, lr=0.5), newcomer=newcomer)
     federation = simulate(clients(SIZES))
     state = train(method, federation, 1)
-    trained = federation.kept.state()["trained.ids"].tolist()
-    other = next(i for i in range(4) if i not in trained)
+    assert len(state.trained) == 1
+    other = next(i for i in range(4) if i not in state.trained)
     expected = state.theta
     for _ in range(4):
         expected = pooled_step(expected, [other], 0.5)
-    personal = method.personalize(state, federation.aside().everyone())
+    cohort = federation.aside().everyone()
+    personal = opened(cohort, method.personalize(state, cohort))
     assert torch.allclose(personal[other], expected, atol=1e-5)
 
 
@@ -159,11 +163,11 @@ def _gaussian_epsilon(multiplier: float) -> float:
 def test_evaluation_scores_every_clients_own_model_on_its_own_test_data() -> None:
     store = clients([5] * 6)
     model = linear()
-    federation = simulate(store)
     thetas = torch.stack([model.init(i) for i in range(6)])
     test = store.select(range(6))
     test.size[3] = 0  # nothing to be tested on
-    scores = evaluate(model, lambda cohort: thetas[cohort.federation.clients.ids], federation, store, test)
+    federation = simulate(population(store, test))
+    scores = evaluate(model, lambda cohort: thetas[cohort.ids], federation, federation.roster)
     for i in range(6):
         if i == 3:
             assert scores.score[i].isnan()

@@ -19,6 +19,7 @@ from unalike.methods.fedavg import FedAvg
 from unalike.methods.fedtta import FedTTA
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
+from unalike.studio.simulate import opened
 
 SIZES = [7, 12, 5, 9]
 
@@ -84,7 +85,7 @@ def test_newcomers_take_the_step_of_a_training_batch(block: int) -> None:
     method = FedTTA(problem(), local=LocalSGD(batch=9), adapt_lr=0.3)
     state = method.start(0)
     cohort = simulate(clients.without_labels(), block=block).everyone()
-    models = method.personalize(state, cohort)
+    models = opened(cohort, method.personalize(state, cohort))
     for i, size in enumerate(SIZES):
         theta, x = state.theta.clone().requires_grad_(), clients.rows(i)[0]
         outputs = method.adaptation(state.phi, method.model(theta, x.flip(0)))

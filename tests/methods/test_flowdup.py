@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.core.helpers import population
 from unalike import simulate
 from unalike.core.client import Clients
 from unalike.core.method import Method, State, train
@@ -21,6 +22,7 @@ from unalike.methods.fedavg import FedAvg
 from unalike.methods.flowdup import PARTS, FLowDUP, LDFedAvg, with_outputs
 from unalike.networks.architectures import build
 from unalike.networks.subspace import Kind
+from unalike.studio.simulate import opened
 
 SIZES = [8, 12, 5, 9]
 FULL_STEP = LocalSGD(steps=1, batch=None, lr=1.0)
@@ -46,6 +48,11 @@ def small(**changes: object) -> FLowDUP:
 
 def begun(method: FLowDUP) -> State:
     return method.start(0).replace(prior=torch.linspace(-0.2, 0.3, method.lift.k))
+
+
+def models_of(method: FLowDUP, state: State, clients: Clients) -> Tensor:
+    cohort = simulate(clients).everyone()
+    return opened(cohort, method.personalize(state, cohort))
 
 
 @pytest.mark.parametrize("kind", ["kronecker", "signs"])
@@ -92,7 +99,7 @@ def test_without_unlabeled_clients_and_with_a_constant_v_it_is_ld_fedavg() -> No
     for number in (1, 2):
         state = method.round(state, federation.begin_round(number))
         wanted = plain.round(wanted, other.begin_round(number))
-    own = method.personalize(state, federation.everyone())
+    own = models_of(method, state, clients)
     torch.testing.assert_close(own, plain.personalize(wanted, other.everyone()), atol=1e-6, rtol=0)
     assert float((wanted.v - v).abs().max()) > 1e-2
 
@@ -122,12 +129,12 @@ def test_h_does_not_depend_on_the_order_of_the_rows_nor_on_labels() -> None:
     state = begun(method)
     shuffled = replace(clients, x=clients.x[torch.randperm(10, generator=torch.Generator().manual_seed(1))])
     models = [
-        method.personalize(state, simulate(some).everyone())
+        models_of(method, state, some)
         for some in (clients, shuffled, clients.without_labels(), replace(clients, y=None).without_labels())
     ]
     for other in models[1:]:
         torch.testing.assert_close(models[0], other, atol=1e-6, rtol=0)
-    elsewhere = method.personalize(state, simulate(replace(clients, x=clients.x + 1)).everyone())
+    elsewhere = models_of(method, state, replace(clients, x=clients.x + 1))
     assert float((models[0] - elsewhere).abs().max()) > 1e-3
 
 
@@ -193,8 +200,7 @@ def test_it_learns_what_one_model_cannot() -> None:
     y = (x[:, 1] > 0).to(torch.int64)
     x[rows * count // 2 :] *= -1
     clients = Clients.from_sizes(x, y, torch.full((count,), rows))
-    seen = clients.select([i for i in range(count) if i % 5])
-    newcomers = clients.select(range(0, count, 5))
+    clients = clients.select(sorted(range(count), key=lambda i: i % 5 == 0))  # newcomers, every fifth, come last
     model = Model(build("mlp", (2,), 2, hidden=()))  # linear: it cannot serve both halves
     local = LocalSGD(epochs=1, batch=20, lr=0.3)
     server = ServerOptimizer("adam", 0.02)
@@ -203,10 +209,11 @@ def test_it_learns_what_one_model_cannot() -> None:
     scores = []
     methods: tuple[Method, Method] = (own, one)
     for method in methods:
-        federation = simulate(seen)
+        federation = simulate(population(clients, clients, seen=32))
+        newcomers = federation.runtime.roster.select(range(32, count))
         state = train(method, federation, 60)
         personalize = functools.partial(method.personalize, state)
-        scores.append(evaluate(model, personalize, federation, newcomers.without_labels(), newcomers).mean)
+        scores.append(evaluate(model, personalize, federation, newcomers, labels=False).mean)
     assert scores[0] > 0.9 and scores[1] < 0.75
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tests.core.helpers import kept, population
 from unalike import simulate
 from unalike.core.client import Clients
 from unalike.core.draws import Draws
@@ -22,7 +23,7 @@ from unalike.methods.fedavg import FedAvg
 from unalike.methods.pefll import PeFLL
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
-from unalike.runtime.shard.simulator import Simulator
+from unalike.studio.simulate import opened
 
 SIZES = [7, 12, 5, 9]
 
@@ -117,11 +118,11 @@ def test_backpropagation_uses_the_batch_that_was_described() -> None:
     sent = cohort.ask(method.describe, embedding=eta)["descriptor"]
     cotangent = torch.randn_like(sent)
     gradient = cohort.ask(method.backpropagate, embedding=eta, cotangent=each(cotangent))["gradient"]
-    kept = federation.kept.read(clients.ids).values["batch"]
+    batches = kept(federation).read(clients.ids).values["batch"]
     for i, n in enumerate(SIZES):
         x, y = clients.rows(i)
         assert y is not None
-        rows = Draws(kept[i]).permutation(n, n)[:3]
+        rows = Draws(batches[i]).permutation(n, n)[:3]
         v, back = torch.func.vjp(lambda e, x=x[rows], y=y[rows]: method.embedding(e, x, y).mean(0), eta)[:2]
         torch.testing.assert_close(sent[i], v)
         torch.testing.assert_close(gradient[i], back(cotangent[i])[0])
@@ -147,7 +148,8 @@ def test_masked_classes_are_never_predicted_and_get_no_gradient() -> None:
         problem_of((6,), classes=4), cohort=2, local=LocalSGD(steps=5, lr=0.5), mask_labels=True, descriptor=3
     )
     state = train(method, simulate(clients), 1)
-    theta = method.personalize(state, simulate(clients).everyone())
+    cohort = simulate(clients).everyone()
+    theta = opened(cohort, method.personalize(state, cohort))
     for client, own in enumerate(([0, 1], [2, 3])):
         scores = method.model(theta[client], torch.randn(200, 6))
         assert set(scores.argmax(1).tolist()) <= set(own)
@@ -174,8 +176,7 @@ def test_a_client_that_drops_out_between_the_exchanges_is_left_out(ask: str) -> 
     )
     state = method.start(0).replace(scale=torch.ones(()))
     asks = iter(["describe", "fit", "backpropagate"])  # of client 2, one after the other
-    runtime = Simulator(block=4, drop=lambda client, _: client == 2 and next(asks) == ask)
-    bad = simulate(clients, runtime=runtime).begin_round(1)
+    bad = simulate(clients, block=4, drop=lambda client, _: client == 2 and next(asks) == ask).begin_round(1)
     good = simulate(clients.select([0, 1, 3]), block=3).begin_round(1)
     expected = replace(method, cohort=3).round(state, good)
     came = method.round(state, bad)
@@ -230,7 +231,7 @@ def test_state_survives_a_checkpoint_and_goes_on_the_same() -> None:
     federation = simulate(clients_of((6,)), seed=5)
     half = train(method, federation, 2)
     restored = State({name: value.clone() for name, value in half.items()})
-    resumed = train(method, simulate(clients_of((6,)), seed=5, round=2, kept=federation.kept), 2, restored)
+    resumed = train(method, simulate(clients_of((6,)), seed=5, round=2, runtime=federation.runtime), 2, restored)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
@@ -242,17 +243,17 @@ def test_personal_models_beat_one_model_where_clients_contradict_each_other() ->
     flip = torch.arange(count) % 2 == 1
     y = ((x[:, 0] > 0) ^ flip.repeat_interleave(rows)).to(torch.int64)
     everyone = Clients.from_sizes(x, y, torch.full((count,), rows))
-    seen, unseen = everyone.select(range(30)), everyone.select(range(30, 40))
     problem = problem_of((4,), classes=2, clients=30)
     local = LocalSGD(steps=10, batch=10, lr=0.1, momentum=0.9)
     personal = PeFLL(problem, cohort=10, local=local, server=ServerOptimizer("adam", lr=2e-3), descriptor=8)
     one = FedAvg(problem.model, cohort=10, local=local)
     scores = {}
     for method in (personal, one):
-        federation = simulate(seen)
+        federation = simulate(population(everyone, everyone, seen=30))
         state = train(method, federation, 30)
+        unseen = federation.runtime.roster.select(range(30, 40))
         scores[type(method)] = evaluate(
-            method.model, lambda cohort, m=method, s=state: m.personalize(s, cohort), federation, unseen, unseen
+            method.model, lambda cohort, m=method, s=state: m.personalize(s, cohort), federation, unseen
         ).mean
     assert scores[PeFLL] > 0.9 and scores[FedAvg] < 0.65
 

@@ -25,6 +25,7 @@ from unalike.methods.fedavg import FedAvg
 from unalike.networks.architectures import build
 from unalike.privacy import Gaussian, dpsgd
 from unalike.privacy.dpsgd import PointPrivacy, Steps
+from unalike.runtime.shard.shard import Refused
 
 TINY = 1e-9  # noise so small that it changes nothing
 
@@ -162,20 +163,18 @@ def test_rounded_steps_cost_at_least_as_much() -> None:
         assert steps.count <= rounded.count <= 1.045 * steps.count + 1
 
 
-def test_noise_differs_by_client_when_it_is_given_for_each() -> None:
-    people = clients([16, 16])
+def test_every_client_finds_its_own_noise_from_its_declared_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalSGD, "multipliers", lambda _, bound: torch.where(bound > 16, 50.0, 1e-6))
     local = LocalSGD(
         steps=1, epochs=None, batch=None, lr=1.0, private=PointPrivacy(1.0, epsilon=1, delta=1e-3, rounds=1)
     )
     private = FedAvg(linear(40, 10), cohort=1.0, local=local)
-    people = clients([16, 16], features=40, classes=10)
+    everyone = simulate(clients([16, 17], features=40, classes=10)).everyone()
     theta = private.model.init(0)
-    update = (
-        simulate(people)
-        .everyone()
-        .ask(private.fit, theta=theta, rate=1.0, noise=each(torch.tensor([1e-6, 50.0])), into=Each("update"))["update"]
-    )
+    update = everyone.ask(private.fit, theta=theta, rate=1.0, into=Each("update"))["update"]
     assert float(update[1].std()) > 20 * float(update[0].std())
+    with pytest.raises(Refused, match=r"FedAvg\.fit derives noise at the client; a request cannot set it"):
+        everyone.ask(private.fit, theta=theta, rate=1.0, noise=each(torch.zeros(2)), into=Each("update"))
 
 
 def test_what_private_training_made_is_charged_once_and_other_arrays_are_bare() -> None:

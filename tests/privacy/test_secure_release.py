@@ -8,34 +8,37 @@ import pytest
 import torch
 from scipy.stats import kstest
 
-from tests.core.helpers import clients, linear, total
-from unalike import Federation, Mean, Simulator, Sum, simulate
+from tests.core.helpers import clients, kept, linear, total
+from unalike import Clients, Federation, Mean, Simulator, Sum, simulate
 from unalike.core.client import Client
-from unalike.core.request import Batch, Request
+from unalike.core.request import Program, Reply, Request
 from unalike.core.task import Sent, send, task
 from unalike.methods.fedavg import FedAvg
 from unalike.privacy import Everyone, Gaussian, Laplace, SecureSumAborted
 from unalike.privacy.masks.session import Ring
+from unalike.runtime.shard.shard import Shard
+from unalike.runtime.simulate import Simulation
 
 
-class Watched(Simulator):
-    """Loses some clients from an exchange on, and lets a test look at what crossed the wire."""
+class Watched(Simulation):
+    """Loses some clients in an exchange, and lets a test look at what crossed the wire."""
 
-    def __init__(self, lost: dict[str, set[int]] | None = None) -> None:
-        super().__init__(block=4)
-        self.lost = lost or {}
-        self.seen: dict[str, list[Batch]] = {}
+    def __init__(self, store: Clients) -> None:
+        program = Program(open=True)
+        super().__init__([Shard({"train": store}, store.roster(), program, Simulator(block=4))], program)
+        self.lost: dict[str, set[int]] = {}
+        self.seen: dict[str, list[Reply]] = {}
 
-    def deliver(self, request: Request) -> Iterator[Batch]:
-        gone = self.lost.get(request.task.name, set())
-        for batch in super().deliver(request):
-            ids = request.clients.ids[request.positions[batch.rows]].tolist()
+    def deliver(self, request: Request) -> Iterator[Reply]:
+        gone = self.lost.get(request.task, set())
+        for reply in super().deliver(request):
+            ids = request.ids[reply.rows].tolist()
             stay = torch.tensor([client not in gone for client in ids], dtype=torch.bool)
-            failed = {int(row): "the connection broke" for row in batch.rows[~stay]}
-            arrays = [{name: value[stay] for name, value in one.items()} for one in batch.arrays]
-            kept = Batch(batch.rows[stay], arrays, {**batch.failed, **failed})
-            self.seen.setdefault(request.task.name, []).append(kept)
-            yield kept
+            failed = {int(row): "the connection broke" for row in reply.rows[~stay]}
+            arrays = [{name: value[stay] for name, value in one.items()} for one in reply.arrays]
+            left = Reply(reply.rows[stay], arrays, {**reply.failed, **failed}, reply.partials)
+            self.seen.setdefault(request.task, []).append(left)
+            yield left
 
 
 @task
@@ -43,58 +46,58 @@ def own_number(client: Client) -> Sent:
     return send(value=client.x[0])
 
 
-def numbers(count: int, length: int = 5) -> Federation:
-    federation = simulate(clients([1] * count, features=length), runtime=Watched())
-    return federation
+def numbers(
+    count: int, length: int = 5, lost: dict[str, set[int]] | None = None
+) -> tuple[Federation, torch.Tensor, Watched]:
+    """Clients of one row each, their numbers, and the runtime."""
+    store = clients([1] * count, features=length)
+    watched = Watched(store)
+    watched.lost = lost or {}
+    return simulate(store, runtime=watched), store.x, watched
 
 
 def test_the_sum_is_exact_for_the_quantized_inputs() -> None:
-    federation = numbers(9)
+    federation, x, _ = numbers(9)
     summed = federation.everyone().ask(own_number, into=Sum("value", clip=9.0, secure=True))["value"]
     ring = Ring(9.0, 9)
-    grid = sum(torch.round(row.to(torch.float64) / ring.step) for row in federation.clients.x)
+    grid = sum(torch.round(row.to(torch.float64) / ring.step) for row in x)
     assert torch.equal(summed, (grid * ring.step).to(torch.float32))
 
 
 def test_a_mean_is_over_those_who_are_in_it_and_other_releases_go_along() -> None:
-    federation = numbers(6)
+    federation, x, _ = numbers(6)
     replies = federation.everyone().ask(total, into=[Mean("total", clip=9.0, secure=True), Sum("n")])
-    assert torch.allclose(replies["total"], federation.clients.x.mean(0), atol=1e-6)
+    assert torch.allclose(replies["total"], x.mean(0), atol=1e-6)
     assert replies["n"] == 6
     rows = {row["array"]: row for row in federation.transcript.rows()}
     assert rows["total"]["seen_as"] == "secure mean"
     assert rows["total"]["shape"] == [5]
-    assert federation.kept.state() == {}  # no secret and no vector is left behind
+    assert not kept(federation).read(federation.roster.ids).values  # no secret and no vector is left behind
 
 
 def test_a_masked_message_is_uniform_whatever_it_hides() -> None:
-    federation = numbers(4, length=3000)
-    federation.clients.x.zero_()
+    federation, x, watched = numbers(4, length=3000)
+    x.zero_()
     federation.everyone().ask(own_number, into=Sum("value", clip=1.0, secure=True))
-    watched = federation.runtime
-    assert isinstance(watched, Watched)
-    masked = torch.cat([batch.arrays[0]["masked"] for batch in watched.seen["mask"]])
+    masked = torch.cat([reply.arrays[0]["masked"] for reply in watched.seen["mask"]])
     assert masked.shape == (4, 3000)
     for row in masked.to(torch.float64):
         assert kstest((row + 2.0**31) / 2.0**32, "uniform").pvalue > 1e-6
 
 
 def test_no_exchange_carries_the_array_itself() -> None:
-    federation = numbers(5)
+    federation, _, watched = numbers(5)
     federation.everyone().ask(own_number, into=Sum("value", clip=9.0, secure=True))
-    watched = federation.runtime
-    assert isinstance(watched, Watched)
-    names = {name for batches in watched.seen.values() for b in batches for one in b.arrays for name in one}
+    names = {name for replies in watched.seen.values() for r in replies for one in r.arrays for name in one}
     assert names == {"shape", "seal_key", "mask_key", "to", "sealed", "seed_digest", "masked", "owners", "shares"}
 
 
 @pytest.mark.parametrize("exchange", ["own_number", "advertise", "share", "mask", "unmask"])
 def test_drop_outs_up_to_the_threshold_complete(exchange: str) -> None:
-    federation = numbers(9)
-    federation.runtime = Watched({exchange: {2, 7}})
+    federation, x, _ = numbers(9, lost={exchange: {2, 7}})
     replies = federation.everyone().ask(own_number, into=Sum("value", clip=9.0, secure=True))
     stay = [i for i in range(9) if i not in (2, 7)] if exchange != "unmask" else list(range(9))
-    assert torch.allclose(replies["value"], federation.clients.x[stay].sum(0), atol=1e-5)
+    assert torch.allclose(replies["value"], x[stay].sum(0), atol=1e-5)
     assert replies.answered.tolist() == stay
     assert {failure.client for failure in replies.failures} == {"2", "7"}
     assert all("the connection broke" in failure.reason for failure in replies.failures)
@@ -102,18 +105,16 @@ def test_drop_outs_up_to_the_threshold_complete(exchange: str) -> None:
 
 @pytest.mark.parametrize("exchange", ["advertise", "share", "mask", "unmask"])
 def test_beyond_the_threshold_it_aborts_and_nothing_is_revealed(exchange: str) -> None:
-    federation = numbers(9)
-    federation.runtime = Watched({exchange: {0, 1, 2, 3, 4}})
+    federation, _, _ = numbers(9, lost={exchange: {0, 1, 2, 3, 4}})
     with pytest.raises(SecureSumAborted, match="too many clients dropped out; no vector was revealed"):
         federation.everyone().ask(own_number, into=Sum("value", clip=9.0, secure=True))
-    assert federation.kept.state() == {}
+    assert not kept(federation).read(federation.roster.ids).values
     assert federation.transcript.rows() == []
 
 
 def test_noise_is_scaled_to_the_clip_and_the_rounding_and_the_ledger_agrees_with_the_plain_sum() -> None:
-    federation, plain = numbers(5, length=4000), numbers(5, length=4000)
-    for one in (federation, plain):
-        one.clients.x.zero_()
+    (federation, x, _), (plain, y, _) = numbers(5, length=4000), numbers(5, length=4000)
+    x.zero_(), y.zero_()
     noisy = federation.everyone().ask(own_number, into=Sum("value", clip=2.0, noise=Gaussian(3.0), secure=True))
     plain.everyone().ask(own_number, into=Sum("value", clip=2.0, noise=Gaussian(3.0)))
     assert float(noisy["value"].std()) == pytest.approx(6.0, rel=0.05)
@@ -128,10 +129,10 @@ def test_noise_is_scaled_to_the_clip_and_the_rounding_and_the_ledger_agrees_with
 
 def test_many_clients_have_neighbours_instead_of_all_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unalike.core.secure._MANY", 8)  # so that 20 clients are many
-    federation = simulate(clients([1] * 20, features=2), runtime=Watched({"advertise": {5}, "share": {3, 17}}))
+    federation, x, _ = numbers(20, length=2, lost={"advertise": {5}, "share": {3, 17}})
     replies = federation.everyone().ask(own_number, into=Sum("value", clip=9.0, secure=True))
     stay = [i for i in range(20) if i not in (3, 5, 17)]
-    assert torch.allclose(replies["value"], federation.clients.x[stay].sum(0), atol=1e-4)
+    assert torch.allclose(replies["value"], x[stay].sum(0), atol=1e-4)
 
 
 def test_fedavg_sums_its_updates_under_masks() -> None:
@@ -147,7 +148,7 @@ def test_fedavg_sums_its_updates_under_masks() -> None:
 
 
 def test_what_cannot_be_summed_is_refused_before_anything_is_sent() -> None:
-    federation = numbers(10)
+    federation, _, watched = numbers(10)
     everyone = federation.everyone()
     federation.quorum = 0.3
     with pytest.raises(ValueError, match="the quorum of 30% is 3 of 10 clients, but a secure sum needs 5"):
@@ -161,6 +162,5 @@ def test_what_cannot_be_summed_is_refused_before_anything_is_sent() -> None:
         Sum("value", secure=True)
     with pytest.raises(ValueError, match="set clip"):
         FedAvg(linear(), secure=True)
-    watched = federation.runtime
-    assert isinstance(watched, Watched) and watched.seen == {}
+    assert watched.seen == {}
     assert federation.ledger.epsilon(1e-5) == 0
