@@ -69,7 +69,9 @@ def test_sizes_are_bounded() -> None:
     with pytest.raises(WireError, match="over"):
         encode({"x": torch.zeros(1000)}, max_bytes=100)
     with pytest.raises(WireError, match="over the limit"):
-        decode(bytes(3_000_000), max_bytes=100)
+        decode(bytes((1 << 26) + 200), max_bytes=100)
+    with pytest.raises(WireError, match="bytes of plain values is over"):
+        encode({"text": "x" * (1 << 25)})
     huge = json.dumps({"x": {"dtype": "F32", "shape": [1 << 40], "data_offsets": [0, 1 << 42]}}).encode()
     with pytest.raises(WireError, match="malformed"):
         decode(len(huge).to_bytes(8, "little") + huge)

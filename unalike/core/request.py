@@ -86,6 +86,8 @@ class Request:
         values: dict[str, Any] = {name: _plain(message, name, kind) for name, kind in types.items()}
         if values["part"] not in get_args(Part) or values["purpose"] not in get_args(Purpose):
             raise wire.WireError(f"a request for part {values['part']!r}, purpose {values['purpose']!r}")
+        if not -(1 << 63) <= values["key"] < 1 << 63:
+            raise wire.WireError(f"a request's key is a 64-bit integer, not {values['key']}")
         ids = message.get("ids")
         if not isinstance(ids, Tensor) or ids.dtype != torch.int64 or ids.ndim != 1:
             raise wire.WireError("a request has the ids of its clients, int64 [C]")
@@ -105,6 +107,10 @@ class Request:
         return cls(**values, ids=ids, wanted=wanted, held=held, shared=groups["shared"], each=groups["each"])
 
 
+def _is_place(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 4
+
+
 def _plain(message: Mapping[str, Any], name: str, kind: type) -> Any:
     value = message.get(name)
     if type(value) is not kind:
@@ -115,7 +121,7 @@ def _plain(message: Mapping[str, Any], name: str, kind: type) -> Any:
 def _json(message: Mapping[str, Any], name: str, kind: type) -> Any:
     try:
         value = json.loads(_plain(message, name, str))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise wire.WireError(f"{name!r} is not JSON: {error}") from error
     if not isinstance(value, kind):
         raise wire.WireError(f"{name!r} is no {kind.__name__}")
@@ -150,7 +156,10 @@ class Reply:
     shard: int = 0  # who says so; set by the runtime
 
     def at(self, rows: Tensor) -> Reply:
-        """The same reply with the request's rows counted in a larger one."""
+        """The same reply with the request's rows counted in a larger one; ``WireError`` where there is no such row."""
+        beyond = (self.rows < 0) | (self.rows >= len(rows))
+        if bool(beyond.any()) or any(not 0 <= row < len(rows) for row in self.failed):
+            raise wire.WireError(f"a reply speaks for clients beyond the {len(rows)} that were asked")
         return replace(self, rows=rows[self.rows], failed={int(rows[row]): why for row, why in self.failed.items()})
 
     def shapes(self) -> list[dict[str, tuple[int, ...]]]:
@@ -182,16 +191,19 @@ class Reply:
             group, _, rest = name.partition(".")
             if not isinstance(value, Tensor) or name == "rows":
                 continue
-            if group == "sum" and rest.isdecimal():
+            if group == "sum" and _is_place(rest):
                 if value.dtype != torch.float64:
                     raise wire.WireError(f"a partial sum is float64, not {value.dtype}")
                 weight, number = _plain(message, f"{name}.weight", float), _plain(message, f"{name}.count", int)
                 partials[int(rest)] = Partial(value, weight, number, _plain(message, f"{name}.dtype", str))
-            elif group.isdecimal() and int(group) < count and value.ndim and len(value) == len(rows):
+            elif _is_place(group) and int(group) < count and value.ndim and len(value) == len(rows):
                 arrays[int(group)][rest] = value
             else:
                 raise wire.WireError(f"a reply with an array {name!r} of shape {tuple(value.shape)}")
-        failed = {int(row): str(reason) for row, reason in _json(message, "failed", dict).items()}
+        try:
+            failed = {int(row): str(reason) for row, reason in _json(message, "failed", dict).items()}
+        except ValueError as error:
+            raise wire.WireError(f"a reply's failures are by row: {error}") from error
         return cls(rows, arrays, failed, dict(sorted(partials.items())))
 
 
@@ -231,10 +243,21 @@ class Program:
                 raise wire.WireError(
                     f"{request.task} lets out {', '.join(map(str, map(Wanted.of, known)))}, but was asked for {one}"
                 )
-            if match is None and one.kind not in KINDS:
-                raise wire.WireError(f"no release is called {one.kind!r}; there are {', '.join(KINDS)}")
-            found.append(match or KINDS[one.kind](*one.names))
+            found.append(match or _plain_release(one))
         return found
+
+
+def _plain_release(wanted: Wanted) -> Release:
+    """The release of this kind and these arrays, with nothing else to it."""
+    if wanted.kind not in KINDS:
+        raise wire.WireError(f"no release is called {wanted.kind!r}; there are {', '.join(KINDS)}")
+    try:
+        made = KINDS[wanted.kind](*wanted.names)
+    except (TypeError, ValueError) as error:
+        raise wire.WireError(f"no plain release is {wanted}: {error}") from error
+    if Wanted.of(made) != wanted:
+        raise wire.WireError(f"no plain release is {wanted}; it would be {Wanted.of(made)}")
+    return made
 
 
 class Runtime(Protocol):

@@ -62,10 +62,20 @@ class Roster:
         schema, names = message.get("schema"), message.get("names")
         if not (isinstance(ids, Tensor) and isinstance(bound, Tensor) and isinstance(labeled, Tensor)):
             raise wire.WireError("a roster has the arrays ids, bound and labeled")
-        if not (len(ids) == len(bound) == len(labeled)) or not isinstance(schema, str):
+        if (ids.dtype, bound.dtype, labeled.dtype) != (torch.int64, torch.int64, torch.bool):
+            raise wire.WireError("a roster's ids and bound are int64 and labeled is bool")
+        if ids.ndim != 1 or not ids.shape == bound.shape == labeled.shape or not isinstance(schema, str):
             raise wire.WireError("a roster's arrays are of one length, and it has a schema")
-        known = None if names is None else _Names(dict(zip(ids.tolist(), json.loads(str(names)), strict=True)))
-        return cls(ids, bound, labeled, Schema.from_json(schema), known)
+        try:
+            listed = None if names is None else json.loads(str(names))
+            if listed is not None and not (isinstance(listed, list) and all(isinstance(one, str) for one in listed)):
+                raise wire.WireError("a roster's names are a list of words")
+            known = None if listed is None else _Names(dict(zip(ids.tolist(), listed, strict=True)))
+            return cls(ids, bound, labeled, Schema.from_json(schema), known)
+        except wire.WireError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise wire.WireError(f"not a roster: {error}") from error
 
     @staticmethod
     def joined(parts: Sequence[Roster]) -> Roster:

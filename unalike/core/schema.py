@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ class Schema:
     """The inputs' shape and kind, the labels' meaning, and the public constants that scale the inputs.
 
     columns: of a table, its features in order; one that holds words has its categories. shift, scale: inputs reach a
-    model as (x − shift)·scale; they are public constants, or were released and paid for. missing: the rule for gaps.
+    model as (x − shift)·scale; they are public constants, or were released and paid for.
     """
 
     shape: tuple[int, ...]
@@ -41,6 +41,17 @@ class Schema:
             raise ValueError(f"schema: inputs are stored as {self.stored!r}; expected one of {', '.join(_STORED)}")
         if (self.shift is None) != (self.scale is None):
             raise ValueError("schema: give shift and scale together, or neither")
+        for name in ("shift", "scale"):
+            value = getattr(self, name)
+            if value is not None and value.dtype != torch.float32:
+                raise ValueError(f"schema: {name} is {value.dtype}; expected torch.float32")
+        for name, known in (("kind", get_args(Kind)), ("target", get_args(Target))):
+            if getattr(self, name) not in known:
+                raise ValueError(f"schema: {name}={getattr(self, name)!r}; expected one of {', '.join(known)}")
+        if not all(type(side) is int and side >= 0 for side in self.shape):
+            raise ValueError(f"schema: shape={self.shape}; expected whole numbers of 0 or more")
+        if self.classes is not None and (type(self.classes) is not int or self.classes < 1):
+            raise ValueError(f"schema: classes={self.classes}; expected 1 or more")
 
     @property
     def dtype(self) -> torch.dtype:
@@ -66,14 +77,16 @@ class Schema:
             values: dict[str, Any] = json.loads(text)
             for name in ("shift", "scale"):
                 if name in values:
-                    values[name] = torch.tensor(values[name]["values"]).reshape(values[name]["shape"])
+                    values[name] = torch.tensor(values[name]["values"], dtype=torch.float32).reshape(
+                        values[name]["shape"]
+                    )
             for name in ("shape", "class_names"):
                 if name in values:
                     values[name] = tuple(values[name])
             if "columns" in values:
                 values["columns"] = {k: None if v is None else tuple(v) for k, v in values["columns"].items()}
             return cls(**values)
-        except (TypeError, KeyError, AttributeError, RuntimeError, json.JSONDecodeError) as error:
+        except (TypeError, KeyError, AttributeError, ArithmeticError, RuntimeError, json.JSONDecodeError) as error:
             raise ValueError(f"not a schema: {error}") from error
 
     def __eq__(self, other: object) -> bool:

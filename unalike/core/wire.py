@@ -12,6 +12,7 @@ from torch import Tensor
 Plain = bool | int | float | str | None
 MAX_BYTES = 1 << 31  # of one message; a larger model than this does not fit a message in any runtime
 MAX_NAMES = 4096
+MAX_VALUES = 1 << 26  # bytes of plain values: the names or the failures of a million clients
 _VALUES = "values"  # the metadata entry that holds the plain values, as JSON
 
 
@@ -46,16 +47,19 @@ def encode(message: Mapping[str, Tensor | Plain], max_bytes: int = MAX_BYTES) ->
         pointer = array.untyped_storage().data_ptr()
         arrays[name] = array.clone() if pointer in seen else array
         seen.add(pointer)
-    return save(arrays, {_VALUES: json.dumps(values)})
+    text = json.dumps(values)
+    if len(text) > MAX_VALUES // 2:  # they are escaped once more in the header
+        raise WireError(f"a message with {len(text):,} bytes of plain values is over {MAX_VALUES // 2:,}")
+    return save(arrays, {_VALUES: text})
 
 
 def decode(data: bytes, max_bytes: int = MAX_BYTES) -> dict[str, Tensor | Plain]:
     """The message in these bytes, or a ``WireError`` that says what is wrong with them."""
-    if len(data) > max_bytes + (1 << 20):
+    if len(data) > max_bytes + MAX_VALUES:
         raise WireError(f"a message of {len(data):,} bytes is over the limit of {max_bytes:,}")
     try:
         header_size = int.from_bytes(data[:8], "little")
-        if len(data) < 8 or header_size > min(len(data), 1 << 20):
+        if len(data) < 8 or header_size > min(len(data), MAX_VALUES):
             raise WireError(f"{len(data)} bytes do not begin with a header")
         header = json.loads(data[8 : 8 + header_size])
         if not isinstance(header, dict) or len(header) > MAX_NAMES:
