@@ -332,8 +332,8 @@ class Cohort:
         record = _Record(self, request)
         if len(self):
             for reply in federation.runtime.deliver(request):
-                gathered.add(reply)
-                record.add(releases, reply)
+                if gathered.add(reply):
+                    record.add(releases, reply)
         answered, reasons = gathered.close()
         if not protocol:
             record.close(task, releases)
@@ -426,44 +426,122 @@ class Cohort:
 
 
 class _Gathered:
-    """The replies to one ask as they stream in, checked: whoever answers nonsense is a failure, with the reason."""
+    """The replies to one ask as they stream in, checked: whoever answers nonsense is a failure, with the reason.
+
+    A sum cannot be taken apart again, so a shard's sums are taken together, once, when all that it said fits.
+    """
 
     def __init__(self, cohort: Cohort, releases: Sequence[Release]) -> None:
         self._cohort, self._releases = cohort, releases
         self._collectors = [release.collect() for release in releases]
-        self._rows: dict[int, list[Tensor]] = {}  # by shard
+        self._sums = {place for place, release in enumerate(releases) if release.adder() is not None}
+        self._by = torch.full((len(cohort),), -1)  # [C] the shard in which each client answered
         self._failed: dict[int, str] = {}
         self._shapes: list[dict[str, tuple[int, ...]]] | None = None
+        self._over: dict[int, str] = {}  # shards that have said all, or nonsense; and what is wrong with what follows
 
-    def add(self, reply: Reply) -> None:
-        self._failed.update(reply.failed)
+    def add(self, reply: Reply) -> bool:
+        """Take a reply; False: nothing of it could be used, and its clients' failures say why."""
+        for row, reason in reply.failed.items():
+            if 0 <= row < len(self._by) and (reply.shard not in self._over or int(self._by[row]) < 0):
+                self._by[row] = -1
+                self._failed[row] = reason
+        wrong = self._over.get(reply.shard) or self._wrong(reply)
+        if wrong is not None:
+            self._refuse(reply, wrong)
+            return False
         if len(reply.rows):
-            shapes = reply.shapes()
-            self._shapes = self._shapes or shapes
-            if shapes != self._shapes:
-                reason = f"sent arrays of shapes {shapes}, but others sent {self._shapes}"
-                self._failed.update(dict.fromkeys(reply.rows.tolist(), reason))
-                return
-            self._rows.setdefault(reply.shard, []).append(reply.rows)
-            for collector, arrays in zip(self._collectors, reply.arrays, strict=True):
-                if arrays:
-                    collector.add(reply.rows, arrays)
+            rows, sent = reply.rows, reply.arrays
+            sound = self._sound(reply)
+            if not bool(sound.all()):
+                rows, sent = rows[sound], [{name: v[sound] for name, v in arrays.items()} for arrays in sent]
+            self._by[rows] = reply.shard
+            for collector, arrays in zip(self._collectors, sent, strict=True):
+                if arrays and len(rows):
+                    collector.add(rows, arrays)
+        if reply.partials:
+            wrong = self._misfit(reply)
+            if wrong is not None:
+                self._refuse(reply, wrong)
+                return False
+            for place, partial in reply.partials.items():
+                self._collectors[place].merge(partial)
+            self._over[reply.shard] = "went on after its sums"
+        return True
+
+    def _refuse(self, reply: Reply, wrong: str) -> None:
+        """Use nothing that a shard says; what it said in time stays."""
+        reason, rows = f"its shard {wrong}", reply.rows[(reply.rows >= 0) & (reply.rows < len(self._by))]
+        rows = rows[self._by[rows] < 0]
+        if reply.shard not in self._over:
+            self._over[reply.shard] = wrong
+            rows = torch.cat([rows, (self._by == reply.shard).nonzero().flatten()])
+        self._by[rows] = -1
+        self._failed.update(dict.fromkeys(rows.tolist(), reason))
+
+    def _wrong(self, reply: Reply) -> str | None:
+        """What is wrong with a shard's rows, if anything."""
+        rows = reply.rows
+        if not len(rows):
+            return None
+        if int(rows.min()) < 0 or int(rows.max()) >= len(self._by) or len(torch.unique(rows)) < len(rows):
+            return "answered for clients that were not asked, or for one twice"
+        if bool((self._by[rows] >= 0).any()) or (self._failed and any(row in self._failed for row in rows.tolist())):
+            return "answered for clients that had answered or failed before"
+        if len(reply.arrays) != len(self._releases):
+            return f"answered for {len(reply.arrays)} releases, but there are {len(self._releases)}"
+        for collector, arrays in zip(self._collectors, reply.arrays, strict=True):
+            if collector.names is not None and set(arrays) != set(collector.names):
+                asked = ", ".join(collector.names) or "none"
+                return f"sent the arrays {', '.join(arrays) or 'none'} of each client, but was asked for {asked}"
+        return None
+
+    def _sound(self, reply: Reply) -> Tensor:
+        """[b] whose arrays fit those of the others and are finite; the others are failures."""
+        sound = torch.ones(len(reply.rows), dtype=torch.bool)
+        shapes = reply.shapes()
+        self._shapes = self._shapes or shapes
+        if shapes != self._shapes:
+            reason = f"sent arrays of shapes {shapes}, but others sent {self._shapes}"
+            self._failed.update(dict.fromkeys(reply.rows.tolist(), reason))
+            return ~sound
+        for arrays in reply.arrays:
+            for name, value in arrays.items():
+                if value.is_floating_point():
+                    finite = torch.isfinite(value.reshape(len(value), -1).sum(1))
+                    for row in reply.rows[sound & ~finite].tolist():
+                        self._failed[row] = f"the array {name!r} is not finite (NaN or infinite)"
+                    sound &= finite
+        return sound
+
+    def _misfit(self, reply: Reply) -> str | None:
+        """What is wrong with a shard's sums, if anything."""
+        if set(reply.partials) != self._sums:
+            return f"sent {len(reply.partials)} sums, but {len(self._sums)} were asked for"
+        answered = self._by == reply.shard
+        count = int(answered.sum())
         for place, partial in reply.partials.items():
-            told = sum(map(len, self._rows.get(reply.shard, ())))
-            wrong = (
-                f"counts {partial.count} clients in a sum, but {told} answered"
-                if partial.count != told
-                else self._collectors[place].merge(partial)
-            )
-            if wrong is not None:  # nothing that this shard said can be used
-                rows = self._rows.pop(reply.shard, [])
-                self._failed.update(dict.fromkeys(torch.cat(rows).tolist() if rows else [], f"its shard {wrong}"))
-                return
+            release = self._releases[place]
+            if partial.count != count:
+                return f"counts {partial.count} clients in a sum, but {count} answered"
+            if release.names[1:] == (SIZE,) and partial.weight != float(self._cohort.sizes[answered].sum()):
+                return f"weighs its clients by {partial.weight:g}, which is not what they declared"
+            wrong = self._collectors[place].refuse(partial)
+            if wrong is not None:
+                return wrong
+        return None
 
     def close(self) -> tuple[Tensor, dict[int, str]]:
         """The rows of those who answered, ascending, and why the others did not."""
-        rows = [one for parts in self._rows.values() for one in parts]
-        answered = torch.sort(torch.cat(rows)).values if rows else torch.zeros(0, dtype=torch.int64)
+        for shard in torch.unique(self._by).tolist() if self._sums else ():
+            if shard >= 0 and shard not in self._over:
+                rows = (self._by == shard).nonzero().flatten()
+                self._failed.update(dict.fromkeys(rows.tolist(), "its shard sent no sum"))
+                self._by[rows] = -1
+        answered = (self._by >= 0).nonzero().flatten()
+        if len(answered) + len(self._failed) < len(self._by):
+            for row in (self._by < 0).nonzero().flatten().tolist():
+                self._failed.setdefault(row, "did not answer")
         return answered, self._failed
 
     def finish(self, answered: Tensor, shapes: dict[str, torch.Size], draws: Draws) -> dict[str, Tensor]:

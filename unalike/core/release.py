@@ -8,7 +8,8 @@ A release that makes no sense is refused when it is made, not when it is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
@@ -96,10 +97,19 @@ class Adder(Protocol):
 class Collector(Protocol):
     """The server half of a release: takes rows and partial sums, then gives the released values by name."""
 
+    @property
+    def names(self) -> Sequence[str] | None:
+        """The arrays that it takes for each client; None: any."""
+        ...
+
     def add(self, rows: Tensor, arrays: Mapping[str, Tensor]) -> None: ...
 
-    def merge(self, partial: Partial) -> str | None:
-        """Take a shard's part of the sum, or say what is wrong with it."""
+    def refuse(self, partial: Partial) -> str | None:
+        """What is wrong with a shard's part of the sum, if anything."""
+        ...
+
+    def merge(self, partial: Partial) -> None:
+        """Take a shard's part of the sum, which was not refused."""
         ...
 
     def finish(self, answered: Tensor, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]: ...
@@ -197,7 +207,7 @@ class Each:
         return None
 
     def collect(self) -> Collector:
-        return _Rows()
+        return _Rows(self.names or None)
 
 
 class Stays:
@@ -226,11 +236,12 @@ class Stays:
         return None
 
     def collect(self) -> Collector:
-        return _Rows()
+        return _Rows(())
 
 
 class _Rows:
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str] | None) -> None:
+        self.names = names
         self._rows: list[Tensor] = []
         self._arrays: list[Mapping[str, Tensor]] = []
 
@@ -238,8 +249,10 @@ class _Rows:
         self._rows.append(rows)
         self._arrays.append(arrays)
 
-    def merge(self, partial: Partial) -> str | None:
+    def refuse(self, partial: Partial) -> str | None:
         return "sent a sum where each client's own arrays were asked for"
+
+    def merge(self, partial: Partial) -> None: ...
 
     def finish(self, answered: Tensor, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]:
         if not self._arrays:
@@ -392,6 +405,8 @@ class _Adder:
 class _Shapes:
     """The server half of a secure sum until its exchanges: it learns the shape of what the clients hold."""
 
+    names = (SECURE_SHAPE,)
+
     def __init__(self, name: str) -> None:
         self._name = name
         self._shape: Tensor | None = None
@@ -399,8 +414,10 @@ class _Shapes:
     def add(self, rows: Tensor, arrays: Mapping[str, Tensor]) -> None:
         self._shape = arrays[SECURE_SHAPE][0]
 
-    def merge(self, partial: Partial) -> str | None:
+    def refuse(self, partial: Partial) -> str | None:
         return "sent an open sum where a secure one was asked for"
+
+    def merge(self, partial: Partial) -> None: ...
 
     def finish(self, answered: Tensor, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]:
         return {} if self._shape is None else {self._name: self._shape}
@@ -409,6 +426,8 @@ class _Shapes:
 class Total:
     """Merges the shards' partial sums."""
 
+    names = ()
+
     def __init__(self, release: Sum) -> None:
         self._release = release
         self._total: Tensor | None = None
@@ -416,9 +435,9 @@ class Total:
 
     def add(self, rows: Tensor, arrays: Mapping[str, Tensor]) -> None: ...
 
-    def merge(self, partial: Partial) -> str | None:
+    def refuse(self, partial: Partial) -> str | None:
         name, clip, total = self._release.name, self._release.clip, partial.total
-        if partial.count < 0 or not partial.weight >= 0:
+        if partial.count < 0 or not 0 <= partial.weight < math.inf:
             return f"sent a partial sum of {name!r} over {partial.count} clients of weight {partial.weight}"
         if not bool(torch.isfinite(total).all()):
             return f"sent a partial sum of {name!r} that is not finite"
@@ -429,11 +448,14 @@ class Total:
                 return f"sent a sum of {name!r} of norm {length:.4g}, beyond {partial.count} times its clip {clip:g}"
         if self._total is not None and self._total.shape != total.shape:
             return f"sent {name!r} of shape {tuple(total.shape)}, but others sent {tuple(self._total.shape)}"
+        return None
+
+    def merge(self, partial: Partial) -> None:
+        total = partial.total
         dtype = getattr(torch, partial.dtype, None)
         self._dtype = dtype if isinstance(dtype, torch.dtype) and dtype.is_floating_point else torch.float32
         self._total = total.clone() if self._total is None else self._total.add_(total)
         self._weight, self._count = self._weight + partial.weight, self._count + partial.count
-        return None
 
     def expect(self, shape: tuple[int, ...]) -> None:
         """If nobody was drawn, noise is released all the same: that nobody was drawn is nobody's business."""
@@ -454,7 +476,7 @@ class Total:
 
 KINDS: dict[str, Callable[..., Release]] = {
     "each": Each,
-    "sum": Sum,
+    "sum": lambda name: Sum(name),
     "mean": lambda name, weight=None: Mean(name, weight=weight),
     "stays": Stays,
 }

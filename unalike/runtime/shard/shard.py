@@ -45,6 +45,8 @@ class Shard:
 
     def positions(self, ids: Tensor) -> Tensor:
         """Where these clients are in this shard; ``Refused`` if one is not here."""
+        if len(torch.unique(ids)) < len(ids):
+            raise Refused("a request names a client twice, which would count it twice in a sum")
         place = torch.searchsorted(self._sorted, ids).clamp(max=len(self._sorted) - 1)
         if not torch.equal(self._sorted[place], ids):
             raise Refused(f"client {int(ids[self._sorted[place] != ids][0])} does not live here")
@@ -57,9 +59,15 @@ class Shard:
         """
         work = self._work(request, self.kept(request.run) if kept is None else kept)
         adders = {place: adder for place, one in enumerate(work.releases) if (adder := one.adder()) is not None}
+        shapes: list[dict[str, tuple[int, ...]]] | None = None
         for batch in self.simulator.run(work):
             arrays = list(batch.arrays)
             if len(batch.rows):
+                shapes = shapes or batch.shapes()
+                if batch.shapes() != shapes:
+                    reason = f"sent arrays of shapes {batch.shapes()}, but others sent {shapes}"
+                    yield Reply(batch.rows[:0], (), {**batch.failed, **dict.fromkeys(batch.rows.tolist(), reason)})
+                    continue
                 bounds = work.bounds[batch.rows]
                 for place, adder in adders.items():
                     adder.add(arrays[place], bounds)
