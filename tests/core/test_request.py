@@ -143,6 +143,16 @@ def test_a_roster_comes_back(roster: Roster, named: bool) -> None:
     assert (back.names is None) == (roster.names is None)
 
 
+def test_one_row_repeated_for_everybody_is_sent_once_and_stays_that() -> None:
+    theta = torch.arange(1000.0)
+    request = replace(GOOD, ids=torch.arange(50), each={"theta": theta.expand(50, -1), "own": torch.ones(50)})
+    data = request.encode()
+    assert len(data) < 2 * theta.nbytes
+    back = Request.decode(data).each
+    assert torch.equal(back["theta"], theta.expand(50, -1)) and back["theta"].stride(0) == 0
+    assert torch.equal(back["own"], torch.ones(50)) and back["own"].stride(0) == 1
+
+
 def test_the_names_of_very_many_clients_fit() -> None:
     store = replace(clients([1] * 60_000), names=[f"hospital ward {i:06}" for i in range(60_000)])
     assert Roster.decode(store.roster().encode()).name(59_999) == "hospital ward 059999"
@@ -187,7 +197,7 @@ def test_a_message_with_other_values_is_a_wire_error_and_nothing_else(
     data: st.DataObject,
 ) -> None:
     values, read = decode(message[0]), message[1]
-    names = [*values, "0.a", "sum.0", "sum.0.weight", "sum.٣", "9999999.a", "each.x", "shared", "schema"]
+    names = [*values, "0.a", "sum.0", "sum.0.weight", "sum.٣", "9999999.a", "each.x", "repeated.x", "shared", "schema"]
     for name in data.draw(st.lists(st.sampled_from(names), max_size=3)):
         values[name] = data.draw(_VALUES)
     for name in data.draw(st.lists(st.sampled_from(names), max_size=1)):

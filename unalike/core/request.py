@@ -76,7 +76,9 @@ class Request:
         }  # fmt: skip
         arrays = {"ids": self.ids}
         arrays |= {f"shared.{name}": value for name, value in self.shared.items()}
-        arrays |= {f"each.{name}": value for name, value in self.each.items()}
+        for name, value in self.each.items():  # one row repeated for everybody (stride 0) is sent once, and stays that
+            repeated = len(value) > 0 and value.stride(0) == 0
+            arrays[f"repeated.{name}" if repeated else f"each.{name}"] = value[0] if repeated else value
         return wire.encode({**values, **arrays})
 
     @classmethod
@@ -96,7 +98,7 @@ class Request:
             held = {str(name): str(handle) for name, handle in _json(message, "held", dict).items()}
         except (TypeError, ValueError) as error:
             raise wire.WireError(f"a request's releases or handles are malformed: {error}") from error
-        groups: dict[str, dict[str, Tensor]] = {"shared": {}, "each": {}}
+        groups: dict[str, dict[str, Tensor]] = {"shared": {}, "each": {}, "repeated": {}}
         for name, value in message.items():
             group, dot, inner = name.partition(".")
             if dot and group in groups and isinstance(value, Tensor):
@@ -104,7 +106,11 @@ class Request:
         for name, value in groups["each"].items():
             if value.ndim == 0 or len(value) != len(ids):
                 raise wire.WireError(f"each({name}) has shape {tuple(value.shape)} for {len(ids)} clients")
-        return cls(**values, ids=ids, wanted=wanted, held=held, shared=groups["shared"], each=groups["each"])
+        each = {
+            **groups["each"],
+            **{name: value.expand(len(ids), *value.shape) for name, value in groups["repeated"].items()},
+        }
+        return cls(**values, ids=ids, wanted=wanted, held=held, shared=groups["shared"], each=each)
 
 
 def _is_place(text: str) -> bool:
@@ -217,6 +223,9 @@ class Program:
     def __init__(self, tasks: Sequence[Task] = (), *, open: bool = False) -> None:
         self.open = open
         self._tasks = {task.name: task for task in tasks}
+        if len(self._tasks) < len(tasks):
+            twice = sorted({task.name for task in tasks if self._tasks[task.name] is not task})
+            raise ValueError(f"two tasks of a program have one name: {', '.join(twice)}; a request could not tell them")
         self._taught: dict[str, Sequence[Release]] = {}
 
     def teach(self, task: Task, releases: Sequence[Release]) -> None:
