@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import is_dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.model import Model
+from unalike.core.task import Task
 from unalike.privacy.dpsgd import PointPrivacy, Steps
 from unalike.privacy.mechanisms import AdditiveNoise
 
@@ -78,6 +82,23 @@ class Method(Protocol):
         [C, d] where the server makes the models. What a client makes stays there: ``replies.held(name)``.
         """
         ...
+
+
+def tasks_of(thing: object) -> list[Task]:
+    """All tasks of a method: those of its class, and those of what it delegates to.
+
+    It delegates to a dataclass that is one of its fields or cached properties, as PFL-sampled does to pFedHN.
+    """
+    tasks: list[Task] = []
+    others: list[object] = [value for value in vars(thing).values() if is_dataclass(value)]
+    for name in dir(type(thing)):
+        found = inspect.getattr_static(type(thing), name)
+        if isinstance(found, Task):
+            tasks.append(getattr(thing, name))
+        elif isinstance(found, cached_property) and is_dataclass(value := getattr(thing, name)):
+            others.append(value)
+    owners = {id(other): other for other in others}
+    return [*tasks, *(task for other in owners.values() for task in tasks_of(other))]
 
 
 def train(

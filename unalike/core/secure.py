@@ -109,7 +109,8 @@ def _present(message: Message) -> Message:
     return {name: value[ids != _ABSENT] for name, value in message.items()}
 
 
-ADVERTISE, SHARE, MASK, UNMASK = (Task(one, vectorised=False) for one in (advertise, share, mask, unmask))
+EXCHANGES = tuple(Task(one, vectorised=False) for one in (advertise, share, mask, unmask))
+ADVERTISE, SHARE, MASK, UNMASK = EXCHANGES
 
 # The server's side
 
