@@ -19,15 +19,12 @@ from unalike import Clients, Each, Federation, LocalSGD, Mean, Model, each, simu
 from unalike.analytics.kmeans.algorithm import FedDPKMeans
 from unalike.analytics.mdm.algorithm import MDM
 from unalike.analytics.mdm.counts import histogram_clients, known_mixture
-from unalike.core.request import Program
 from unalike.learn.evaluation import evaluate
 from unalike.learn.objective import loss_of
 from unalike.methods.pefll import PeFLL
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
 from unalike.runtime.shard.recording import AFTER
-from unalike.runtime.shard.shard import Shard
-from unalike.runtime.simulate import Simulation
 from unalike.studio.simulate import simulation
 
 Measured = tuple[list[Row], dict[str, Any]]
@@ -139,9 +136,7 @@ def pefll(repetitions: int, quick: bool) -> Measured:
 
 
 def _evaluate(model: Model, theta: Tensor, clients: Clients) -> Work:
-    program = Program(open=True)
-    shard = Shard({"train": clients, "test": clients}, clients.roster(), program)
-    federation = Federation(Simulation([shard], program))
+    federation = simulate({"train": clients, "test": clients})
     return lambda: evaluate(model, lambda cohort: theta[cohort.ids], federation, federation.roster)
 
 
@@ -184,7 +179,7 @@ def mdm(repetitions: int, quick: bool) -> Measured:
     def fit(count: int, block: int | None) -> Work:
         runtime = simulation(clients, block=block)
         method = MDM(truth.categories, truth.largest, components=truth.components, rounds=rounds, cohort=count)
-        return lambda: method.fit(simulate(clients, runtime=runtime))
+        return lambda: method.fit(Federation(runtime))
 
     taken = alternate(repetitions, fit(cohort, None), fit(one_by_one, 1))
     name = f"MDM, {truth.components} components, cohort {cohort}"

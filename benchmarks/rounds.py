@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.report import Ratio
 from benchmarks.workloads import Shared
-from unalike import Clients, LocalSGD, Model, State, simulate, train
+from unalike import Clients, Federation, LocalSGD, Model, State, train
 from unalike.methods.fedavg import FedAvg
 from unalike.networks.architectures import build
 from unalike.studio.simulate import simulation
@@ -50,7 +50,7 @@ class Rounds:
         self._method = FedAvg(self.model, cohort=cohort or len(clients), local=local)
         runtime = simulation(clients)
         self.simulator = runtime.shards[0].simulator
-        self.federation = simulate(clients, runtime=runtime)
+        self.federation = Federation(runtime)
         self.state: State | None = None
         self(2)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import torch
 
-from unalike import Clients, Sum, send, simulate, task
+from unalike import Clients, Federation, Sum, send, simulate, task
 from unalike.core.client import Client
 from unalike.core.request import Reply, Request
 from unalike.core.task import Sent
@@ -41,7 +41,7 @@ def run() -> dict[str, float]:
     x = torch.randn(CLIENTS, LENGTH, generator=torch.Generator().manual_seed(0))
     people = Clients.from_sizes(x, None, torch.ones(CLIENTS))
     usual = simulation(people)
-    plain, secure = simulate(people), simulate(people, runtime=Losing(usual.shards, usual.program))
+    plain, secure = simulate(people), Federation(Losing(usual.shards, usual.program))
     begin = time.perf_counter()
     plain.everyone().ask(vector, into=Sum("vector", clip=400.0))
     middle = time.perf_counter()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.core.helpers import simulation
-from unalike import Client, Clients, Each, LocalSGD, Model, Simulator, Sum, send, simulate, task, train
+from unalike import Client, Clients, Each, Federation, LocalSGD, Model, Simulator, Sum, send, simulate, task, train
 from unalike.core.release import Release
 from unalike.core.task import Sent, Task
 from unalike.methods.fedavg import FedAvg
@@ -67,7 +67,7 @@ def test_training_gives_the_same_bits(sizes: list[int], monkeypatch: pytest.Monk
         local = LocalSGD(epochs=2, batch=4, momentum=0.9, weight_decay=1e-3, clip=1.0)
         method = FedAvg(Model(build("mlp", (6,), 3)), cohort=12, local=local)
         store = clients(sizes)
-        found[after] = train(method, simulate(store, runtime=simulation(store, simulator), seed=3), 8)
+        found[after] = train(method, Federation(simulation(store, simulator), 3), 8)
         assert (simulator._recordings.count() > 0) == (after == 2)
     for name in found[2]:
         assert torch.equal(found[2][name], found[1_000][name]), name
@@ -82,7 +82,7 @@ def test_draws_inputs_kept_state_and_releases_are_those_of_the_round(
         monkeypatch.setattr(recording, "AFTER", after)
         simulator = Simulator(block=5)
         store = clients([4] * 5)
-        federation = simulate(store, runtime=simulation(store, simulator), seed=1)
+        federation = Federation(simulation(store, simulator), 1)
         values = []
         for number in range(1, 7):
             replies = federation.begin_round(number).everyone().ask(Tasks().noisy, shift=float(number), into=into)
@@ -99,7 +99,7 @@ def test_another_methods_task_is_another_recording(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(recording, "AFTER", 2)
     simulator = Simulator(block=5)
     store = clients([4] * 5)
-    federation = simulate(store, runtime=simulation(store, simulator))
+    federation = Federation(simulation(store, simulator))
     first, second = Tasks(2.0), Tasks(-2.0)
     for number in range(1, 6):
         cohort = federation.begin_round(number).everyone()
@@ -114,7 +114,7 @@ def test_a_task_that_looks_at_a_value_is_not_recorded_and_stays_right(monkeypatc
     monkeypatch.setattr(recording, "AFTER", 2)
     simulator = Simulator(block=5)
     store = clients([4] * 5)
-    federation = simulate(store, runtime=simulation(store, simulator))
+    federation = Federation(simulation(store, simulator))
     means = [
         federation.begin_round(number).everyone().ask(Tasks().branching, shift=float(number))["value"]
         for number in range(1, 6)
@@ -154,7 +154,7 @@ def test_plain_functions_are_not_recorded_and_the_memory_of_calls_is_bounded(mon
     monkeypatch.setattr(recording, "MOST", 3)
     simulator = Simulator(block=5)
     store = clients([4] * 5)
-    federation = simulate(store, runtime=simulation(store, simulator))
+    federation = Federation(simulation(store, simulator))
     for number in range(1, 6):
         federation.begin_round(number).everyone().ask(free, shift=1.0)
     assert simulator._recordings.count() == 0

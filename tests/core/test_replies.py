@@ -42,7 +42,7 @@ def asked(lie: Lie, *into: Release) -> tuple[Replies, Federation]:
     usual = simulation(STORE, shards=3, block=1)
     runtime = Lying(usual.shards, usual.program)
     runtime.lie = lie
-    federation = simulate(STORE, runtime=runtime)
+    federation = Federation(runtime)
     return federation.everyone().ask(total, into=into), federation
 
 

@@ -48,7 +48,7 @@ def trained(
     simulator: Simulator, sizes: list[int] = TWICE, epochs: int = 2, strict: bool = False
 ) -> tuple[Tensor, Federation]:
     store = clients(sizes)
-    federation = simulate(store, runtime=simulation(store, simulator, strict=strict))
+    federation = Federation(simulation(store, simulator, strict=strict))
     local = LocalSGD(epochs=epochs, batch=4, lr=0.2, momentum=0.5, weight_decay=0.01)
     method = FedAvg(linear(), cohort=16, local=local)
     return train(method, federation, 4).theta, federation
@@ -384,9 +384,9 @@ def test_memory_does_not_grow_with_rounds() -> None:
 def test_the_measured_block_is_remembered(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNALIKE_CACHE", str(tmp_path))
     store, first = clients([4] * 40), Simulator()
-    simulate(store, runtime=simulation(store, first)).everyone().ask(total)
+    Federation(simulation(store, first)).everyone().ask(total)
     second = Simulator()
-    simulate(store, runtime=simulation(store, second)).everyone().ask(total)
+    Federation(simulation(store, second)).everyone().ask(total)
     assert first._tuner.plans == second._tuner.plans
     assert os.listdir(str(tmp_path)) == ["tuning.json"]
 

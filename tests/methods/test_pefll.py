@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.core.helpers import kept, population
-from unalike import simulate
+from unalike import Federation, simulate
 from unalike.core.client import Clients
 from unalike.core.draws import Draws
 from unalike.core.federation import each
@@ -231,7 +231,7 @@ def test_state_survives_a_checkpoint_and_goes_on_the_same() -> None:
     federation = simulate(clients_of((6,)), seed=5)
     half = train(method, federation, 2)
     restored = State({name: value.clone() for name, value in half.items()})
-    resumed = train(method, simulate(clients_of((6,)), seed=5, round=2, runtime=federation.runtime), 2, restored)
+    resumed = train(method, Federation(federation.runtime, 5, round=2), 2, restored)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 

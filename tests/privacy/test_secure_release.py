@@ -53,7 +53,7 @@ def numbers(
     store = clients([1] * count, features=length)
     watched = Watched(store)
     watched.lost = lost or {}
-    return simulate(store, runtime=watched), store.x, watched
+    return Federation(watched), store.x, watched
 
 
 def test_the_sum_is_exact_for_the_quantized_inputs() -> None:

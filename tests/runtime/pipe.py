@@ -1,7 +1,7 @@
 """Shards in other processes, started by exec and fed with bytes over stdin and stdout: no fork, no pickle.
 
 A message is a letter, a length of 8 bytes and the bytes. To a shard: B, build from plain settings; Q, a request; F,
-forget; L, look at what was noted for the test. From it: the roster, R for every reply and E after the last one.
+forget; U, use a schema; L, look at what was noted for the test. From it: the roster, R for each reply and E at the end.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from unalike.core.request import Reply, Request
 from unalike.core.roster import Roster
+from unalike.core.schema import Schema
 from unalike.core.wire import WireError, decode, encode
 from unalike.runtime.simulate import Drop, Simulation
 
@@ -73,6 +74,9 @@ class Remote:
     def forget(self, run: str, prefix: str = "") -> None:
         put(self._to, b"F", json.dumps([run, prefix]).encode())
 
+    def use(self, schema: Schema) -> None:
+        put(self._to, b"U", schema.to_json().encode())
+
     def noted(self) -> dict[str, Tensor]:
         """What the shard noted for the test; a way that no runtime has."""
         put(self._to, b"L")
@@ -98,7 +102,8 @@ class Pipe(Simulation):
 
         for number, remote in enumerate(remotes):
             remote.build(build=build, name=name, data=str(data), shard=number, shards=len(remotes))
-        super().__init__(remotes, program_of(load(build)(name)), drop=drop)  # type: ignore[arg-type]
+        program = program_of(load(build)(name), remotes[0].roster.schema)
+        super().__init__(remotes, program, drop=drop)  # type: ignore[arg-type]
 
 
 def load(place: str) -> Any:
@@ -156,6 +161,8 @@ def serve() -> None:
             put(to, b"E")
         elif letter == b"F":
             shard.forget(*json.loads(data))
+        elif letter == b"U":
+            shard.use(Schema.from_json(data.decode()))
         elif letter == b"L":
             put(to, b"L", encode(noted.arrays))
         else:
@@ -171,7 +178,7 @@ def _built(settings: dict[str, Any]) -> Any:
     population = problems.read(Path(settings["data"]))
     mine = torch.arange(settings["shard"], len(population), settings["shards"])
     parts = {name: part.select(mine) for name, part in population.parts.items()}
-    program = program_of(load(settings["build"])(settings["name"]))
+    program = program_of(load(settings["build"])(settings["name"]), population.schema)
     return Shard(parts, population.roster().select(mine), program, Simulator(block=1))  # 1: what is noted has values
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,8 @@ from torch import Tensor
 from unalike import Client, Each, Federation, LocalSGD, Model, State, send, task, train
 from unalike.core.client import Clients
 from unalike.core.federation import Cohort, Models
-from unalike.core.method import Method
+from unalike.core.method import Method, ServesUnlabeled
+from unalike.core.roster import Roster
 from unalike.core.task import Sent
 from unalike.data.population import Population
 from unalike.learn.evaluation import evaluate
@@ -88,17 +90,21 @@ def method_of(name: str) -> Method:
     entry = METHODS[name]
     usual = {k: LocalSGD(**v) if isinstance(v, Mapping) else v for k, v in entry.defaults.items()}
     fields = {**usual, **ALL, **CHANGES.get(name, {})}
-    made = getattr(entry.make, "for_problem", None)
-    method: Method = made(PROBLEM, **fields) if made is not None else entry.make(MODEL, **fields)
+    sized = any(one.name == "problem" for one in dataclasses.fields(entry.make))
+    method: Method = entry.make(PROBLEM if sized else MODEL, **fields)
     return method
+
+
+def served(method: Method, roster: Roster) -> Roster:
+    """The clients that the method can serve."""
+    unlabeled = isinstance(method, ServesUnlabeled) and method.serves_unlabeled
+    return roster if unlabeled else roster.select(roster.labeled.nonzero().flatten())
 
 
 def outcome(method: Method, federation: Federation) -> dict[str, Tensor]:
     """All that a server has in the end: its state, and how good the models of seen and unseen clients are."""
     state = train(method, federation, ROUNDS)
-    roster = federation.runtime.roster
-    if not method.serves_unlabeled:
-        roster = roster.select(roster.labeled.nonzero().flatten())
+    roster = served(method, federation.runtime.roster)
     scores = evaluate(method.model, lambda cohort: method.personalize(state, cohort), federation, roster)
     return {**state, "score of each": scores.score, "loss of each": scores.loss}
 

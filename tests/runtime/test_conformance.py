@@ -22,6 +22,8 @@ from unalike import Each, Federation, simulate
 from unalike.core.federation import QuorumError
 from unalike.core.method import tasks_of
 from unalike.core.request import Program
+from unalike.core.schema import Schema
+from unalike.learn.scaling import scale_inputs
 from unalike.methods import METHODS
 from unalike.studio.program import program_of
 from unalike.studio.simulate import opened
@@ -63,9 +65,7 @@ def here(name: str, data: Path, shards: int, strict: bool = False, drop: float =
     )
     found = problems.outcome(method, federation)
     state = problems.State({k: v for k, v in found.items() if not k.endswith("of each")})
-    roster = federation.runtime.roster
-    served = roster if method.serves_unlabeled else roster.select(roster.labeled.nonzero().flatten())
-    with federation.aside(served) as aside:
+    with federation.aside(problems.served(method, federation.runtime.roster)) as aside:
         cohort = aside.everyone()
         return {**found, "model of each": opened(cohort, method.personalize(state, cohort))}
 
@@ -130,12 +130,11 @@ def check_conforms(name: str, data: Path, remotes: list[Remote], drop: float = 0
     expected = here(name, data, 2, drop=drop)
     check_alike(found, {array: value for array, value in expected.items() if array != "model of each"})
     crossed = b"".join(part for remote in remotes for part in remote.crossed)
-    for row in problems.read(data).train.x:
-        assert row.numpy().tobytes() not in crossed, "a client's row has crossed"
-    for remote in remotes:
-        for array, value in remote.noted().items():
-            for precise in (value.to(torch.float32), value.to(torch.float64)):
-                assert precise.numpy().tobytes() not in crossed, f"{array} of a client has crossed"
+    own = [("a client's row", row) for row in problems.read(data).train.x]
+    own += [(f"{array} of a client", value) for remote in remotes for array, value in remote.noted().items()]
+    for what, value in own:
+        if any(value.to(precision).numpy().tobytes() in crossed for precision in (torch.float32, torch.float64)):
+            raise AssertionError(f"{what} has crossed")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -148,6 +147,18 @@ def test_another_process_gives_the_same_result_and_keeps_what_is_its_own(
 @pytest.mark.parametrize("name", ["local", "fedavg", "pefll", "flowdup", *SECURE, "fedavg, client-level noise"])
 def test_another_process_drops_the_same_clients(name: str, data: Path, remotes: list[Remote]) -> None:
     check_conforms(name, data, remotes, drop_of(name))
+
+
+def test_inputs_are_scaled_alike(data: Path, remotes: list[Remote]) -> None:
+    near = simulate(problems.read(data), SEED)
+    far = Federation(Pipe(remotes, BUILD, "fedavg", data), SEED, near.roster)
+    schemas = [scale_inputs(federation) for federation in (near, far)]
+    for name in ("shift", "scale"):
+        torch.testing.assert_close(getattr(schemas[0], name), getattr(schemas[1], name))
+    method = problems.method_of("fedavg")
+    found, expected = (problems.outcome(method, federation) for federation in (far, near))
+    check_alike(found, expected)
+    assert not torch.allclose(expected["theta"], here("fedavg", data, 1)["theta"])
 
 
 def test_what_is_looked_for_was_there(data: Path, remotes: list[Remote]) -> None:
@@ -170,7 +181,7 @@ def test_what_is_looked_for_was_there(data: Path, remotes: list[Remote]) -> None
     [
         ("reads", "object has no attribute 'parts'"),
         ("sends", "a client's row has crossed"),
-        ("brings", r"kept theta of a client has crossed"),
+        ("brings", "theta of a client has crossed"),
     ],
 )
 def test_a_method_that_reads_rows_or_brings_models_to_the_server_does_not_conform(
@@ -212,8 +223,17 @@ def test_the_server_never_opens_the_data(data: Path) -> None:
 
 def test_a_program_lists_a_methods_tasks_those_it_delegates_to_scoring_and_the_exchanges() -> None:
     assert [task.name for task in tasks_of(problems.method_of("fedavg"))] == ["FedAvg.adapt", "FedAvg.fit"]
-    borrowed = program_of(problems.method_of("pfl-nearest"))
-    for name in ("Borrowed.summarise", "PFedHN.fit", "Scorer.score", "advertise", "share", "mask", "unmask"):
+    borrowed = program_of(problems.method_of("pfl-nearest"), Schema((problems.FEATURES,)))
+    for name in (
+        "Borrowed.summarise",
+        "PFedHN.fit",
+        "Scorer.score",
+        "Scaling.totals",
+        "advertise",
+        "share",
+        "mask",
+        "unmask",
+    ):
         assert borrowed.task(name).name == name
     twice = tasks_of(problems.method_of("fedavg"))
     with pytest.raises(ValueError, match=r"two tasks of a program have one name: FedAvg\.adapt, FedAvg\.fit"):

@@ -171,7 +171,7 @@ def test_kept_state_comes_back_from_what_was_saved_and_goes_on_growing() -> None
 def test_runs_do_not_know_of_each_other() -> None:
     store = clients([1] * 3)
     first = simulate(store, run="first")
-    second = simulate(store, run="second", runtime=first.runtime)
+    second = Federation(first.runtime, run="second")
     first.everyone().ask(counts_up)
     assert second.everyone().ask(counts_up)["times"].tolist() == [1, 1, 1]
     first.runtime.forget("second")

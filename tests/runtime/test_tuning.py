@@ -16,13 +16,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.core.helpers import clients, total
+from tests.core.helpers import clients, simulation, total
 from tests.studio.helpers import At, Crash, crash
-from unalike import Simulator, simulate
-from unalike.core.request import Batch, Request
+from unalike import Each, Federation, Simulator
+from unalike.core.draws import key
 from unalike.runtime.shard import tuning
+from unalike.runtime.shard.kept import KeptStore
 from unalike.runtime.shard.simulator import Plan
 from unalike.runtime.shard.tuning import Tuner
+from unalike.runtime.shard.work import Work
 from unalike.studio import resume, run
 from unalike.studio.runs.checkpoint import load as load_checkpoint
 
@@ -44,8 +46,8 @@ class Machine:
         self.rehearsed.append(plan.block)
         self.now += len(rows) * self.cost(plan, self.rehearsed.count(plan.block))
 
-    def plan(self, request: Request, tuner: Tuner | None = None, threads: int | None = None) -> Plan:
-        return (tuner or Tuner()).plan(request, torch.arange(len(request.positions)), threads, self.rehearse)
+    def plan(self, work: Work, tuner: Tuner | None = None, threads: int | None = None) -> Plan:
+        return (tuner or Tuner()).plan(work, torch.arange(len(work.positions)), threads, self.rehearse)
 
 
 @pytest.fixture
@@ -64,24 +66,10 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
     tuning._checked.clear()
 
 
-class Caught(Exception):
-    pass
-
-
-def request_of(count: int) -> Request:
-    """What a federation of so many clients asks for."""
-
-    class Catching:
-        request: Request
-
-        def deliver(self, request: Request) -> Iterator[Batch]:
-            self.request = request
-            raise Caught
-
-    runtime = Catching()
-    with pytest.raises(Caught):
-        simulate(clients([4] * count), runtime=runtime).everyone().ask(total)
-    return runtime.request
+def work_of(count: int) -> Work:
+    """What a federation of so many clients is asked for."""
+    store = clients([4] * count)
+    return Work(total, store, torch.arange(count), store.size, {}, {}, [Each()], key(0), KeptStore())
 
 
 def best_at(best: int) -> Cost:
@@ -91,7 +79,7 @@ def best_at(best: int) -> Cost:
 
 @pytest.mark.parametrize(("best", "chosen"), [(1, 1), (8, 8), (32, 32), (128, 128)])
 def test_the_fastest_block_is_chosen(best: int, chosen: int, machine: Callable[[Cost], Machine]) -> None:
-    plan = machine(best_at(best)).plan(request_of(256))
+    plan = machine(best_at(best)).plan(work_of(256))
     assert plan.block == chosen and plan.seconds == pytest.approx(1e-5)
 
 
@@ -103,42 +91,42 @@ def test_a_disturbance_does_not_change_the_choice(
     def disturbed(plan: Plan, turn: int) -> float:
         return best_at(32)(plan, turn) * (10 if plan.block == spoiled and turn in when else 1)
 
-    assert machine(disturbed).plan(request_of(256)).block == 32
+    assert machine(disturbed).plan(work_of(256)).block == 32
 
 
 def test_a_slow_stretch_does_not_change_the_choice(machine: Callable[[Cost], Machine]) -> None:
     made = machine(lambda plan, turn: best_at(128)(plan, turn) * (3 if 10 < len(made.rehearsed) < 20 else 1))
-    assert made.plan(request_of(256)).block == 128
+    assert made.plan(work_of(256)).block == 128
 
 
 def test_candidates_take_turns(machine: Callable[[Cost], Machine]) -> None:
     made = machine(lambda plan, _: 1e-4 / plan.block)
-    made.plan(request_of(40))
+    made.plan(work_of(40))
     assert made.rehearsed[-10:] == [1, 2, 8, 20, 40] * 2
     assert all(made.rehearsed.count(block) > tuning.TURNS for block in (1, 2, 8, 20, 40))
 
 
 def test_blocks_much_slower_than_smaller_ones_end_the_growth(machine: Callable[[Cost], Machine]) -> None:
     made = machine(lambda plan, _: 1e-3 * plan.block)
-    assert made.plan(request_of(600)).block == 1
+    assert made.plan(work_of(600)).block == 1
     assert max(made.rehearsed) == 8
 
 
 def test_long_clients_are_rehearsed_only_a_few_times(machine: Callable[[Cost], Machine]) -> None:
     made = machine(lambda plan, _: 60.0)
-    assert made.plan(request_of(600)).block == 1
+    assert made.plan(work_of(600)).block == 1
     assert made.rehearsed == [1, 1]
 
 
 def test_a_loop_that_is_close_is_preferred_and_of_equal_blocks_the_largest(
     machine: Callable[[Cost], Machine],
 ) -> None:
-    assert machine(lambda plan, _: 1.09e-3 if plan.block == 1 else 1e-3).plan(request_of(100)).block == 1
-    assert machine(lambda plan, _: 1.2e-3 if plan.block == 1 else 1e-3).plan(request_of(200)).block == 200
+    assert machine(lambda plan, _: 1.09e-3 if plan.block == 1 else 1e-3).plan(work_of(100)).block == 1
+    assert machine(lambda plan, _: 1.2e-3 if plan.block == 1 else 1e-3).plan(work_of(200)).block == 200
 
 
 def test_the_overhead_is_what_a_block_costs_besides_its_clients(machine: Callable[[Cost], Machine]) -> None:
-    plan = machine(lambda plan, _: 1e-3 * (1 + 20 / plan.block)).plan(request_of(100))
+    plan = machine(lambda plan, _: 1e-3 * (1 + 20 / plan.block)).plan(work_of(100))
     assert plan.block == 100 and plan.overhead == pytest.approx(20)
 
 
@@ -146,58 +134,58 @@ def test_workers_get_equal_blocks_and_share_the_clock(
     machine: Callable[[Cost], Machine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuning, "SMALL", 0)
-    request = request_of(50)
-    monkeypatch.setattr(type(request.task), "pure", True)
-    plan = machine(lambda plan, _: 1e-3 * (1 + 1 / plan.block)).plan(request, threads=2)
+    work = work_of(50)
+    monkeypatch.setattr(type(work.task), "pure", True)
+    plan = machine(lambda plan, _: 1e-3 * (1 + 1 / plan.block)).plan(work, threads=2)
     assert (plan.block, plan.workers) == (25, 2)
     assert plan.seconds == pytest.approx(1e-3 * (1 + 1 / 25))  # of CPU: not halved by the second worker
 
 
 def test_equal_settings_have_equal_plans(machine: Callable[[Cost], Machine]) -> None:
-    request = request_of(256)
-    first = machine(best_at(32)).plan(request)
+    work = work_of(256)
+    first = machine(best_at(32)).plan(work)
     # 128 would be chosen now, but the plan runs as it was measured
     later = machine(lambda plan, _: {32: 1e-5, 128: 0.5e-5}.get(plan.block, 2e-5))
-    assert later.plan(request) == first
+    assert later.plan(work) == first
     assert later.rehearsed == [32]
-    assert later.plan(request) == first and later.rehearsed == [32]  # another run in the same process: no check
+    assert later.plan(work) == first and later.rehearsed == [32]  # another run in the same process: no check
 
 
 @pytest.mark.parametrize("factor", [3.0, 0.3])
 def test_a_plan_that_runs_far_from_what_was_measured_is_measured_again(
     factor: float, machine: Callable[[Cost], Machine]
 ) -> None:
-    request = request_of(256)
-    first = machine(best_at(32)).plan(request)
+    work = work_of(256)
+    first = machine(best_at(32)).plan(work)
     changed = machine(lambda plan, turn: factor * 1e-5 if plan.block == 32 else best_at(128)(plan, turn) * factor / 2)
-    second = changed.plan(request)
+    second = changed.plan(work)
     assert first.block == 32 and second.block == 128
-    assert machine(changed.cost).plan(request) == second  # it is remembered in place of the first
+    assert machine(changed.cost).plan(work) == second  # it is remembered in place of the first
 
 
 def test_a_plan_stays_while_no_other_is_clearly_faster(machine: Callable[[Cost], Machine]) -> None:
-    request = request_of(256)
-    first = machine(best_at(32)).plan(request)
+    work = work_of(256)
+    first = machine(best_at(32)).plan(work)
     slower = machine(lambda plan, turn: 2e-5 if plan.block == 128 else 2.1 * best_at(32)(plan, turn))
-    assert slower.plan(request) == replace(first, seconds=pytest.approx(2.1e-5))
+    assert slower.plan(work) == replace(first, seconds=pytest.approx(2.1e-5))
     assert len(slower.rehearsed) > 7  # they were measured
     again = machine(slower.cost)
-    assert again.plan(request).block == 32 and again.rehearsed == [32]  # and it promises what is true now
+    assert again.plan(work).block == 32 and again.rehearsed == [32]  # and it promises what is true now
 
 
 def test_a_disturbed_check_looks_again(machine: Callable[[Cost], Machine]) -> None:
-    request = request_of(256)
-    first = machine(best_at(32)).plan(request)
+    work = work_of(256)
+    first = machine(best_at(32)).plan(work)
     disturbed = machine(lambda plan, turn: best_at(32)(plan, turn) * (5 if turn < 4 else 1))
-    assert disturbed.plan(request) == first
+    assert disturbed.plan(work) == first
     assert disturbed.rehearsed == [32] * 4
 
 
 def test_a_plan_never_changes_inside_a_run(machine: Callable[[Cost], Machine]) -> None:
-    request, tuner = request_of(256), Tuner()
-    first = machine(best_at(32)).plan(request, tuner)
+    work, tuner = work_of(256), Tuner()
+    first = machine(best_at(32)).plan(work, tuner)
     changed = machine(best_at(128))
-    assert changed.plan(request, tuner) == first and changed.rehearsed == []
+    assert changed.plan(work, tuner) == first and changed.rehearsed == []
 
 
 FOREIGN = [
@@ -218,8 +206,8 @@ def test_a_file_that_cannot_be_read_is_replaced(content: bytes, machine: Callabl
     file = tuning.cache_folder() / "tuning.json"
     file.parent.mkdir()
     file.write_bytes(content)
-    plan = machine(best_at(8)).plan(request_of(64))
-    assert plan.block == 8 and machine(best_at(8)).plan(request_of(64)) == plan
+    plan = machine(best_at(8)).plan(work_of(64))
+    assert plan.block == 8 and machine(best_at(8)).plan(work_of(64)) == plan
     stored = json.loads(file.read_text())
     assert stored["format"] == tuning.FORMAT and len(stored["plans"]) == 1
 
@@ -242,14 +230,14 @@ def test_a_file_that_cannot_be_read_is_replaced(content: bytes, machine: Callabl
 def test_a_remembered_plan_that_makes_no_sense_is_measured_again(
     nonsense: dict[str, Any], machine: Callable[[Cost], Machine]
 ) -> None:
-    request = request_of(64)
-    plan = machine(best_at(8)).plan(request)
+    work = work_of(64)
+    plan = machine(best_at(8)).plan(work)
     file = tuning.cache_folder() / "tuning.json"
     stored = json.loads(file.read_text())
     stored["plans"] = {kind: {**entry, **nonsense} for kind, entry in stored["plans"].items()} | {"other": 3}
     file.write_text(json.dumps(stored))
     later = machine(best_at(8))
-    assert later.plan(request) == plan and len(later.rehearsed) > 1
+    assert later.plan(work) == plan and len(later.rehearsed) > 1
 
 
 def test_without_a_place_to_remember_plans_are_measured(
@@ -257,49 +245,49 @@ def test_without_a_place_to_remember_plans_are_measured(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("UNALIKE_CACHE", str(tmp_path / "file"))  # no folder can be made here
-    assert machine(best_at(8)).plan(request_of(64)).block == 8
+    assert machine(best_at(8)).plan(work_of(64)).block == 8
     assert os.listdir(tmp_path) == ["file"]
 
 
 def test_a_file_that_cannot_be_replaced_leaves_nothing_behind(machine: Callable[[Cost], Machine]) -> None:
     (tuning.cache_folder() / "tuning.json").mkdir(parents=True)
-    assert machine(best_at(8)).plan(request_of(64)).block == 8
+    assert machine(best_at(8)).plan(work_of(64)).block == 8
     assert os.listdir(tuning.cache_folder()) == ["tuning.json"]
 
 
 def test_the_oldest_plans_are_forgotten(machine: Callable[[Cost], Machine], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "MOST", 2)
     for count in (32, 64, 128):
-        machine(best_at(8)).plan(request_of(count))
+        machine(best_at(8)).plan(work_of(count))
     later = machine(best_at(8))
-    later.plan(request_of(64))
-    later.plan(request_of(128))
+    later.plan(work_of(64))
+    later.plan(work_of(128))
     assert later.rehearsed == [8, 8]  # checked only
-    later.plan(request_of(32))
+    later.plan(work_of(32))
     assert len(later.rehearsed) > 3
 
 
 def test_of_two_processes_that_measure_at_once_both_take_the_first_plan(machine: Callable[[Cost], Machine]) -> None:
-    request = request_of(256)
+    work = work_of(256)
 
     def overtaken(plan: Plan, turn: int) -> float:
         if len(slow.rehearsed) == 3:
             other = Machine(best_at(8))
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(tuning.time, "thread_time", other.clock)
-                plans.append(other.plan(request))
+                plans.append(other.plan(work))
         return best_at(128)(plan, turn)
 
     plans: list[Plan] = []
     slow = machine(overtaken)
     tuning_file_is_new = not (tuning.cache_folder() / "tuning.json").exists()
-    plans.append(slow.plan(request))
+    plans.append(slow.plan(work))
     assert tuning_file_is_new and plans[0].block == 8 and plans[1] == plans[0]
 
 
 def test_rehearsals_are_not_counted_for_a_recording() -> None:
     simulator = Simulator()
-    simulate(clients([4] * 40), runtime=simulator).everyone().ask(total)
+    Federation(simulation(clients([4] * 40), simulator)).everyone().ask(total)
     assert len(simulator.plans()) == 1
     assert len(simulator._recordings._kinds) <= 1  # of the block that was asked
 

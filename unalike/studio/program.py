@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from unalike.core.method import Method, tasks_of
 from unalike.core.request import Program
+from unalike.core.schema import Schema
 from unalike.core.secure import EXCHANGES
 from unalike.learn.evaluation import Scorer
+from unalike.learn.scaling import Scaling
 
 
-def program_of(method: Method) -> Program:
-    """The method's tasks, scoring, and the exchanges of a secure sum; a request for anything else is refused."""
-    return Program([*tasks_of(method), *tasks_of(Scorer(method.model)), *EXCHANGES])
+def program_of(method: Method, schema: Schema) -> Program:
+    """The method's tasks, scoring, scaling, and the exchanges of a secure sum; all else is refused."""
+    owners = (method, Scorer(method.model), Scaling(schema.kind))
+    return Program([*(task for owner in owners for task in tasks_of(owner)), *EXCHANGES])
