@@ -21,8 +21,9 @@ from tests.runtime.pipe import ROOT, Pipe, Remote
 from unalike import Each, Federation, simulate
 from unalike.core.federation import QuorumError
 from unalike.core.method import tasks_of
-from unalike.core.request import Program
+from unalike.core.request import Program, Request, Wanted
 from unalike.core.schema import Schema
+from unalike.core.wire import WireError
 from unalike.learn.scaling import scale_inputs
 from unalike.methods import METHODS
 from unalike.studio.program import program_of
@@ -207,6 +208,25 @@ def test_a_shard_elsewhere_refuses_what_is_not_in_its_program(data: Path, remote
     Pipe(remotes, BUILD, "fedavg, point-level noise", data)
     with pytest.raises(QuorumError, match=r"refused: FedAvg\.fit derives noise at the client"):
         federation.everyone().ask(method.fit, theta=theta, rate=1.0, noise=0.0, into=[])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("fedavg-finetune", "FedAvg.adapt"),
+        ("local", "Local.own"),
+        ("fedtta", "FedTTA.adapt"),
+        ("flowdup", "FLowDUP.generate"),
+        ("pefll, masked labels", "PeFLL.mask"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["each", "sum", "mean"])
+def test_no_server_can_ask_for_a_model_that_stays(name: str, task: str, kind: str) -> None:
+    program = program_of(problems.method_of(name), Schema((problems.FEATURES,)))
+    ids = torch.tensor([0])
+    request = Request("run", 1, task, ids, "train", True, "train", 0, (Wanted(kind, ("theta",)),), {}, {})
+    with pytest.raises(WireError, match=rf"lets out stays\(theta\), but was asked for {kind}\(theta\)"):
+        program.releases(request)
 
 
 def test_the_server_never_opens_the_data(data: Path) -> None:

@@ -116,6 +116,11 @@ class FedAvg:
         assert self.finetune is not None
         return send(theta=self.finetune(self.model, theta, client))
 
+    @adapt.into
+    def stays(self) -> list[Release]:
+        """A personal model does not leave its client."""
+        return [Stays("theta")]
+
     def start(self, seed: int) -> State:
         theta = self.model.init(seed)
         state = State(theta=theta).with_part("server", self.server.start(theta))
@@ -152,4 +157,4 @@ class FedAvg:
     def personalize(self, state: State, cohort: Cohort) -> Models:
         if self.finetune is None:
             return state.theta.expand(len(cohort), -1)
-        return cohort.ask(self.adapt, theta=state.theta, into=Stays("theta")).held("theta")
+        return cohort.ask(self.adapt, theta=state.theta).held("theta")

@@ -20,7 +20,7 @@ from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import SIZE, Mean, Stays
+from unalike.core.release import SIZE, Mean, Release, Stays
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Objective, Params, loss_of
@@ -96,6 +96,11 @@ class FedTTA:
             weight = weight * torch.clamp(self.local.batch / client.n, max=1.0)
         return send(theta=self.adapted(theta, phi, client.x, weight))
 
+    @adapt.into
+    def stays(self) -> list[Release]:
+        """A personal model does not leave its client."""
+        return [Stays("theta")]
+
     def adapted(self, theta: Tensor, phi: Tensor, x: Tensor, weight: Tensor | None) -> Tensor:
         """θ' after the inner step on inputs x; a row counts with its weight (None: 1)."""
 
@@ -140,4 +145,4 @@ class FedTTA:
         return state
 
     def personalize(self, state: State, cohort: Cohort) -> Models:
-        return cohort.ask(self.adapt, theta=state.theta, phi=state.phi, into=Stays("theta")).held("theta")
+        return cohort.ask(self.adapt, theta=state.theta, phi=state.phi).held("theta")

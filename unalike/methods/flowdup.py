@@ -157,6 +157,11 @@ class FLowDUP:
         psi = {"h1": h1, "hidden": hidden, "last": last, "bias": bias}
         return send(theta=self.lift(self.v_of(psi, client.mean(self.h1(h1, client.x)))))
 
+    @generate.into
+    def stays(self) -> list[Release]:
+        """A personal model does not leave its client."""
+        return [Stays("theta")]
+
     def v_of(self, psi: Mapping[str, Tensor], r: Tensor) -> Tensor:
         """h2: from a data set's mean features r to v."""
         return psi["last"] @ self.hidden(psi["hidden"], r) + psi["bias"]
@@ -232,7 +237,7 @@ class FLowDUP:
 
     def personalize(self, state: State, cohort: Cohort) -> Models:
         psi = {name: state[name] for name in ("h1", "hidden", "last", "bias")}
-        return cohort.ask(self.generate, into=Stays("theta"), **psi).held("theta")
+        return cohort.ask(self.generate, **psi).held("theta")
 
 
 def _mean(values: Tensor, weight: Tensor | None) -> Tensor:

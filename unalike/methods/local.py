@@ -13,7 +13,7 @@ from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import Stays
+from unalike.core.release import Release, Stays
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 
@@ -49,6 +49,11 @@ class Local:
     def own(self, client: Client) -> Sent:
         return send(theta=client.kept.get("theta", self.first))
 
+    @own.into
+    def stays(self) -> list[Release]:
+        """A personal model does not leave its client."""
+        return [Stays("theta")]
+
     def start(self, seed: int) -> State:
         none = torch.zeros(0, dtype=torch.int64)
         return State(rounds=torch.zeros((), dtype=torch.int64), ids=none, calls=none)
@@ -64,4 +69,4 @@ class Local:
         lacking = int(state.rounds) - (same * state.calls).sum(1)
         for call in range(int(lacking.max())):
             cohort.only((lacking > call).nonzero().flatten()).ask(self.fit, into=[])
-        return cohort.ask(self.own, into=Stays("theta")).held("theta")
+        return cohort.ask(self.own).held("theta")

@@ -20,7 +20,7 @@ from unalike.core.draws import Draws
 from unalike.core.federation import Cohort, Federation, Models, each
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import Each, Mean, Stays
+from unalike.core.release import Each, Mean, Release, Stays
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Objective, Params, supervised
@@ -163,6 +163,11 @@ class PeFLL:
         bias = self._class_bias()
         return send(theta=torch.cat([theta[: bias.start], torch.where(self._present(client), theta[bias], NEVER)]))
 
+    @mask.into
+    def stays(self) -> list[Release]:
+        """A personal model does not leave its client."""
+        return [Stays("theta")]
+
     def _describe_batch(self, client: Client, embedding: Tensor, batch: Tensor) -> Tensor:
         """v of a training batch."""
         if self.describe_rows is None:
@@ -246,7 +251,7 @@ class PeFLL:
         theta = self.models(state, self.descriptors(state, cohort))
         if not self.mask_labels:
             return theta
-        return cohort.ask(self.mask, theta=each(theta), into=Stays("theta")).held("theta")
+        return cohort.ask(self.mask, theta=each(theta)).held("theta")
 
     def descriptors(self, state: State, cohort: Cohort) -> Tensor:
         """The clients' descriptors [C, l], as they come from φ."""
