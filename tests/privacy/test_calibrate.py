@@ -7,7 +7,7 @@ import math
 import dp_accounting as dp
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from unalike.core.draws import Draws, key
@@ -78,6 +78,7 @@ def test_every_client_gets_the_noise_for_its_own_target() -> None:
     st.lists(st.lists(st.floats(-(2.0**60), 2.0**60, width=32), min_size=3, max_size=3), min_size=1, max_size=6),
     st.floats(1e-3, 1e3),
 )
+@example([[0.0, 0.0, 1.0]], 299.375)
 def test_every_row_is_clipped_on_its_own(rows: list[list[float]], bound: float) -> None:
     gradients = torch.tensor(rows)
     clipped = private_steps.clip_per_sample(gradients, bound)
