@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -236,7 +236,7 @@ class FLowDUP:
         return min(with_labels, cohort - unlabeled), unlabeled
 
     def personalize(self, state: State, cohort: Cohort) -> Models:
-        psi = {name: state[name] for name in ("h1", "hidden", "last", "bias")}
+        psi: dict[str, Any] = {name: state[name] for name in ("h1", "hidden", "last", "bias")}
         return cohort.ask(self.generate, **psi).held("theta")
 
 
