@@ -435,7 +435,7 @@ class _Gathered:
         self._cohort, self._releases = cohort, releases
         self._collectors = [release.collect() for release in releases]
         self._sums = {place for place, release in enumerate(releases) if release.adder() is not None}
-        self._by = torch.full((len(cohort),), -1)  # [C] the shard in which each client answered
+        self._by = np.full(len(cohort), -1)  # [C] the shard in which each client answered
         self._failed: dict[int, str] = {}
         self._shapes: list[dict[str, tuple[int, ...]]] | None = None
         self._over: dict[int, str] = {}  # shards that have said all, or nonsense; and what is wrong with what follows
@@ -443,7 +443,7 @@ class _Gathered:
     def add(self, reply: Reply) -> bool:
         """Take a reply; False: nothing of it could be used, and its clients' failures say why."""
         for row, reason in reply.failed.items():
-            if 0 <= row < len(self._by) and (reply.shard not in self._over or int(self._by[row]) < 0):
+            if 0 <= row < len(self._by) and (reply.shard not in self._over or self._by[row] < 0):
                 self._by[row] = -1
                 self._failed[row] = reason
         wrong = self._over.get(reply.shard) or self._wrong(reply)
@@ -453,9 +453,9 @@ class _Gathered:
         if len(reply.rows):
             rows, sent = reply.rows, reply.arrays
             sound = self._sound(reply)
-            if not bool(sound.all()):
+            if sound is not None:
                 rows, sent = rows[sound], [{name: v[sound] for name, v in arrays.items()} for arrays in sent]
-            self._by[rows] = reply.shard
+            self._by[rows.numpy()] = reply.shard
             for collector, arrays in zip(self._collectors, sent, strict=True):
                 if arrays and len(rows):
                     collector.add(rows, arrays)
@@ -471,22 +471,23 @@ class _Gathered:
 
     def _refuse(self, reply: Reply, wrong: str) -> None:
         """Use nothing that a shard says; what it said in time stays."""
-        reason, rows = f"its shard {wrong}", reply.rows[(reply.rows >= 0) & (reply.rows < len(self._by))]
+        reason, rows = f"its shard {wrong}", reply.rows.numpy()
+        rows = rows[(rows >= 0) & (rows < len(self._by))]
         rows = rows[self._by[rows] < 0]
         if reply.shard not in self._over:
             self._over[reply.shard] = wrong
-            rows = torch.cat([rows, (self._by == reply.shard).nonzero().flatten()])
+            rows = np.concatenate([rows, np.flatnonzero(self._by == reply.shard)])
         self._by[rows] = -1
         self._failed.update(dict.fromkeys(rows.tolist(), reason))
 
     def _wrong(self, reply: Reply) -> str | None:
         """What is wrong with a shard's rows, if anything."""
-        rows = reply.rows
+        rows = reply.rows.numpy()
         if not len(rows):
             return None
-        if int(rows.min()) < 0 or int(rows.max()) >= len(self._by) or len(torch.unique(rows)) < len(rows):
+        if rows.min() < 0 or rows.max() >= len(self._by) or (len(rows) > 1 and len(np.unique(rows)) < len(rows)):
             return "answered for clients that were not asked, or for one twice"
-        if bool((self._by[rows] >= 0).any()) or (self._failed and any(row in self._failed for row in rows.tolist())):
+        if (self._by[rows] >= 0).any() or (self._failed and any(row in self._failed for row in rows.tolist())):
             return "answered for clients that had answered or failed before"
         if len(reply.arrays) != len(self._releases):
             return f"answered for {len(reply.arrays)} releases, but there are {len(self._releases)}"
@@ -496,22 +497,22 @@ class _Gathered:
                 return f"sent the arrays {', '.join(arrays) or 'none'} of each client, but was asked for {asked}"
         return None
 
-    def _sound(self, reply: Reply) -> Tensor:
-        """[b] whose arrays fit those of the others and are finite; the others are failures."""
-        sound = torch.ones(len(reply.rows), dtype=torch.bool)
+    def _sound(self, reply: Reply) -> Tensor | None:
+        """[b] whose arrays fit those of the others and are finite, None if all do; the others are failures."""
         shapes = reply.shapes()
         self._shapes = self._shapes or shapes
         if shapes != self._shapes:
             reason = f"sent arrays of shapes {shapes}, but others sent {self._shapes}"
             self._failed.update(dict.fromkeys(reply.rows.tolist(), reason))
-            return ~sound
+            return torch.zeros(len(reply.rows), dtype=torch.bool)
+        sound: Tensor | None = None
         for arrays in reply.arrays:
             for name, value in arrays.items():
-                if value.is_floating_point():
-                    finite = torch.isfinite(value.reshape(len(value), -1).sum(1))
-                    for row in reply.rows[sound & ~finite].tolist():
-                        self._failed[row] = f"the array {name!r} is not finite (NaN or infinite)"
-                    sound &= finite
+                finite = torch.isfinite(value.reshape(len(value), -1).sum(1)) if value.is_floating_point() else None
+                if finite is not None and not bool(finite.all()):
+                    for row in reply.rows[~finite].tolist():
+                        self._failed.setdefault(row, f"the array {name!r} is not finite (NaN or infinite)")
+                    sound = finite if sound is None else sound & finite
         return sound
 
     def _misfit(self, reply: Reply) -> str | None:
@@ -524,7 +525,7 @@ class _Gathered:
             release = self._releases[place]
             if partial.count != count:
                 return f"counts {partial.count} clients in a sum, but {count} answered"
-            if release.names[1:] == (SIZE,) and partial.weight != float(self._cohort.sizes[answered].sum()):
+            if release.names[1:] == (SIZE,) and partial.weight != self._cohort.sizes.numpy()[answered].sum():
                 return f"weighs its clients by {partial.weight:g}, which is not what they declared"
             wrong = self._collectors[place].refuse(partial)
             if wrong is not None:
@@ -533,16 +534,16 @@ class _Gathered:
 
     def close(self) -> tuple[Tensor, dict[int, str]]:
         """The rows of those who answered, ascending, and why the others did not."""
-        for shard in torch.unique(self._by).tolist() if self._sums else ():
+        for shard in np.unique(self._by).tolist() if self._sums else ():
             if shard >= 0 and shard not in self._over:
-                rows = (self._by == shard).nonzero().flatten()
+                rows = np.flatnonzero(self._by == shard)
                 self._failed.update(dict.fromkeys(rows.tolist(), "its shard sent no sum"))
                 self._by[rows] = -1
-        answered = (self._by >= 0).nonzero().flatten()
+        answered = np.flatnonzero(self._by >= 0)
         if len(answered) + len(self._failed) < len(self._by):
-            for row in (self._by < 0).nonzero().flatten().tolist():
+            for row in np.flatnonzero(self._by < 0).tolist():
                 self._failed.setdefault(row, "did not answer")
-        return answered, self._failed
+        return torch.from_numpy(answered), self._failed
 
     def finish(self, answered: Tensor, shapes: dict[str, torch.Size], draws: Draws) -> dict[str, Tensor]:
         released: dict[str, Tensor] = {}
