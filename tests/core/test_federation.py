@@ -1,6 +1,7 @@
 """Asking a cohort: what is checked before, what comes back, what is recorded, and how clients fail."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -137,7 +138,9 @@ def test_errors_and_nans_become_failures_that_name_task_round_and_client() -> No
     assert replies.answered.tolist() == [1, 3, 4, 5]
     assert replies["value"].shape == (4,)
     texts = {failure.client: str(failure) for failure in replies.failures}
-    assert texts["0"] == "client 0, round 7, task picky: RuntimeError: the sensor is broken"
+    first, where = texts["0"].splitlines()
+    assert first == "client 0, round 7, task picky: RuntimeError: the sensor is broken"
+    assert re.fullmatch(r'    test_federation\.py:\d+, in picky: raise RuntimeError\("the sensor is broken"\)', where)
     assert texts["2"] == "client 2, round 7, task picky: the array 'value' is not finite (NaN or infinite)"
     assert federation.failures == replies.failures
 

@@ -128,7 +128,8 @@ def test_side_by_side_a_client_keeps_its_own_and_fails_alone(monkeypatch: pytest
     method, theta = Counting(network), network.init(0)
     for turn in (1, 2):
         replies = federation.everyone().ask(method.count, theta=theta)
-        assert [failure.reason for failure in replies.failures] == ["RuntimeError: five rows are too many"]
+        (failure,) = replies.failures
+        assert failure.client == "4" and failure.reason.startswith("RuntimeError: five rows are too many\n")
         assert replies["times"].tolist() == [turn] * 23
         for row, position in zip(replies["scores"], replies.answered, strict=True):
             x, _ = store.rows(int(position))

@@ -1,5 +1,7 @@
 """Oracles for FedAvg, FedProx, fine-tuning and local training."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -105,32 +107,33 @@ def test_fine_tuning_starts_from_the_global_model_and_leaves_it_alone() -> None:
 
 
 def test_local_models_go_on_from_round_to_round_and_nothing_leaves_a_client() -> None:
-    method = Local(linear(), cohort=4, local=LocalSGD(epochs=1, batch=None, lr=0.5))
+    method = Local(linear(), LocalSGD(epochs=1, batch=None, lr=0.5))
     federation = simulate(clients(SIZES))
     state = train(method, federation, 3)
     cohort = federation.aside().everyone()
     personal = opened(cohort, method.personalize(state, cohort))
-    expected = state.theta
+    expected = method.first
     for _ in range(3):
         expected = pooled_step(expected, [1], 0.5)
     assert torch.allclose(personal[1], expected, atol=1e-5)
-    assert federation.traffic.total_up == 0 and not federation.transcript.entries
+    assert federation.traffic.total_up == federation.traffic.total_down == 0 and not federation.transcript.entries
     assert federation.ledger.epsilon(1e-6) == 0
 
 
-def test_a_newcomer_without_a_model_trains_its_own() -> None:
-    newcomer = LocalSGD(epochs=4, batch=None, lr=0.5)
-    method = Local(linear(), cohort=1, local=LocalSGD(epochs=1, batch=None, lr=0.5), newcomer=newcomer)
-    federation = simulate(clients(SIZES))
-    state = train(method, federation, 1)
-    assert len(state.trained) == 1
-    other = next(i for i in range(4) if i not in state.trained)
-    expected = state.theta
-    for _ in range(4):
-        expected = pooled_step(expected, [other], 0.5)
-    cohort = federation.aside().everyone()
-    personal = opened(cohort, method.personalize(state, cohort))
-    assert torch.allclose(personal[other], expected, atol=1e-5)
+def test_a_newcomer_and_a_client_that_missed_rounds_make_up_for_them() -> None:
+    method, asks = Local(linear(), LocalSGD(epochs=1, batch=None, lr=0.5)), itertools.count()
+    store = clients(SIZES)
+    federation = simulate(population(store, store, seen=3), drop=lambda client, _: client == 1 and next(asks) < 2)
+    state = train(method, federation, 4)
+    assert dict(zip(state.ids.tolist(), state.calls.tolist(), strict=True)) == {0: 4, 1: 2, 2: 4}
+    with federation.aside(federation.runtime.roster) as aside:
+        cohort = aside.everyone()
+        personal = opened(cohort, method.personalize(state, cohort))
+    for client in range(4):  # the last one is the newcomer
+        expected = method.first
+        for _ in range(4):
+            expected = pooled_step(expected, [client], 0.5)
+        assert torch.allclose(personal[client], expected, atol=1e-5)
 
 
 def test_private_averaging_clips_every_client_counts_them_alike_and_is_accounted() -> None:

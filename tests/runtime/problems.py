@@ -21,7 +21,8 @@ from unalike.core.task import Sent
 from unalike.data.population import Population
 from unalike.learn.evaluation import evaluate
 from unalike.methods import METHODS
-from unalike.methods.fedavg import FedAvg, Local
+from unalike.methods.fedavg import FedAvg
+from unalike.methods.local import Local
 from unalike.methods.odpfl import ODPFL
 from unalike.methods.pefll import PeFLL
 from unalike.methods.problem import Problem
@@ -63,7 +64,6 @@ PROBLEM = Problem(MODEL, (FEATURES,), CLASSES, SEEN)
 STEPS = LocalSGD(steps=3, batch=3, lr=0.1)
 ALL: dict[str, Any] = {"cohort": 4, "local": LocalSGD(epochs=1, batch=3, lr=0.1)}
 CHANGES: dict[str, dict[str, Any]] = {
-    "local": {"newcomer": STEPS},
     "fedavg-finetune": {"finetune": STEPS},
     "pfedhn": {"newcomer_rounds": 2},
     "flowdup": {"cohort": 5, "labeled_share": 0.6, "dimension": 6, "features": 4, "width": 3},
@@ -89,9 +89,9 @@ def method_of(name: str) -> Method:
         return BAD[name]()
     entry = METHODS[name]
     usual = {k: LocalSGD(**v) if isinstance(v, Mapping) else v for k, v in entry.defaults.items()}
-    fields = {**usual, **ALL, **CHANGES.get(name, {})}
-    sized = any(one.name == "problem" for one in dataclasses.fields(entry.make))
-    method: Method = entry.make(PROBLEM if sized else MODEL, **fields)
+    known = {one.name for one in dataclasses.fields(entry.make)}
+    fields = {**usual, **{k: v for k, v in ALL.items() if k in known}, **CHANGES.get(name, {})}
+    method: Method = entry.make(PROBLEM if "problem" in known else MODEL, **fields)
     return method
 
 
@@ -139,16 +139,16 @@ class Brings(Local):
     """Its clients' own models come to the server."""
 
     @task
-    def show(self, client: Client, start: Tensor) -> Sent:
-        return send(theta=client.kept.get("theta", start))
+    def show(self, client: Client) -> Sent:
+        return send(theta=client.kept.get("theta", self.first))
 
     def personalize(self, state: State, cohort: Cohort) -> Models:
         super().personalize(state, cohort)
-        return cohort.ask(self.show, start=state.theta, into=Each("theta"))["theta"]
+        return cohort.ask(self.show, into=Each("theta"))["theta"]
 
 
 BAD: dict[str, Callable[[], Method]] = {
     "reads": lambda: Reads(MODEL, **ALL),
     "sends": lambda: Sends(MODEL, **ALL),
-    "brings": lambda: Brings(MODEL, **ALL, newcomer=STEPS),
+    "brings": lambda: Brings(MODEL, ALL["local"]),
 }

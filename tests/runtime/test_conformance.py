@@ -198,10 +198,10 @@ def test_a_shard_elsewhere_refuses_what_is_not_in_its_program(data: Path, remote
     federation = Federation(runtime, SEED)
     method, other = problems.method_of("fedavg"), problems.method_of("local")
     with pytest.raises(ValueError, match=r"Local\.fit is not in the program that the clients agreed to"):
-        federation.everyone().ask(other.fit, start=torch.zeros(1))  # type: ignore[attr-defined]
+        federation.everyone().ask(other.fit)  # type: ignore[attr-defined]
     runtime.program = Program(open=True)  # a server that agreed to nothing
     with pytest.raises(QuorumError, match=r"refused: no task 'Local\.fit' is in the program"):
-        federation.everyone().ask(other.fit, start=torch.zeros(1))  # type: ignore[attr-defined]
+        federation.everyone().ask(other.fit)  # type: ignore[attr-defined]
     theta = method.start(0).theta
     with pytest.raises(QuorumError, match=r"refused: FedAvg\.fit lets out mean\(update, size\)"):
         federation.everyone().ask(method.fit, theta=theta, rate=1.0, into=Each("update"))  # type: ignore[attr-defined]
