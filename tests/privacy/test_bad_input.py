@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from tests.core.helpers import clients, total
-from unalike import Mean, Simulator, Sum, simulate
-from unalike.core.request import Batch, Request
+from unalike import Mean, Sum, simulate
+from unalike.core.request import Reply, Request
 from unalike.privacy import Budget, BudgetExceeded, Gaussian, Laplace, Ledger
 from unalike.studio import UserError
 from unalike.studio.recipe.settings import plan_for
@@ -45,8 +46,8 @@ def test_a_recipe_that_cannot_be_kept_is_refused_before_it_starts(settings: dict
 
 @pytest.mark.parametrize("unit", ["client", "point"])
 def test_a_method_without_private_training_says_so(unit: str) -> None:
-    with pytest.raises(UserError, match=f"local has no {unit}-level privacy .*; fedavg has it"):
-        prepare(plan_for(["local"], {**SMALL, "epsilon": 1.0, "delta": 1e-4, "unit": unit}).runs[0][1])
+    with pytest.raises(UserError, match=f"pefll has no {unit}-level privacy .*; fedavg has it"):
+        prepare(plan_for(["pefll"], {**SMALL, "epsilon": 1.0, "delta": 1e-4, "unit": unit}).runs[0][1])
 
 
 def test_mechanisms_and_releases_refuse_nonsense() -> None:
@@ -63,17 +64,11 @@ def test_mechanisms_and_releases_refuse_nonsense() -> None:
         Mean("total", weight="n", clip=1.0, noise=Gaussian(1.0))
 
 
-class Untouched(Simulator):
-    """Fails the test if anything is sent."""
-
-    def deliver(self, request: Request) -> Iterator[Batch]:
-        raise AssertionError("something was sent")
-
-
-def test_a_budget_that_is_spent_sends_nothing() -> None:
+def test_a_budget_that_is_spent_sends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     spent = Ledger()
     spent.record(Gaussian(1.0).event())
-    federation = simulate(clients([3, 3]), runtime=Untouched(), budget=Budget(4.0, 1e-5), ledger=spent)
+    federation = simulate(clients([3, 3]), budget=Budget(4.0, 1e-5), ledger=spent)
+    monkeypatch.setattr(federation.runtime, "deliver", lambda _: pytest.fail("something was sent"))
     with pytest.raises(BudgetExceeded, match=r"4 at δ = 1e-05; 4.377 is spent .* nothing was sent"):
         federation.everyone().ask(total, into=Sum("total", clip=1.0, noise=Gaussian(1.0)))
     with pytest.raises(BudgetExceeded, match="the ask has no noise, so give it a release with clip and noise"):
@@ -81,25 +76,24 @@ def test_a_budget_that_is_spent_sends_nothing() -> None:
     assert federation.transcript.rows() == []
 
 
-class Cheated(Simulator):
-    """Client 1 leaves out its own half of the release: it sends a hundred times as much as it may."""
-
-    def deliver(self, request: Request) -> Iterator[Batch]:
-        for batch in super().deliver(request):
-            scale = torch.where(request.clients.ids[request.positions[batch.rows]] == 1, 100.0, 1.0)
-            arrays = [{name: value * scale[:, None] for name, value in one.items()} for one in batch.arrays]
-            yield Batch(batch.rows, arrays, batch.failed)
-
-
 @pytest.mark.parametrize("noise", [None, Gaussian(1e-9), Laplace(1e9)], ids=["plain", "gaussian", "laplace"])
-def test_a_reply_beyond_its_clip_is_left_out_and_told(noise: Any) -> None:
+def test_a_sum_beyond_its_clip_is_left_out_and_told(noise: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Client 1's shard leaves out its own half of the release: it sends a hundred times as much as it may."""
     honest = simulate(clients([3, 4, 5]))
-    cheated = simulate(clients([3, 4, 5]), runtime=Cheated())
+    cheated = simulate(clients([3, 4, 5]), shards=3)
+    deliver = cheated.runtime.deliver
+
+    def lying(request: Request) -> Iterator[Reply]:
+        for reply in deliver(request):
+            sums = {place: replace(one, total=100 * one.total) for place, one in reply.partials.items()}
+            yield replace(reply, partials=sums) if reply.shard == 1 else reply
+
+    monkeypatch.setattr(cheated.runtime, "deliver", lying)
     release = Sum("total", clip=1.0, noise=noise)
     replies = cheated.everyone().ask(total, into=release)
     [failure] = replies.failures
     assert failure.client == "1"
-    assert "sent 'total' of norm 100, beyond its clip 1; left out" in failure.reason
+    assert "sent a sum of 'total' of norm 100, beyond 1 times its clip 1" in failure.reason
     expected = honest.cohort([0, 2]).ask(total, into=release)["total"]
     assert torch.allclose(replies["total"], expected, atol=1e-4)
     assert replies.answered.tolist() == [0, 2]

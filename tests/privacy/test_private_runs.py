@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ from typer.testing import CliRunner
 
 from tests.core.helpers import clients, total
 from tests.studio.helpers import At, Crash, crash, metrics
-from unalike import Simulator, Sum, simulate
+from unalike import Sum, simulate
 from unalike.commands.main import app
-from unalike.core.request import Batch, Request
 from unalike.privacy import BudgetExceeded, Gaussian, Ledger
 from unalike.studio import resume, run
 from unalike.studio.runs import checkpoint
@@ -128,16 +126,16 @@ def test_plan_show_and_audit_by_command(tmp_path: Path) -> None:
     assert "the attack proves more than the ledger promises" in caught
 
 
-class Lost(Simulator):
-    """The machine stops after an ask went out and before its round is saved."""
+def test_a_ledger_that_is_written_before_an_ask_is_sent_survives_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine stops when an ask goes out."""
+    federation = simulate(clients([3, 3, 3]), journal=checkpoint.journal(tmp_path))
 
-    def deliver(self, request: Request) -> Iterator[Batch]:
-        yield from super().deliver(request)
+    def stops(_: object) -> None:
         raise Crash
 
-
-def test_a_ledger_that_is_written_before_an_ask_is_sent_survives_a_crash(tmp_path: Path) -> None:
-    federation = simulate(clients([3, 3, 3]), runtime=Lost(), journal=checkpoint.journal(tmp_path))
+    monkeypatch.setattr(federation.runtime, "deliver", stops)
     with pytest.raises(Crash):
         federation.everyone().ask(total, into=Sum("total", clip=1.0, noise=Gaussian(2.0)))
     saved = checkpoint.journaled(tmp_path)
