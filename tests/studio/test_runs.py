@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 
 from tests.studio.helpers import SMALL, At, Crash, crash, metrics, timeless
 from unalike.commands.main import app
+from unalike.core.schema import Schema
 from unalike.data import from_arrays
 from unalike.studio import Interrupted, UserError, compare, resume, run
 from unalike.studio.recipe.recipe import checked
@@ -53,15 +54,21 @@ def test_a_run_folder_has_everything(tmp_path: Path) -> None:
     assert [record["round"] for record in metrics(out)] == list(range(1, 9))
     assert [record["round"] for record in metrics(out) if "seen" in record] == [4, 8]
     assert len(list(csv.DictReader((out / "metrics.csv").read_text().splitlines()))) == 8
-    rows = list(csv.DictReader((out / "clients.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((out / "simulation" / "clients.csv").read_text().splitlines()))
     assert [row["group"] for row in rows] == ["seen"] * 9 + ["unseen"] * 3 + ["unlabeled"] * 3
     scores = [float(row["score"]) for row in rows if row["group"] == "seen"]
     assert sum(scores) / 9 == pytest.approx(stored["accuracy"]["seen"]["mean"], abs=1e-6)
     assert stored["accuracy"]["seen"]["p10"] == pytest.approx(float(torch.tensor(scores).quantile(0.1)), abs=1e-6)
     transcript = json.loads((out / "transcript.json").read_text())
-    assert {row["array"] for row in transcript} == {"update", "loss", "n"}
-    assert load_file(out / "checkpoint.safetensors")["state.theta"].shape == (650,)
+    assert {row["array"] for row in transcript} == {"update", "loss"}
+    assert load_file(out / "checkpoint.safetensors")["theta"].shape == (650,)
     assert "<html" in (out / "report.html").read_text()
+    roster = folders.load_roster(out)
+    assert len(roster) == 9 and roster.schema == Schema.from_json((out / "schema.json").read_text())
+    assert roster.schema.shift is not None and roster.schema.shape == (1, 8, 8) and roster.schema.classes == 10
+    kept = {file.name for file in (out / "clients").iterdir()}
+    assert kept == {"fingerprint.json"}, "FedAvg's clients keep nothing"
+    assert not (out / "clients.csv").exists() and (out / "simulation" / "clients.json").exists()
 
 
 def test_the_same_settings_give_the_same_result_and_writing_changes_nothing(tmp_path: Path) -> None:
@@ -133,6 +140,11 @@ def test_own_arrays_run_and_resume_from_python(tmp_path: Path) -> None:
     assert resume(tmp_path / "b", data=population).results[0].accuracy == whole.accuracy
 
 
+def same_tensors(one: Path, other: Path, name: str) -> None:
+    a, b = (load_file(folder / name) for folder in (one, other))
+    assert a and a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a), name
+
+
 @pytest.mark.parametrize("method", ["local", "fedavg-finetune"])
 @pytest.mark.parametrize("crashed_after", [2, 5, 8])  # before the first checkpoint, between two, before the result
 def test_a_resumed_run_ends_like_an_uninterrupted_one(method: str, crashed_after: int, tmp_path: Path) -> None:
@@ -144,14 +156,15 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(method: str, crashed_after
     resumed = resume(tmp_path / "broken").results[0]
     assert resumed.accuracy == whole.accuracy and resumed.bytes == whole.bytes
     assert timeless(tmp_path / "broken") == timeless(tmp_path / "whole")
-    for name in ("clients.csv", "transcript.json", "ledger.json"):
+    for name in ("simulation/clients.csv", "transcript.json", "ledger.json", "schema.json"):
         assert (tmp_path / "broken" / name).read_text() == (tmp_path / "whole" / name).read_text(), name
-    one, other = (load_file(tmp_path / name / "checkpoint.safetensors") for name in ("whole", "broken"))
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    same_tensors(tmp_path / "whole", tmp_path / "broken", "checkpoint.safetensors")
+    if method == "local":
+        same_tensors(tmp_path / "whole", tmp_path / "broken", "clients/8.safetensors")
 
 
 def test_failures_and_empty_private_cohorts_survive_a_resume(tmp_path: Path) -> None:
-    lossy = {**SMALL, "drop": 0.3}
+    lossy = {**SMALL, "drop": 0.15}
     # with this seed a Poisson cohort of one expected client is empty in round 4, the first after the checkpoint
     private = {**SMALL, "seed": 1, "cohort": 0.1, "noise_multiplier": 1.0, "clip": 0.5, "delta": 0.01}
     for name, settings in (("lossy", lossy), ("private", private)):
@@ -160,9 +173,10 @@ def test_failures_and_empty_private_cohorts_survive_a_resume(tmp_path: Path) -> 
             run("fedavg", out=tmp_path / f"{name}-broken", watcher=At(5, crash), **settings)
         resumed = resume(tmp_path / f"{name}-broken").results[0]
         assert resumed.failures == whole.failures
-        one, other = (load_file(tmp_path / made / "checkpoint.safetensors") for made in (name, f"{name}-broken"))
-        assert torch.equal(one["state.theta"], other["state.theta"])
-    assert Result.load(tmp_path / "lossy").failures > 0
+        same_tensors(tmp_path / name, tmp_path / f"{name}-broken", "checkpoint.safetensors")
+    failed = [record["failures"] for record in metrics(tmp_path / "lossy")]
+    assert sum(failed) == Result.load(tmp_path / "lossy").failures
+    assert sum(failed[:3]) and sum(failed[3:]), "nobody failed before or after the checkpoint: choose another seed"
     replies = json.loads((tmp_path / "private" / "transcript.json").read_text())[0]
     assert replies["times"] < 8, "no cohort was empty: choose another seed"
 
@@ -298,7 +312,8 @@ def test_seeds_give_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
 
 def test_a_comparison_is_over_the_same_clients_and_can_be_resumed(tmp_path: Path) -> None:
     whole = compare("local", "fedavg", "fedavg-finetune", out=tmp_path / "whole", **SMALL)
-    maps = [(tmp_path / "whole" / name / "clients.json").read_text() for name in ("local", "fedavg", "fedavg-finetune")]
+    names = ("local", "fedavg", "fedavg-finetune")
+    maps = [(tmp_path / "whole" / name / "simulation" / "clients.json").read_text() for name in names]
     assert maps[0] == maps[1] == maps[2]
     assert (tmp_path / "whole" / "report.html").exists()
 
