@@ -11,8 +11,11 @@ import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,6 +23,7 @@ from typer.testing import CliRunner
 
 from tests.studio.helpers import SMALL, At, Crash, crash, metrics, timeless
 from unalike.commands.main import app
+from unalike.core.disk import beside, write_whole
 from unalike.core.schema import Schema
 from unalike.data import from_arrays
 from unalike.studio import Interrupted, UserError, compare, resume, run
@@ -199,9 +203,10 @@ class Dies(FedAvg):
 """
 
 
-def test_kill_9_then_resume(tmp_path: Path) -> None:
+@pytest.mark.parametrize("base", ["FedAvg", "Local"])  # one whose clients keep nothing, and one whose clients do
+def test_kill_9_then_resume(base: str, tmp_path: Path) -> None:
     """A process killed in the middle of round 7, from a method that lives outside of the package."""
-    (tmp_path / "dies.py").write_text(DIES)
+    (tmp_path / "dies.py").write_text(DIES.replace("FedAvg", base))
     method, out = f"{tmp_path / 'dies.py'}:Dies", tmp_path / "run"
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
     command = [sys.executable, "-m", "unalike", "run", method, *flags, "--out", str(out), "--quiet"]
@@ -265,6 +270,74 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
     assert not list((tmp_path / "run").glob(".*.part")), "no half-written file is left"
     monkeypatch.undo()
     assert resume(tmp_path / "run").results[0].accuracy == run("fedavg", **SMALL).accuracy
+
+
+@pytest.mark.parametrize("written", [None, 0, 100])  # nothing, an empty file, half a file
+def test_a_disk_that_fills_up_with_what_clients_keep_leaves_the_last_checkpoint(
+    written: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: Path, content: bytes, mode: int = 0o666) -> None:
+        if file.parent.name == "clients":
+            if written is not None:
+                beside(file).write_bytes(content[:written])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+        write_whole(file, content, mode)
+
+    def fill() -> None:
+        monkeypatch.setattr("unalike.studio.runs.checkpoint.write_whole", full)
+
+    with pytest.raises(UserError, match=r"the disk is full: .*6\.safetensors .* unalike resume .*run"):
+        run("local", out=tmp_path / "run", watcher=At(4, fill), **SMALL)
+    saved = load_checkpoint(tmp_path / "run")
+    assert saved is not None and saved.round == 3 and saved.kept
+    monkeypatch.undo()
+    whole = run("local", out=tmp_path / "whole", **SMALL)
+    assert resume(tmp_path / "run").results[0].accuracy == whole.accuracy
+    same_tensors(tmp_path / "run", tmp_path / "whole", "clients/8.safetensors")
+
+
+CHANGES = [
+    (lambda t: t.assign(a=t["a"] + (t.index == 7)), "inputs differ"),
+    (lambda t: t.assign(y=1 - t["y"]), "labels differ"),
+    (lambda t: t.assign(client=t["client"] + 5), "names differ"),
+    (lambda t: t[t["client"] < 8], "2 clients fewer, 20 rows fewer, sizes differ"),
+    (lambda t: pd.concat([t, t.tail(1)]), "1 row more, sizes differ, inputs differ, labels differ"),
+]
+
+
+@pytest.mark.parametrize(("change", "says"), CHANGES)
+def test_a_run_does_not_go_on_with_other_data(
+    change: Callable[[pd.DataFrame], pd.DataFrame], says: str, tmp_path: Path
+) -> None:
+    rows = np.arange(100)
+    table = pd.DataFrame({"client": rows // 10, "a": np.sin(rows), "b": np.cos(rows), "y": rows % 2})
+    table.to_csv(tmp_path / "mine.csv", index=False)
+    settings = {"rounds": 4, "checkpoint_every": 2, "block": 4, "model": "logistic", "test": 0, "unseen": 1}
+    with pytest.raises(Crash):
+        run("fedavg", data=tmp_path / "mine.csv", out=tmp_path / "run", watcher=At(3, crash), **settings)
+    change(table).to_csv(tmp_path / "mine.csv", index=False)
+    with pytest.raises(UserError, match=r"has changed since the run began: ") as told:
+        resume(tmp_path / "run")
+    assert says in str(told.value)
+    table.to_csv(tmp_path / "mine.csv", index=False)
+    assert resume(tmp_path / "run").results[0].rounds == 4
+
+
+def test_the_fingerprint_of_data_has_a_key_of_its_own_and_the_scaling_is_asked_for_once(tmp_path: Path) -> None:
+    x, client = np.random.default_rng(0).normal(3, 2, (200, 4)), np.arange(200) % 10
+    data = (x, (x[:, 0] > 3).astype(int), client)
+    settings = {"rounds": 4, "checkpoint_every": 2, "block": 4, "model": "logistic"}
+    whole = run("fedavg", data=data, out=tmp_path / "a", **settings)
+    with pytest.raises(Crash):
+        run("fedavg", data=data, out=tmp_path / "b", watcher=At(1, crash), **settings)
+    assert resume(tmp_path / "b", data=data).results[0].bytes == whole.bytes
+    for name in ("transcript.json", "ledger.json", "schema.json"):
+        assert (tmp_path / "a" / name).read_text() == (tmp_path / "b" / name).read_text(), name
+    asked = {row["array"]: row["times"] for row in json.loads((tmp_path / "b" / "transcript.json").read_text())}
+    assert asked["total"] == asked["square"] == 1
+    one, other = (json.loads((tmp_path / name / "clients" / "fingerprint.json").read_text()) for name in "ab")
+    assert one["clients"] == other["clients"] == 10 and one["rows"] == 200
+    assert one["key"] != other["key"] and one["inputs"] != other["inputs"], "equal data has no equal digest"
 
 
 FORMATS = [
