@@ -76,7 +76,7 @@ def test_a_path_is_never_taken_for_a_name_and_nothing_falls_back_to_digits(tmp_p
     for missing in (Path("digits"), tmp_path / "nowhere", tmp_path / "no.csv"):
         with pytest.raises(DataError, match="there is no file or folder"):
             run("fedavg", data=missing, **QUICK)
-    x, y, client = arrays()
+    x, y, _ = arrays()
     wrong = [(x, "a ndarray"), ((x, y), "a tuple of 2"), ({"X": x}, "a dict with 'X'"), (3, "a int"), ([x], "a list")]
     for data, says in wrong:
         for start in (run, compare):
@@ -138,7 +138,7 @@ def test_a_public_schema_makes_a_private_run_of_a_table_possible(
     assert "exists already" in CliRunner().invoke(app, command).output
     with pytest.raises(UserError, match="add shift and scale"):
         run("fedavg", data="sales.csv", schema="public.json", **COLUMNS, **PRIVATE)
-    numbers = {"shift": [50.0, 4.0, 0.0, 0.0], "scale": [0.1, 0.25, 1.0, 1.0]}
+    numbers = {"shift": [50.0, 4.0, 0.0, 0.0], "scale": [0.125, 0.25, 1.0, 1.0]}
     schema |= {name: {"shape": [4], "values": values} for name, values in numbers.items()}
     Path("public.json").write_text(json.dumps(schema))
     result = run("fedavg", data="sales.csv", schema="public.json", out="run", **COLUMNS, **PRIVATE)

@@ -272,14 +272,12 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
     assert resume(tmp_path / "run").results[0].accuracy == run("fedavg", **SMALL).accuracy
 
 
-@pytest.mark.parametrize("written", [None, 0, 100])  # nothing, an empty file, half a file
 def test_a_disk_that_fills_up_with_what_clients_keep_leaves_the_last_checkpoint(
-    written: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(file: Path, content: bytes, mode: int = 0o666) -> None:
         if file.parent.name == "clients":
-            if written is not None:
-                beside(file).write_bytes(content[:written])
+            beside(file).write_bytes(content[:100])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
         write_whole(file, content, mode)
 

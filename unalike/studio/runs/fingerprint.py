@@ -36,6 +36,8 @@ def save(folder: Path, population: Population) -> None:
 def check(folder: Path, population: Population) -> None:
     """Refuse to go on with other data, and say what is different."""
     file = folder / CLIENTS / FILE
+    if not file.exists():
+        raise UserError(f"{file} is missing, so nobody knows whether the data is the same; restore it, or run anew")
     then = read_json(file)
     try:
         now = _fingerprint(population, bytes.fromhex(then["key"]))
