@@ -13,7 +13,7 @@ y = (x[:, 0] + 0.5 * shop / 12 > 0).astype("int64")
 
 population = data.from_arrays(x, y, shop, test=0.25, unseen=0.0, seed=0)
 model = Model(build("mlp", population.input_shape, 2))
-federation = simulate(population.train, seed=0)
+federation = simulate(population, seed=0)
 state = train(FedAvg(model, cohort=6, local=LocalSGD(epochs=2, batch=16, lr=0.3)), federation, rounds=30)
 print(
     f"loss {federation.metrics['loss']:.3f} after {federation.round} rounds, {federation.traffic.total_up:,} bytes up"

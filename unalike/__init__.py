@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from unalike.core.task import send, task
     from unalike.learn.local import LocalSGD
     from unalike.runtime.shard.simulator import Simulator
+    from unalike.studio import compare, resume, run
     from unalike.studio.simulate import simulate
 else:
     _NAMES = {
@@ -30,6 +31,7 @@ else:
         "unalike.core.task": ("send", "task"),
         "unalike.learn.local": ("LocalSGD",),
         "unalike.runtime.shard.simulator": ("Simulator",),
+        "unalike.studio": ("compare", "resume", "run"),
         "unalike.studio.simulate": ("simulate",),
     }
 
@@ -64,7 +66,10 @@ __all__ = [
     "Stays",
     "Sum",
     "__version__",
+    "compare",
     "each",
+    "resume",
+    "run",
     "send",
     "simulate",
     "task",

@@ -78,7 +78,7 @@ def test_text_and_truth_columns_become_features(tmp_path: Path) -> None:
 
 def test_features_are_standardised_or_not(tmp_path: Path) -> None:
     path = table(tmp_path / "my.csv")
-    assert load(path, unseen=0).train.shift is not None and load(path, unseen=0, normalize=False).train.shift is None
+    assert load(path, unseen=0).scaling == "asked" and load(path, unseen=0, normalize=False).scaling == "none"
 
 
 def test_missing_features_on_request(tmp_path: Path) -> None:

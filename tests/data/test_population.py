@@ -8,8 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unalike import simulate
 from unalike.data import DataError, Population, from_arrays, load
 from unalike.data.partition.shift import rotate
+from unalike.data.source import Array
 
 
 def rows_of(population: Population, part: str) -> list[set[int]]:
@@ -157,21 +159,44 @@ def test_the_sources_own_test_rows_are_the_test() -> None:
         load("digits", test="source")
 
 
-def test_inputs_are_scaled_by_the_seen_training_rows() -> None:
+def pooled(population: Population) -> Array:
+    """The training rows of all seen clients in double precision: what no server ever has."""
+    rows = [population.train.rows(int(client))[0].numpy() for client in population.seen]
+    return np.concatenate(rows).astype(np.float64)
+
+
+def test_training_clients_are_asked_for_the_scaling_of_inputs() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal(5, 3, size=(400, 4))
+    x[:, 1] += 1e4  # a feature far from 0, where squares lose their digits
     x[:, 3] = 7
     client = np.arange(400) // 20
     x[client == 4] += 1000  # a newcomer that must not change the scale
     population = from_arrays(x, None, client, unseen=[4])
-    seen = population.train.select(population.seen)
-    block = seen.block(torch.arange(len(seen)))
-    flat = block.x.reshape(-1, 4)
-    assert flat.mean(0)[:3].abs().max() < 1e-5 and (flat.std(0, unbiased=False)[:3] - 1).abs().max() < 1e-5
-    assert population.train.scale is not None and population.train.scale[3] == 1, "a constant feature is only centred"
+    assert population.scaling == "asked" and population.train.shift is None, "no constant is computed at the server"
+    federation = simulate(population)
+    schema, rows = federation.roster.schema, pooled(population)
+    assert schema.shift is not None and schema.scale is not None
+    np.testing.assert_allclose(schema.shift.numpy(), rows.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(schema.scale[:3].numpy(), 1 / rows.std(0)[:3], rtol=1e-6)
+    assert schema.scale[3] == 1, "a constant feature is only centred"
+    assert {row["array"] for row in federation.transcript.rows()} == {"total", "rows", "square"}
+    assert federation.ledger.worst(1e-5) == np.inf, "sums without noise are not private"
+    again = simulate(population, schema=schema)
+    assert again.roster.schema == schema and not again.transcript.rows() and again.serial == 0, "nobody is asked"
+    assert population.using(schema).scaling == "public" and population.using(schema).train.scale is schema.scale
     raw = from_arrays(x, None, client, unseen=[4], normalize=False)
-    assert raw.train.shift is None and torch.equal(raw.train.block(torch.tensor([0])).x[0], raw.train.rows(0)[0])
-    assert population.train.x.max() > 900, "the store keeps raw numbers"
+    assert raw.scaling == "none" and not simulate(raw).transcript.rows()
+    assert torch.equal(raw.train.block(torch.tensor([0])).x[0], raw.train.rows(0)[0])
+
+
+def test_scaling_is_the_same_for_any_shards_and_when_clients_drop_out() -> None:
+    population = from_arrays(np.random.default_rng(1).normal(2, 5, (300, 3)), None, np.arange(300) % 30, unseen=3)
+    one, four = (simulate(population, shards=shards).roster.schema for shards in (1, 4))
+    assert one.shift is not None and four.shift is not None and one.scale is not None and four.scale is not None
+    assert torch.allclose(one.shift, four.shift, rtol=1e-6) and torch.allclose(one.scale, four.scale, rtol=1e-6)
+    lossy = simulate(population, drop=0.3).roster.schema
+    assert lossy.scale is not None and torch.allclose(lossy.scale, one.scale, rtol=0.2), "other clients, other rows"
 
 
 def test_image_scaling() -> None:
@@ -182,11 +207,10 @@ def test_image_scaling() -> None:
     own = np.random.default_rng(0).integers(0, 256, size=(50, 3, 6, 6), dtype=np.uint8)
     own[:, 1] //= 4
     population = from_arrays(own, None, np.arange(50) % 5, unseen=0, test=0)
-    x = population.train.block(torch.arange(5)).x
-    assert (
-        population.kind == "image" and population.train.shift is not None and population.train.shift.shape == (3, 1, 1)
-    )
-    assert x.mean((0, 1, 3, 4)).abs().max() < 1e-5 and (x.std((0, 1, 3, 4), unbiased=False) - 1).abs().max() < 1e-5
+    schema, rows = simulate(population).roster.schema, pooled(population)
+    assert population.kind == "image" and schema.shift is not None and schema.scale is not None
+    np.testing.assert_allclose(schema.shift.numpy(), rows.mean((0, 2, 3)).reshape(3, 1, 1), rtol=1e-6)
+    np.testing.assert_allclose(schema.scale.numpy(), 1 / rows.std((0, 2, 3)).reshape(3, 1, 1), rtol=1e-6)
 
 
 def test_rotation_turns_every_image_of_a_client_by_its_angle() -> None:

@@ -114,11 +114,12 @@ def make_run(
         "transcript.json": json.dumps(transcript),
         "recipe.toml": recipe,
         "versions.json": json.dumps(versions),
-        "clients.json": json.dumps({**clients_file, "descriptor": descriptors, "class_names": None}),
+        "simulation/clients.json": json.dumps({**clients_file, "descriptor": descriptors, "class_names": None}),
     }
+    (folder / "simulation").mkdir()
     for name, text in write.items():
         (folder / name).write_text(text, encoding="utf-8")
-    with (folder / "clients.csv").open("w", newline="", encoding="utf-8") as file:
+    with (folder / "simulation" / "clients.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, ["client", "group", "n_train", "n_test", "score", "loss"])
         table.writeheader()
         table.writerows(rows)

@@ -71,10 +71,10 @@ def test_all_that_files_hold_is_escaped(tmp_path: Path) -> None:
     evil = '<script>alert("1")</script>'
     edit(folder / "result.json", method=evil, data=evil, metric=evil)
     edit(folder / "versions.json", **{evil: evil})
-    table = (folder / "clients.csv").read_text()
-    (folder / "clients.csv").write_text(table.replace("client-000", '"' + evil.replace('"', '""') + '"'))
-    people = json.loads((folder / "clients.json").read_text())
-    edit(folder / "clients.json", names=[evil, *people["names"][1:]], class_names=[evil] * 10)
+    table = (folder / "simulation" / "clients.csv").read_text()
+    (folder / "simulation" / "clients.csv").write_text(table.replace("client-000", '"' + evil.replace('"', '""') + '"'))
+    people = json.loads((folder / "simulation" / "clients.json").read_text())
+    edit(folder / "simulation" / "clients.json", names=[evil, *people["names"][1:]], class_names=[evil] * 10)
     rows = json.loads((folder / "transcript.json").read_text())
     hostile = {"array": evil, "task": evil, "noise": evil, "note": evil, "seen_as": evil, "sampling": evil}
     (folder / "transcript.json").write_text(json.dumps([{**rows[0], **hostile}]))
@@ -87,7 +87,15 @@ def test_all_that_files_hold_is_escaped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["metrics.jsonl", "clients.csv", "clients.json", "transcript.json", "recipe.toml", "versions.json"]
+    "name",
+    [
+        "metrics.jsonl",
+        "simulation/clients.csv",
+        "simulation/clients.json",
+        "transcript.json",
+        "recipe.toml",
+        "versions.json",
+    ],
 )
 def test_an_absent_file_is_named_and_the_rest_is_shown(tmp_path: Path, name: str) -> None:
     folder = make_run(tmp_path / "run", "fedavg")
@@ -99,7 +107,7 @@ def test_an_absent_file_is_named_and_the_rest_is_shown(tmp_path: Path, name: str
 
 def test_the_result_alone_is_enough(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "fedavg")
-    for file in folder.iterdir():
+    for file in folder.rglob("*.*"):
         if file.name not in ("result.json", "unalike.json"):
             file.unlink()
     page = report(tmp_path, folder)
@@ -115,8 +123,8 @@ def test_the_result_alone_is_enough(tmp_path: Path) -> None:
         ("result.json", '{"method": "fedavg"}', "result.json: data: Field required"),
         ("metrics.jsonl", '{"round": 1}\n{"rou', "metrics.jsonl is not valid JSON (line 2"),
         ("metrics.jsonl", '{"round": "first"}\n', "metrics.jsonl, line 1: round"),
-        ("clients.csv", "client,group,score\na,seen,high\n", "clients.csv, row 2: score"),
-        ("clients.json", '{"names": ["a"], "group": [], "n": [1]}', "group has 0 entries for 1 names"),
+        ("simulation/clients.csv", "client,group,score\na,seen,high\n", "clients.csv, row 2: score"),
+        ("simulation/clients.json", '{"names": ["a"], "group": [], "n": [1]}', "group has 0 entries for 1 names"),
         ("transcript.json", "[1]", "transcript.json: 0"),
         ("recipe.toml", "method = ", "recipe.toml is not valid TOML"),
         ("versions.json", b"\xff\xfe", "versions.json is not UTF-8 text"),

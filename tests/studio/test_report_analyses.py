@@ -20,7 +20,7 @@ def runs(tmp_path: Path) -> list[Path]:
 
 def analysed(folder: Path, **changes: object) -> Path:
     """The run with analyses of its clients: a curve, a map and a line of bytes."""
-    clients = json.loads((folder / "clients.json").read_text())
+    clients = json.loads((folder / "simulation" / "clients.json").read_text())
     spots = [[i % 7, i // 7] for i in range(len(clients["names"]))]
     point = {"mean": 0.5, "error": 0.1}
     found = {
@@ -140,7 +140,7 @@ def test_maps_of_many_analysed_runs_have_fewer_dots_each(tmp_path: Path, monkeyp
 def test_names_in_analyses_are_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     folder = make_run(tmp_path / "run", "pefll")
-    count = len(json.loads((folder / "clients.json").read_text())["names"])
+    count = len(json.loads((folder / "simulation" / "clients.json").read_text())["names"])
     spots = [[float(i), 0.0] for i in range(count)]
     hostile = {"names": [evil] * count, "group": ["seen"] * count, "main_class": [evil] * count}
     page = report(tmp_path, analysed(folder, map={**hostile, "pca": spots, "t_sne": spots}, left_out={"blur": evil}))

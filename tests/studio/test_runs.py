@@ -11,8 +11,11 @@ import signal
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -20,6 +23,8 @@ from typer.testing import CliRunner
 
 from tests.studio.helpers import SMALL, At, Crash, crash, metrics, timeless
 from unalike.commands.main import app
+from unalike.core.disk import beside, write_whole
+from unalike.core.schema import Schema
 from unalike.data import from_arrays
 from unalike.studio import Interrupted, UserError, compare, resume, run
 from unalike.studio.recipe.recipe import checked
@@ -53,15 +58,21 @@ def test_a_run_folder_has_everything(tmp_path: Path) -> None:
     assert [record["round"] for record in metrics(out)] == list(range(1, 9))
     assert [record["round"] for record in metrics(out) if "seen" in record] == [4, 8]
     assert len(list(csv.DictReader((out / "metrics.csv").read_text().splitlines()))) == 8
-    rows = list(csv.DictReader((out / "clients.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((out / "simulation" / "clients.csv").read_text().splitlines()))
     assert [row["group"] for row in rows] == ["seen"] * 9 + ["unseen"] * 3 + ["unlabeled"] * 3
     scores = [float(row["score"]) for row in rows if row["group"] == "seen"]
     assert sum(scores) / 9 == pytest.approx(stored["accuracy"]["seen"]["mean"], abs=1e-6)
     assert stored["accuracy"]["seen"]["p10"] == pytest.approx(float(torch.tensor(scores).quantile(0.1)), abs=1e-6)
     transcript = json.loads((out / "transcript.json").read_text())
-    assert {row["array"] for row in transcript} == {"update", "loss", "n"}
-    assert load_file(out / "checkpoint.safetensors")["state.theta"].shape == (650,)
+    assert {row["array"] for row in transcript} == {"update", "loss"}
+    assert load_file(out / "checkpoint.safetensors")["theta"].shape == (650,)
     assert "<html" in (out / "report.html").read_text()
+    roster = folders.load_roster(out)
+    assert len(roster) == 9 and roster.schema == Schema.from_json((out / "schema.json").read_text())
+    assert roster.schema.shift is not None and roster.schema.shape == (1, 8, 8) and roster.schema.classes == 10
+    kept = {file.name for file in (out / "clients").iterdir()}
+    assert kept == {"fingerprint.json"}, "FedAvg's clients keep nothing"
+    assert not (out / "clients.csv").exists() and (out / "simulation" / "clients.json").exists()
 
 
 def test_the_same_settings_give_the_same_result_and_writing_changes_nothing(tmp_path: Path) -> None:
@@ -133,6 +144,11 @@ def test_own_arrays_run_and_resume_from_python(tmp_path: Path) -> None:
     assert resume(tmp_path / "b", data=population).results[0].accuracy == whole.accuracy
 
 
+def same_tensors(one: Path, other: Path, name: str) -> None:
+    a, b = (load_file(folder / name) for folder in (one, other))
+    assert a and a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a), name
+
+
 @pytest.mark.parametrize("method", ["local", "fedavg-finetune"])
 @pytest.mark.parametrize("crashed_after", [2, 5, 8])  # before the first checkpoint, between two, before the result
 def test_a_resumed_run_ends_like_an_uninterrupted_one(method: str, crashed_after: int, tmp_path: Path) -> None:
@@ -144,14 +160,15 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(method: str, crashed_after
     resumed = resume(tmp_path / "broken").results[0]
     assert resumed.accuracy == whole.accuracy and resumed.bytes == whole.bytes
     assert timeless(tmp_path / "broken") == timeless(tmp_path / "whole")
-    for name in ("clients.csv", "transcript.json", "ledger.json"):
+    for name in ("simulation/clients.csv", "transcript.json", "ledger.json", "schema.json"):
         assert (tmp_path / "broken" / name).read_text() == (tmp_path / "whole" / name).read_text(), name
-    one, other = (load_file(tmp_path / name / "checkpoint.safetensors") for name in ("whole", "broken"))
-    assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    same_tensors(tmp_path / "whole", tmp_path / "broken", "checkpoint.safetensors")
+    if method == "local":
+        same_tensors(tmp_path / "whole", tmp_path / "broken", "clients/8.safetensors")
 
 
 def test_failures_and_empty_private_cohorts_survive_a_resume(tmp_path: Path) -> None:
-    lossy = {**SMALL, "drop": 0.3}
+    lossy = {**SMALL, "drop": 0.15}
     # with this seed a Poisson cohort of one expected client is empty in round 4, the first after the checkpoint
     private = {**SMALL, "seed": 1, "cohort": 0.1, "noise_multiplier": 1.0, "clip": 0.5, "delta": 0.01}
     for name, settings in (("lossy", lossy), ("private", private)):
@@ -160,9 +177,10 @@ def test_failures_and_empty_private_cohorts_survive_a_resume(tmp_path: Path) -> 
             run("fedavg", out=tmp_path / f"{name}-broken", watcher=At(5, crash), **settings)
         resumed = resume(tmp_path / f"{name}-broken").results[0]
         assert resumed.failures == whole.failures
-        one, other = (load_file(tmp_path / made / "checkpoint.safetensors") for made in (name, f"{name}-broken"))
-        assert torch.equal(one["state.theta"], other["state.theta"])
-    assert Result.load(tmp_path / "lossy").failures > 0
+        same_tensors(tmp_path / name, tmp_path / f"{name}-broken", "checkpoint.safetensors")
+    failed = [record["failures"] for record in metrics(tmp_path / "lossy")]
+    assert sum(failed) == Result.load(tmp_path / "lossy").failures
+    assert sum(failed[:3]) and sum(failed[3:]), "nobody failed before or after the checkpoint: choose another seed"
     replies = json.loads((tmp_path / "private" / "transcript.json").read_text())[0]
     assert replies["times"] < 8, "no cohort was empty: choose another seed"
 
@@ -185,9 +203,10 @@ class Dies(FedAvg):
 """
 
 
-def test_kill_9_then_resume(tmp_path: Path) -> None:
+@pytest.mark.parametrize("base", ["FedAvg", "Local"])  # one whose clients keep nothing, and one whose clients do
+def test_kill_9_then_resume(base: str, tmp_path: Path) -> None:
     """A process killed in the middle of round 7, from a method that lives outside of the package."""
-    (tmp_path / "dies.py").write_text(DIES)
+    (tmp_path / "dies.py").write_text(DIES.replace("FedAvg", base))
     method, out = f"{tmp_path / 'dies.py'}:Dies", tmp_path / "run"
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
     command = [sys.executable, "-m", "unalike", "run", method, *flags, "--out", str(out), "--quiet"]
@@ -253,6 +272,72 @@ def test_a_full_disk_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pyt
     assert resume(tmp_path / "run").results[0].accuracy == run("fedavg", **SMALL).accuracy
 
 
+def test_a_disk_that_fills_up_with_what_clients_keep_leaves_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(file: Path, content: bytes, mode: int = 0o666) -> None:
+        if file.parent.name == "clients":
+            beside(file).write_bytes(content[:100])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+        write_whole(file, content, mode)
+
+    def fill() -> None:
+        monkeypatch.setattr("unalike.studio.runs.checkpoint.write_whole", full)
+
+    with pytest.raises(UserError, match=r"the disk is full: .*6\.safetensors .* unalike resume .*run"):
+        run("local", out=tmp_path / "run", watcher=At(4, fill), **SMALL)
+    saved = load_checkpoint(tmp_path / "run")
+    assert saved is not None and saved.round == 3 and saved.kept
+    monkeypatch.undo()
+    whole = run("local", out=tmp_path / "whole", **SMALL)
+    assert resume(tmp_path / "run").results[0].accuracy == whole.accuracy
+    same_tensors(tmp_path / "run", tmp_path / "whole", "clients/8.safetensors")
+
+
+CHANGES = [
+    (lambda t: t.assign(a=t["a"] + (t.index == 7)), "inputs differ"),
+    (lambda t: t.assign(y=1 - t["y"]), "labels differ"),
+    (lambda t: t.assign(client=t["client"] + 5), "names differ"),
+    (lambda t: t[t["client"] < 8], "2 clients fewer, 20 rows fewer, sizes differ"),
+    (lambda t: pd.concat([t, t.tail(1)]), "1 row more, sizes differ, inputs differ, labels differ"),
+]
+
+
+@pytest.mark.parametrize(("change", "says"), CHANGES)
+def test_a_run_does_not_go_on_with_other_data(
+    change: Callable[[pd.DataFrame], pd.DataFrame], says: str, tmp_path: Path
+) -> None:
+    rows = np.arange(100)
+    table = pd.DataFrame({"client": rows // 10, "a": np.sin(rows), "b": np.cos(rows), "y": rows % 2})
+    table.to_csv(tmp_path / "mine.csv", index=False)
+    settings = {"rounds": 4, "checkpoint_every": 2, "block": 4, "model": "logistic", "test": 0, "unseen": 1}
+    with pytest.raises(Crash):
+        run("fedavg", data=tmp_path / "mine.csv", out=tmp_path / "run", watcher=At(3, crash), **settings)
+    change(table).to_csv(tmp_path / "mine.csv", index=False)
+    with pytest.raises(UserError, match=r"has changed since the run began: ") as told:
+        resume(tmp_path / "run")
+    assert says in str(told.value)
+    table.to_csv(tmp_path / "mine.csv", index=False)
+    assert resume(tmp_path / "run").results[0].rounds == 4
+
+
+def test_the_fingerprint_of_data_has_a_key_of_its_own_and_the_scaling_is_asked_for_once(tmp_path: Path) -> None:
+    x, client = np.random.default_rng(0).normal(3, 2, (200, 4)), np.arange(200) % 10
+    data = (x, (x[:, 0] > 3).astype(int), client)
+    settings = {"rounds": 4, "checkpoint_every": 2, "block": 4, "model": "logistic"}
+    whole = run("fedavg", data=data, out=tmp_path / "a", **settings)
+    with pytest.raises(Crash):
+        run("fedavg", data=data, out=tmp_path / "b", watcher=At(1, crash), **settings)
+    assert resume(tmp_path / "b", data=data).results[0].bytes == whole.bytes
+    for name in ("transcript.json", "ledger.json", "schema.json"):
+        assert (tmp_path / "a" / name).read_text() == (tmp_path / "b" / name).read_text(), name
+    asked = {row["array"]: row["times"] for row in json.loads((tmp_path / "b" / "transcript.json").read_text())}
+    assert asked["total"] == asked["square"] == 1
+    one, other = (json.loads((tmp_path / name / "clients" / "fingerprint.json").read_text()) for name in "ab")
+    assert one["clients"] == other["clients"] == 10 and one["rows"] == 200
+    assert one["key"] != other["key"] and one["inputs"] != other["inputs"], "equal data has no equal digest"
+
+
 FORMATS = [
     ('{"format": 2, "version": "9.0"}', "has format 2"),
     ('{"format": "1"}', 'has format "1"'),
@@ -298,7 +383,8 @@ def test_seeds_give_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
 
 def test_a_comparison_is_over_the_same_clients_and_can_be_resumed(tmp_path: Path) -> None:
     whole = compare("local", "fedavg", "fedavg-finetune", out=tmp_path / "whole", **SMALL)
-    maps = [(tmp_path / "whole" / name / "clients.json").read_text() for name in ("local", "fedavg", "fedavg-finetune")]
+    names = ("local", "fedavg", "fedavg-finetune")
+    maps = [(tmp_path / "whole" / name / "simulation" / "clients.json").read_text() for name in names]
     assert maps[0] == maps[1] == maps[2]
     assert (tmp_path / "whole" / "report.html").exists()
 

@@ -71,7 +71,8 @@ def check_free(**files: Path | None) -> None:
 
 def write(file: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    from unalike.studio.runs.folder import disk_errors_told, write_whole
+    from unalike.core.disk import write_whole
+    from unalike.studio.runs.folder import disk_errors_told
 
     with disk_errors_told(file.parent):
         write_whole(file, text.encode())

@@ -34,15 +34,24 @@ def data(
     set_: options.Set = None,
     show: Annotated[int, typer.Option(help="How many clients to list.", min=0)] = 10,
     plot: Annotated[Path | None, typer.Option(help="A new file for the figure: .html, .pdf, .png or .svg.")] = None,
+    written: Annotated[
+        Path | None,
+        typer.Option(
+            "--schema",
+            help="A new file for what rows look like: columns, values of text, classes. Check it, make it public, and "
+            "train with --set data.schema=FILE.",
+        ),
+    ] = None,
 ) -> None:
     """Print and plot how heterogeneous the clients of a data set are.
 
     DATASET is a name of `unalike datasets`, a file or a folder.
     """
     settings = settings_from(locals())
-    check_free(plot=plot)
+    check_free(plot=plot, schema=written)
     from unalike.data import describe
     from unalike.studio.recipe.settings import plan_for
+    from unalike.studio.runs.folder import disk_errors_told, save_schema
     from unalike.studio.runs.prepare import load_data
 
     plan = plan_for(["fedavg"], settings, set_ or [])
@@ -56,7 +65,10 @@ def data(
         from unalike.studio.figures.clients import population_chart
 
         write_figure(plot, population_chart(population))
-    print_files(figure=plot)
+    if written is not None:
+        with disk_errors_told(written, "unalike data"):
+            save_schema(written, population.schema)
+    print_files(figure=plot, schema=written)
 
 
 def _summary(description: Description) -> Table:
@@ -98,5 +110,6 @@ def register(app: typer.Typer) -> None:
         epilog=examples(
             "unalike data digits --partition dirichlet --alpha 0.1 --clients 20",
             "unalike data digits --partition pathological --plot digits.html",
+            "unalike data sales.csv --client-column shop --label-column returned --schema sales.schema.json",
         )
     )(data)

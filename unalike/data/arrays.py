@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from unalike.core.schema import Schema
 from unalike.data.source import KINDS, Array, DataError, Kind, Names, Source, on_command_line
 
 Task = Literal["classification", "regression"]
@@ -24,6 +25,7 @@ def array_source(
     classes: int | None = None,
     task: Task | None = None,
     partial_labels: Literal["error", "drop"] = "error",
+    schema: Schema | None = None,
 ) -> Source:
     """A source from arrays: ``x`` [rows, ...], optionally ``y`` [rows] and ``client`` [rows].
 
@@ -34,7 +36,11 @@ def array_source(
       overrides the guess). NaN or an empty string is a missing label; -1 is not, it is a class like any other. A client
       may have no label at all; one that has some but not all is an error, or with ``partial_labels="drop"`` loses the
       rows without.
+    - ``schema``: what the arrays must be; it then says kind, classes and task.
     """
+    if schema is not None:
+        kind, classes, task = schema.kind, schema.classes, "regression" if schema.target == "number" else None
+        y = None if schema.target == "none" else y
     x = _numpy(x)
     if x.dtype == object or x.dtype.kind not in "buif":
         raise DataError(f"{name}: x must be an array of numbers, but its type is {x.dtype}")
@@ -48,6 +54,14 @@ def array_source(
         raise DataError(f"{name}: kind must be one of {', '.join(KINDS)}, got {kind!r}")
     kind, x = _shape(name, x, kind)
     codes, names = (None, None) if client is None else encode_clients(_column(name, "client", client, len(x)), name)
+    if y is None and schema is not None and schema.target != "none":
+        if codes is None:
+            raise DataError(f"{name}: there are no labels, but the schema says that a label is a {schema.target}")
+        nobody = np.zeros(int(codes.max()) + 1, dtype=bool)  # all clients came without labels
+        blank = np.zeros(len(x), dtype=np.float32 if schema.target == "number" else np.int64)
+        return Source(
+            name, kind, x, blank, classes, schema.class_names, client=codes, client_names=names, labeled=nobody
+        )
     if y is None:
         return Source(name, kind, x, client=codes, client_names=names)
     raw = _column(name, "y", y, len(x))
@@ -63,8 +77,16 @@ def array_source(
         if codes is not None:
             labeled = np.ones(int(codes.max()) + 1, dtype=bool)
             labeled[codes[missing]] = False
-    target, number, class_names = encode_labels(raw, missing, name, classes, task)
-    return Source(name, kind, x, target, number, class_names, client=codes, client_names=names, labeled=labeled)
+    known = None if schema is None else schema.class_names
+    target, number, class_names = encode_labels(raw, missing, name, classes, task, known)
+    if schema is not None and class_names is not None and known is None:
+        raise DataError(
+            f"{name}: the schema numbers its classes 0 … {(classes or 0) - 1}, but a label is {class_names[0]!r}; name "
+            f"the classes in the schema (class_names), or give their numbers"
+        )
+    pooled = [] if class_names is None else ["the names of the classes"]
+    about: dict[str, Any] = {"client": codes, "client_names": names, "labeled": labeled, "pooled": pooled}
+    return Source(name, kind, x, target, number, class_names, **about)
 
 
 def _numpy(values: Any) -> Array:
@@ -162,12 +184,18 @@ def _unlabeled(name: str, missing: Array, codes: Array | None, names: Sequence[s
 
 
 def encode_labels(
-    raw: Array, missing: Array, name: str, classes: int | None, task: Task | None
+    raw: Array,
+    missing: Array,
+    name: str,
+    classes: int | None,
+    task: Task | None,
+    class_names: Sequence[str] | None = None,
 ) -> tuple[Array, int | None, list[str] | None]:
     """Labels as int64 classes or float32 targets, the number of classes, and the class names where they were renamed.
 
     Whole numbers 0 … K−1 stay as they are (with ``classes`` also if some do not occur); other values are numbered in
-    sorted order, and the names keep what they were. A missing label becomes 0; its client is marked as unlabeled.
+    sorted order, and the names keep what they were. With ``class_names`` these are the classes, in their order. A
+    missing label becomes 0; its client is marked as unlabeled.
     """
     if task not in (None, "classification", "regression"):
         raise DataError(f"{name}: task must be 'classification' or 'regression', got {task!r}")
@@ -191,6 +219,8 @@ def encode_labels(
         if present.dtype.kind in "US":
             raise DataError(f"{name}: a regression needs numbers, but a label is {str(present[0])!r}")
         return _spread(present.astype(np.float32), missing), None, None
+    if class_names is not None:
+        return _spread(_positions(present, class_names, name), missing), len(class_names), list(class_names)
     if present.dtype.kind in "iu" and classes is not None:
         low, high = int(present.min()), int(present.max())
         if low < 0 or high >= classes:
@@ -213,8 +243,25 @@ def encode_labels(
     if present.dtype.kind in "iu" and unique[0] == 0 and unique[-1] == len(unique) - 1:
         return _spread(present.astype(np.int64, copy=False), missing), number, None
     codes = np.searchsorted(unique, present).astype(np.int64)
-    class_names = [v.decode() if isinstance(v, bytes) else str(v) for v in unique]
-    return _spread(codes, missing), number, class_names + [f"class {i}" for i in range(len(unique), number)]
+    found = [_word(v) for v in unique]
+    return _spread(codes, missing), number, found + [f"class {i}" for i in range(len(unique), number)]
+
+
+def _word(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _positions(labels: Array, class_names: Sequence[str], name: str) -> Array:
+    """Where each label is among the classes."""
+    place = {word: position for position, word in enumerate(class_names)}
+    unique, which = np.unique(labels, return_inverse=True)
+    strange = [_word(value) for value in unique if _word(value) not in place]
+    if strange:
+        raise DataError(
+            f"{name}: a label is {strange[0]!r}, which is no class of the schema; its classes are "
+            f"{', '.join(class_names)}"
+        )
+    return np.array([place[_word(value)] for value in unique], dtype=np.int64)[which]
 
 
 def _unique(values: Array) -> Array:

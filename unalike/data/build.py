@@ -1,4 +1,4 @@
-"""From a source to a population: deal rows out to clients, divide each client's rows, scale the inputs."""
+"""From a source to a population: deal rows out to clients, divide each client's rows, say how inputs are scaled."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from numpy.random import Generator, default_rng
 from torch import Tensor
 
 from unalike.core.client import Clients
+from unalike.core.schema import Schema
 from unalike.data import spec
 from unalike.data.partition.schemes import NEED_CLASSES, PARTITIONS, Partition, iid
 from unalike.data.partition.shift import QUARTERS, draw_angles, rotate_clients
-from unalike.data.population import Population
-from unalike.data.rows import gather, group, owners, rank, shuffle, standardizer
-from unalike.data.source import Array, DataError, Names, Source
+from unalike.data.population import Population, Scaling
+from unalike.data.rows import gather, group, owners, rank, shuffle
+from unalike.data.source import FILLED, Array, DataError, Names, Source
 
 # One generator for each decision, so that e.g. hiding more labels leaves the partition as it was.
 _PARTITION, _SPLIT, _UNSEEN, _LABELED, _SHIFT = range(5)
@@ -87,6 +88,7 @@ def build(
     labeled: float = 1.0,
     rotate: Sequence[float] | None = None,
     normalize: bool = True,
+    schema: Schema | None = None,
     overwrite: bool = False,
     seed: int = 0,
 ) -> Population:
@@ -124,7 +126,7 @@ def build(
 
     away = unseen if unseen is not None else 0 if source.whole else 0.1
     seen, unseen_index = _seen_unseen(len(kept), away, default_rng([seed, _UNSEEN]))
-    shift, scale = _scaling(source, x, start[kept[seen]], train_size[kept[seen]], normalize)
+    scaling, shift, scale = _scaling(source, normalize, schema)
     have_labels = np.full(len(kept), source.y is not None)
     if source.labeled is not None and dealt.natural is not None:
         have_labels &= source.labeled[dealt.natural[kept]]
@@ -146,7 +148,7 @@ def build(
 
     tensors = (torch.from_numpy(x), None if y is None else torch.from_numpy(np.require(y, requirements=["C", "W"])))
     left_out = _select_names(dealt.names, np.setdiff1d(np.arange(len(sizes)), kept))
-    return Population(
+    population = Population(
         name=source.name,
         kind=source.kind,
         train=part(start, train_size, may_use),
@@ -161,7 +163,12 @@ def build(
         dropped=[*source.dropped, *left_out],
         columns=source.columns,
         partition=partition if isinstance(partition, str) else "",
+        scaling=scaling,
+        pooled=[one for one in source.pooled if schema is None or one == FILLED],  # the rest is the schema's own
     )
+    if schema is not None:
+        population.check(schema)
+    return population
 
 
 def _deal(source: Source, partition: str | Partition, clients: int | None, rng: Generator) -> _Dealt:
@@ -325,12 +332,14 @@ def _hide_labels(have: Array, seen: Array, share: float, rng: Generator) -> Arra
     return may_use
 
 
-def _scaling(
-    source: Source, x: Array, start: Array, size: Array, normalize: bool
-) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    if not normalize or source.normalize == "none" or source.kind == "tokens":
-        return None, None
+def _scaling(source: Source, normalize: bool, schema: Schema | None) -> tuple[Scaling, Tensor | None, Tensor | None]:
+    """How inputs are scaled, and the constants where they are public. Nothing is computed from the rows here."""
+    if not normalize or source.kind == "tokens":
+        return "none", None, None
+    if schema is not None and schema.shift is not None:
+        return "public", schema.shift, schema.scale
+    if source.normalize == "none":
+        return "none", None, None
     if source.normalize == "published" and source.mean is not None and source.std is not None:
-        return torch.from_numpy(source.mean), torch.from_numpy((1 / source.std).astype(np.float32))
-    mean, factor = standardizer(x, start, size, source.kind)
-    return torch.from_numpy(mean), torch.from_numpy(factor)
+        return "public", torch.from_numpy(source.mean), torch.from_numpy((1 / source.std).astype(np.float32))
+    return "asked", None, None

@@ -160,5 +160,20 @@ def _input_shift(population: Population) -> tuple[Tensor, float] | None:
     deviation = (squares / sizes.sum() - mean.square()).clamp(min=0).sqrt()
     if population.train.scale is not None:
         scale = population.train.scale.to(torch.float64).expand(x.shape[1:]).reshape(-1)
-        difference, deviation = difference * scale, deviation * scale
+    elif population.scaling == "asked":  # training would ask for it; to describe data is to look at all of it anyway
+        spread = _per_channel(deviation, mean, x) if population.kind == "image" else deviation
+        constant = spread <= 1e-6 * mean.abs().clamp(min=1)
+        scale = torch.where(constant, 1, 1 / torch.where(constant, 1, spread))
+    else:
+        scale = torch.ones_like(mean)
+    difference, deviation = difference * scale, deviation * scale
     return difference.square().mean(1).sqrt(), float(deviation.square().mean().sqrt())
+
+
+def _per_channel(deviation: Tensor, mean: Tensor, x: Tensor) -> Tensor:
+    """Pixels' deviations and means made into the deviation of their channel, repeated for each of its pixels."""
+    channels = x.shape[1]
+    square = (deviation.square() + mean.square()).view(channels, -1).mean(1)
+    center = mean.view(channels, -1).mean(1)
+    whole: Tensor = (square - center.square()).clamp(min=0).sqrt()
+    return whole.repeat_interleave(len(mean) // channels)

@@ -1,15 +1,20 @@
-"""``load`` and ``from_arrays``: from a name, a file, a folder or arrays to a population."""
+"""``load`` and ``from_arrays``: from a name, a file, a folder, a table or arrays to a population."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import pandas as pd
+import torch
+
+from unalike.core.schema import Schema
 from unalike.data import spec
 from unalike.data.arrays import Task, array_source
 from unalike.data.build import build
-from unalike.data.files.reader import file_source
+from unalike.data.files.reader import file_source, frame_source
 from unalike.data.partition.schemes import Partition
 from unalike.data.population import Population
 from unalike.data.source import DataError, Kind, Source
@@ -17,7 +22,7 @@ from unalike.data.sources.catalog import CATALOG, open_source
 
 
 def load(
-    data: str | Path | Source,
+    data: str | Path | pd.DataFrame | Source,
     *,
     partition: str | Partition | None = None,
     clients: int | None = None,
@@ -29,10 +34,11 @@ def load(
     labeled: float = 1.0,
     rotate: Sequence[float] | None = None,
     normalize: bool = True,
+    schema: Schema | str | Path | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Population:
-    """A population from a named source (``"mnist"``, ``"acs:race"``), a file, a folder or a ``Source``.
+    """A population from a named source (``"mnist"``, ``"acs:race"``), a file, a folder, a pandas table or a ``Source``.
 
     - ``partition``: a name with options such as ``"dirichlet:0.1"`` or ``"pathological:2"`` (see
       ``list_partitions()``), or a function ``(labels, clients, rng) -> list of row indices``. Default: the source's
@@ -47,19 +53,23 @@ def load(
       0.1; nobody for the sources made for analytics, which have no test rows by default either).
     - ``labeled``: the fraction p of training clients that have labels; the labels of the others are hidden.
     - ``rotate``: angles of which each client draws one for all its images.
-    - ``normalize``: scale inputs, by the published mean and deviation of a known image source, else by those of the
-      seen clients' training rows; ``False`` leaves them as they are. The data stays raw; models get scaled inputs.
+    - ``normalize``: scale inputs, by the constants of the ``schema`` or the published ones of a known image source;
+      where there are none, ``unalike.simulate`` asks the training clients for their mean and deviation. ``False``
+      leaves inputs as they are. The data stays raw; models get scaled inputs.
+    - ``schema``: what rows look like (a ``Schema``, or a file as ``Schema.to_json`` writes it). Columns in order,
+      values of text, classes and scaling are then its own, and data that does not fit is an error.
     - ``options`` go to the source or file reader, e.g. ``client_column="shop"``.
 
     The same arguments and ``seed`` give the same population, and each decision has a generator of its own: hiding more
     labels does not change who is unseen.
     """
+    known = schema if schema is None or isinstance(schema, Schema) else read_schema(schema)
     if isinstance(data, Source):
         if options:
             raise DataError(f"unknown options for a ready-made source: {', '.join(options)}")
         source = data
     else:
-        source = _open(data, seed, options)
+        source = _open(data, seed, known, options)
         if source.client is None and partition is None and not _named(data):
             raise _nobody(source.name)
     return build(
@@ -74,12 +84,42 @@ def load(
         labeled=labeled,
         rotate=rotate,
         normalize=normalize,
+        schema=known,
         overwrite=not isinstance(data, Source),
         seed=seed,
     )
 
 
-def _named(data: str | Path) -> bool:
+def read_schema(file: str | Path) -> Schema:
+    """The schema in a file."""
+    path = Path(file).expanduser()
+    try:
+        schema = Schema.from_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"the schema {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(
+            f"{path}: {error}; expected JSON as `unalike data DATASET --schema FILE` writes it: shape, kind, columns, "
+            "classes, class_names, shift, scale"
+        ) from error
+    for name, value in (("shift", schema.shift), ("scale", schema.scale)):
+        if value is None:
+            continue
+        try:
+            value.expand(schema.shape)
+        except RuntimeError as error:
+            raise DataError(
+                f"{path}: its {name} is of shape {list(value.shape)}, which does not fit rows of {list(schema.shape)}; "
+                "give one number for each feature, or [channels, 1, 1] for images"
+            ) from error
+        if not bool(value.isfinite().all()):
+            raise DataError(f"{path}: its {name} holds numbers that are not finite")
+    if schema.shift is None or schema.scale is None:
+        return schema
+    return replace(schema, shift=schema.shift.to(torch.float32), scale=schema.scale.to(torch.float32))
+
+
+def _named(data: object) -> bool:
     return isinstance(data, str) and data.partition(":")[0].strip() in CATALOG
 
 
@@ -91,7 +131,14 @@ def _nobody(name: str) -> DataError:
     )
 
 
-def _open(data: str | Path, seed: int, options: dict[str, Any]) -> Source:
+def _open(data: str | Path | pd.DataFrame, seed: int, schema: Schema | None, options: dict[str, Any]) -> Source:
+    if isinstance(data, pd.DataFrame):
+        return frame_source(data, schema=schema, **options)
+    if not isinstance(data, str | Path):
+        raise DataError(
+            f"data is a {type(data).__name__}; expected a name, a path, a pandas table or a Source (for arrays there "
+            "is from_arrays)"
+        )
     text = str(data)
     if _named(data):
         return open_source(text, seed, **options)
@@ -100,7 +147,7 @@ def _open(data: str | Path, seed: int, options: dict[str, Any]) -> Source:
         if isinstance(data, Path) or "/" in text or path.suffix:
             raise DataError(f"there is no file or folder {text}")
         raise spec.unknown("data set", text, list(CATALOG), extra=" There is no file or folder of that name either.")
-    return file_source(path, **options)
+    return file_source(path, schema=schema, **options)
 
 
 def from_arrays(
@@ -123,7 +170,20 @@ def from_arrays(
     ``overwrite=True`` and rows grouped by client, shuffled inside the caller's array. ``plan`` takes the arguments of
     ``load`` from ``partition`` to ``seed``.
     """
-    source = array_source(x, y, client, name=name, kind=kind, classes=classes, task=task, partial_labels=partial_labels)
+    schema = plan.get("schema")
+    if schema is not None and not isinstance(schema, Schema):
+        plan["schema"] = schema = read_schema(schema)
+    source = array_source(
+        x,
+        y,
+        client,
+        name=name,
+        kind=kind,
+        classes=classes,
+        task=task,
+        partial_labels=partial_labels,
+        schema=schema,
+    )
     if client is None and plan.get("partition") is None:
         raise _nobody(name)
     return build(source, overwrite=overwrite, **plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +13,11 @@ from unalike.core.client import Clients
 from unalike.core.request import Part
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema, names_of
-from unalike.data.source import Kind
+from unalike.data.source import DataError, Kind
+
+# How inputs are scaled: not at all, by public constants (``train.shift`` and ``train.scale``), or by the mean and the
+# deviation of the training clients' rows, for which ``unalike.simulate`` asks them.
+Scaling = Literal["none", "public", "asked"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +43,8 @@ class Population:
     dropped: Sequence[str] = ()  # clients left out because they had too few rows
     columns: Mapping[str, Sequence[str] | None] | None = None  # a table's features, text with its values; else None
     partition: str = ""  # how rows came to clients, "natural": as in the source; empty: by a function
+    scaling: Scaling = "none"
+    pooled: Sequence[str] = ()  # what was read off the rows of all clients together, so that it is not public
 
     def __len__(self) -> int:
         return len(self.train)
@@ -55,6 +62,26 @@ class Population:
         return replace(
             plain, kind=self.kind, classes=self.classes, class_names=names_of(self.class_names), columns=columns
         )
+
+    def check(self, schema: Schema) -> None:
+        """Refuse a schema that these rows do not fit; how it scales inputs does not matter."""
+        own = self.schema
+        for what in ("kind", "shape", "stored", "target", "classes", "class_names", "columns"):
+            mine, wanted = getattr(own, what), getattr(schema, what)
+            if mine != wanted or (what == "columns" and mine and list(mine) != list(wanted)):
+                raise DataError(
+                    f"{self.name} does not fit the schema: its {what.replace('_', ' ')} is {mine}, but the schema says "
+                    f"{wanted}; give data of that kind, or the schema of this data"
+                )
+
+    def using(self, schema: Schema) -> Population:
+        """The same rows, scaled as this schema says: that of a run, say, whose clients were asked for it."""
+        self.check(schema)
+        train, validation, test = (
+            replace(part, shift=schema.shift, scale=schema.scale) for part in (self.train, self.validation, self.test)
+        )
+        scaling: Scaling = "none" if schema.shift is None else "public"
+        return replace(self, train=train, validation=validation, test=test, scaling=scaling)
 
     def roster(self) -> Roster:
         """All clients, seen and unseen, as a server knows them."""

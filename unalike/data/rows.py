@@ -1,4 +1,4 @@
-"""Moving many rows with little memory beside them: grouping by client, copying in pieces, scaling constants."""
+"""Moving many rows with little memory beside them: grouping by client, copying in pieces."""
 
 from __future__ import annotations
 
@@ -120,36 +120,3 @@ def _check_finite(name: str, x: Array, rows: Array | None) -> None:
                 f"{name}: x holds numbers that are missing (NaN), infinite or too large for float32, e.g. at {where}; "
                 f"fill or remove them first"
             )
-
-
-def standardizer(x: Array, start: Array, size: Array, kind: Kind) -> tuple[Array, Array]:
-    """The mean and the inverse standard deviation of the rows start .. start + size, per feature or image channel.
-
-    A feature that never varies gets the factor 1.
-    """
-    marked = np.zeros(len(x) + 1, dtype=np.int64)
-    np.add.at(marked, start, 1)
-    np.add.at(marked, start + size, -1)
-    chosen = np.cumsum(marked[:-1]) > 0
-    axes = (0, *range(2, x.ndim)) if kind == "image" else (0,)
-    per_row = int(np.prod(x.shape[1:])) // (x.shape[1] if kind == "image" else int(np.prod(x.shape[1:])))
-    count = 0
-    guess: Array | None = None  # a first mean: sums of squares are taken around it, which keeps them accurate
-    total = square = np.zeros(1)
-    for a, b in pieces(len(x), max(1, _step(x) // 4)):
-        piece = x[a:b][chosen[a:b]].astype(np.float64)
-        if len(piece) == 0:
-            continue
-        if guess is None:
-            guess = piece.mean(axis=axes, keepdims=True)[0]
-            total, square = np.zeros_like(guess), np.zeros_like(guess)
-        piece -= guess
-        total += piece.sum(axis=axes, keepdims=True)[0]
-        square += np.square(piece, out=piece).sum(axis=axes, keepdims=True)[0]
-        count += len(piece) * per_row
-    if guess is None:
-        raise DataError("there is no training row to compute the scaling of the inputs from")
-    mean = guess + total / count
-    deviation = np.sqrt(np.maximum(square / count - (total / count) ** 2, 0))
-    tiny = deviation <= 1e-7 * np.maximum(1.0, np.abs(mean))
-    return mean.astype(np.float32), np.where(tiny, 1.0, 1.0 / np.where(tiny, 1.0, deviation)).astype(np.float32)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Kind = Literal["image", "features", "tokens"]
 KINDS: tuple[Kind, ...] = ("image", "features", "tokens")
+FILLED = "the means that stand for missing values (data.options.missing)"
 
 
 class DataError(ValueError):
@@ -52,8 +53,8 @@ class Source:
     """Samples with what is known about them. Images stay uint8 [rows, channels, height, width].
 
     ``normalize`` says how inputs are scaled before a model sees them: by the published ``mean`` and ``std``
-    (``"published"``), by the mean and standard deviation of the seen clients' training rows (``"standard"``), or not
-    at all (``"none"``).
+    (``"published"``), by the mean and standard deviation of the training clients' rows, for which these are asked
+    (``"standard"``), or not at all (``"none"``).
     """
 
     name: str
@@ -73,6 +74,7 @@ class Source:
     shared: Mapping[str, Array] = field(default_factory=dict)  # what the server has or knows, e.g. its own points
     dropped: Sequence[str] = ()  # clients that came without a single sample
     columns: Mapping[str, Sequence[str] | None] | None = None  # a table's features, text with its values; else None
+    pooled: Sequence[str] = ()  # what was read off the rows of all clients together, e.g. the values of a text column
     whole: bool = False  # for analytics: unless asked for, no test rows and no unseen clients
 
     def __post_init__(self) -> None:

@@ -33,7 +33,8 @@ class Scaling:
 
     @task
     def squares(self, client: Client, mean: Tensor) -> Sent:
-        return send(square=self._summed(client, (client.x.to(torch.float64) - mean).square()))
+        square = self._summed(client, (client.x.to(torch.float64) - mean).square())
+        return send(square=square, rows=client.n.to(torch.float64))
 
 
 def scale_inputs(federation: Federation) -> Schema:
@@ -47,10 +48,9 @@ def scale_inputs(federation: Federation) -> Schema:
     everyone = federation.everyone()
     first = everyone.ask(scaling.totals, into=[Sum("total"), Sum("rows")])
     pixels = schema.shape[1] * schema.shape[2] if schema.kind == "image" else 1
-    count = first["rows"] * pixels
-    mean = first["total"] / count
-    second = everyone.only(first.answered).ask(scaling.squares, mean=mean, into=Sum("square"))
-    deviation = (second["square"] / count).clamp(min=0).sqrt()
+    mean = first["total"] / (first["rows"] * pixels)
+    second = everyone.ask(scaling.squares, mean=mean, into=[Sum("square"), Sum("rows")])  # others may answer now
+    deviation = (second["square"] / (second["rows"] * pixels)).clamp(min=0).sqrt()
     constant = deviation <= _CONSTANT * mean.abs().clamp(min=1.0)
     scale = torch.where(constant, 1.0, 1.0 / torch.where(constant, 1.0, deviation))
     scaled = replace(schema, shift=mean.to(torch.float32), scale=scale.to(torch.float32))

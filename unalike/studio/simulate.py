@@ -11,7 +11,9 @@ from torch import Tensor
 from unalike.core.client import Clients
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.request import Part, Program
+from unalike.core.schema import Schema
 from unalike.data.population import Population
+from unalike.learn.scaling import scale_inputs
 from unalike.runtime.shard.shard import Shard
 from unalike.runtime.shard.simulator import Simulator
 from unalike.runtime.simulate import Drop, Simulation
@@ -23,6 +25,7 @@ def simulate(
     data: Data,
     seed: int = 0,
     *,
+    schema: Schema | None = None,
     shards: int = 1,
     block: int | None = None,
     threads: int | None = None,
@@ -32,7 +35,9 @@ def simulate(
 ) -> Federation:
     """A federation over these clients, simulated here: ``train(method, simulate(clients), rounds=20)``.
 
-    - ``data``: a store of clients, or a population, whose seen clients are asked.
+    - ``data``: a store of clients, or a population, whose seen clients are asked. Where nothing public says how its
+      inputs are scaled (``population.scaling``), the seen clients are asked for that first, in sums.
+    - ``schema``: how inputs are scaled, as an earlier federation of the same data found out; then nobody is asked.
     - ``shards``: the clients are dealt out to so many; results do not depend on it but for the order of sums.
     - ``block``, ``threads``: see ``Simulator``. ``strict``, ``drop``: see ``Simulation``.
     - ``fields``: those of ``Federation``, such as ``budget`` and ``quorum``.
@@ -40,7 +45,12 @@ def simulate(
     runtime = simulation(data, shards=shards, block=block, threads=threads, strict=strict, drop=drop)
     if isinstance(data, Population):
         fields.setdefault("roster", runtime.roster.select(data.seen))
-    return Federation(runtime, seed, **fields)
+    federation = Federation(runtime, seed, **fields)
+    if schema is not None:
+        federation.use(schema)
+    elif isinstance(data, Population) and data.scaling == "asked":
+        scale_inputs(federation)
+    return federation
 
 
 def simulation(

@@ -10,10 +10,11 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from unalike.core.schema import Schema
 from unalike.data.arrays import Task, array_source
 from unalike.data.files.pictures import PICTURES, picture_folder
-from unalike.data.files.tabular import Features, Missing, Rows, read_table, take_apart
-from unalike.data.source import Array, DataError, Kind, Source
+from unalike.data.files.tabular import Features, KnownFrom, Missing, Rows, read_table, take_apart
+from unalike.data.source import FILLED, Array, DataError, Kind, Source
 from unalike.data.sources.folder import open_npz
 
 _TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq")
@@ -32,6 +33,7 @@ def file_source(
     missing: Missing = "error",
     partial_labels: Literal["error", "drop"] = "error",
     size: int | Sequence[int] | None = None,
+    schema: Schema | None = None,
 ) -> Source:
     """A source from the user's own data.
 
@@ -40,6 +42,8 @@ def file_source(
       all other columns are features: numbers, truth values, or text with at most 50 different values.
     - a folder with one such file for each client, called by its name; a client's file may lack the label column.
     - a folder of images: ``client/class/image.png``, or ``client/image.png`` without labels; ``size`` scales them.
+
+    ``schema``: what the data must be; columns, values of text and classes are then its own.
     """
     rows = read_rows(
         path,
@@ -48,18 +52,61 @@ def file_source(
         delimiter=delimiter,
         missing=missing,
         size=size,
+        known=None if schema is None else schema.columns,
+        known_from="the schema",
     )
+    return _source(rows, path.name, missing, schema, kind, classes, task, partial_labels)
+
+
+def frame_source(
+    frame: pd.DataFrame,
+    *,
+    name: str = "table",
+    client_column: str | None = None,
+    label_column: str | None = None,
+    classes: int | None = None,
+    task: Task | None = None,
+    missing: Missing = "error",
+    partial_labels: Literal["error", "drop"] = "error",
+    schema: Schema | None = None,
+) -> Source:
+    """A source from a pandas table, read as ``file_source`` reads a file of the same rows."""
+    titles: list[object] = list(frame.columns)
+    wrong = [title for title in titles if not isinstance(title, str) or titles.count(title) > 1]
+    if wrong:
+        raise DataError(f"{name}: columns need names that differ, and one is {wrong[0]!r}; rename it")
+    known = None if schema is None else schema.columns
+    plain = frame.astype({title: object for title in titles if isinstance(frame[title].dtype, pd.CategoricalDtype)})
+    rows = take_apart(plain, name, client_column, label_column, missing, known, "the schema")
+    return _source(rows, name, missing, schema, None, classes, task, partial_labels)
+
+
+def _source(
+    rows: Rows,
+    name: str,
+    missing: Missing,
+    schema: Schema | None,
+    kind: Kind | None,
+    classes: int | None,
+    task: Task | None,
+    partial_labels: Literal["error", "drop"],
+) -> Source:
     source = array_source(
         rows.x,
         rows.y,
         rows.client,
-        name=path.name,
+        name=name,
         kind=kind,
         classes=classes,
         task=task,
         partial_labels=partial_labels,
+        schema=schema,
     )
-    return replace(source, dropped=rows.empty, columns=rows.columns)
+    text = [title for title, values in (rows.columns or {}).items() if values is not None]
+    pooled = [*source.pooled, *(f"the values of the text column {title!r}" for title in text)]
+    if rows.columns is not None and missing == "mean":
+        pooled.append(FILLED)
+    return replace(source, dropped=rows.empty, columns=rows.columns, pooled=pooled)
 
 
 def read_rows(
@@ -71,8 +118,9 @@ def read_rows(
     missing: Missing = "error",
     size: int | Sequence[int] | None = None,
     known: Features | None = None,
+    known_from: KnownFrom = "training",
 ) -> Rows:
-    """What ``file_source`` makes a source of; ``known``: the columns of an earlier table, which this one must have."""
+    """What ``file_source`` makes a source of; ``known``: the columns that a table must have, and where from."""
     if path.is_dir():
         inside = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
         if not inside:
@@ -87,7 +135,7 @@ def read_rows(
             )
         if client_column:
             raise DataError(f"{path}: each file is one client, so there is no client column; leave client_column out")
-        return _file_per_client(path, inside, label_column, delimiter, missing, known)
+        return _file_per_client(path, inside, label_column, delimiter, missing, known, known_from)
     suffix = _suffix(path)
     if suffix is None:
         pictures = " (an image goes into a folder of its client)" if path.suffix.lower() in PICTURES else ""
@@ -96,7 +144,7 @@ def read_rows(
         arrays = _read_npz(path, {"x", "y", "client"})
         return Rows(arrays["x"], arrays.get("y"), arrays.get("client"))
     frame = read_table(path, client_column, delimiter, _text(known))
-    return take_apart(frame, path.name, client_column, label_column, missing, known)
+    return take_apart(frame, path.name, client_column, label_column, missing, known, known_from)
 
 
 def _text(known: Features | None) -> list[str]:
@@ -137,6 +185,7 @@ def _file_per_client(
     delimiter: str | None,
     missing: Missing,
     known: Features | None,
+    known_from: KnownFrom,
 ) -> Rows:
     """One file for each client: all NPZ (x, y) or all tables. A file without rows is a client left out."""
     strange = [entry for entry in inside if _suffix(entry) is None]
@@ -151,7 +200,7 @@ def _file_per_client(
         raise DataError(f"{folder}: some clients have NPZ files and some have tables; use one kind for all")
     if all(packed):
         return _join_arrays(inside, names)
-    return _join_tables(folder, inside, names, label_column, delimiter, missing, known)
+    return _join_tables(folder, inside, names, label_column, delimiter, missing, known, known_from)
 
 
 def _join_arrays(inside: list[Path], names: list[str]) -> Rows:
@@ -203,6 +252,7 @@ def _join_tables(
     delimiter: str | None,
     missing: Missing,
     known: Features | None,
+    known_from: KnownFrom,
 ) -> Rows:
     """All clients' tables in one."""
     frames: list[pd.DataFrame] = []
@@ -224,5 +274,5 @@ def _join_tables(
             frames.append(frame.assign(client=name))
     if not frames:
         raise DataError(f"none of the {len(inside)} files holds a row")
-    rows = take_apart(pd.concat(frames, ignore_index=True), folder.name, "client", label, missing, known)
+    rows = take_apart(pd.concat(frames, ignore_index=True), folder.name, "client", label, missing, known, known_from)
     return replace(rows, empty=empty)

@@ -14,6 +14,7 @@ from unalike.data.source import Array, DataError, on_command_line
 from unalike.data.sources.folder import reading
 
 Missing = Literal["error", "drop", "mean", "keep"]
+KnownFrom = Literal["training", "the schema"]  # where the columns that are wanted are known from
 Features = Mapping[str, Sequence[str] | None]  # a table's feature columns in order; those of text with their values
 _MOST_CATEGORIES = 50
 _LOOKS_LIKE_LABELS = {"label", "labels", "target", "targets", "class"}
@@ -72,23 +73,25 @@ def take_apart(
     label_column: str | None,
     missing: Missing,
     known: Features | None = None,
+    known_from: KnownFrom = "training",
 ) -> Rows:
     """Client, label and feature columns; text columns become one feature for each value (at most 50 values).
 
     A missing feature is an error, or its row is left out (``missing="drop"``), or it becomes the column's mean
     (``missing="mean"``), or NaN (``missing="keep"``, for a caller that deals with it). With ``known`` the features are
-    those of an earlier table, found by name and with its values of text, and the client and label columns may be
-    absent.
+    those of an earlier table or a schema, found by name and with its values of text; beside those of training, the
+    client and label columns may be absent.
     """
     if missing not in ("error", "drop", "mean", "keep"):
         raise DataError(f"{name}: missing must be 'error', 'drop' or 'mean', got {missing!r}")
     if len(frame) == 0:
         raise DataError(f"{name}: the table has no rows")
-    ids = _find(frame, name, "client_column", client_column, "client", required=known is None)
-    label = _find(frame, name, "label_column", label_column, "y", required=known is None)
+    required = known is None or known_from == "the schema"
+    ids = _find(frame, name, "client_column", client_column, "client", required)
+    label = _find(frame, name, "label_column", label_column, "y", required)
     features = [column for column in frame.columns if column not in (ids, label)]
     if known is not None:
-        _check_columns(features, known, name)
+        _check_columns(features, known, name, known_from)
         features = list(known)
     elif label is None and label_column is None:
         for column in features:
@@ -106,20 +109,20 @@ def take_apart(
     pieces: list[Array] = []
     columns: dict[str, Sequence[str] | None] = {}
     for column in features:
-        values, columns[str(column)] = _encode(frame[column], name, missing, known)
+        values, columns[str(column)] = _encode(frame[column], name, missing, known, known_from)
         pieces.append(values)
     x = np.concatenate(pieces, axis=1, dtype=np.float32) if len(pieces) > 1 else pieces[0]
     return Rows(x, _raw(frame, label), _client_ids(frame, ids), columns)
 
 
-def _check_columns(features: Sequence[str], known: Features, name: str) -> None:
+def _check_columns(features: Sequence[str], known: Features, name: str, known_from: KnownFrom) -> None:
     lacking = [column for column in known if column not in features]
     strange = [column for column in features if column not in known]
     if lacking or strange:
         found = [f"{column!r} is missing" for column in lacking] + [f"{column!r} was not there" for column in strange]
         raise DataError(
-            f"{name}: its feature columns must be those of training, {', '.join(known)}; {', '.join(found)}: rename, "
-            f"add or remove {'it' if len(found) == 1 else 'them'} (the order does not matter)"
+            f"{name}: its feature columns must be those of {known_from}, {', '.join(known)}; {', '.join(found)}: "
+            f"rename, add or remove {'it' if len(found) == 1 else 'them'} (the order does not matter)"
         )
 
 
@@ -134,7 +137,7 @@ def _find(frame: pd.DataFrame, name: str, option: str, wanted: str | None, defau
 
 
 def _encode(
-    column: pd.Series, name: str, missing: Missing, known: Features | None
+    column: pd.Series, name: str, missing: Missing, known: Features | None, known_from: KnownFrom
 ) -> tuple[Array, Sequence[str] | None]:
     """One column as float32 [rows, 1], or for text [rows, values] and the values."""
     title = str(column.name)
@@ -181,8 +184,8 @@ def _encode(
     if strange.any():
         row = int(np.argmax(strange))
         raise DataError(
-            f"{name}: the column {title!r} holds {text.iloc[row]!r} in data row {row + 1}, which was not in training; "
-            f"the values there are {', '.join(values)}"
+            f"{name}: the column {title!r} holds {text.iloc[row]!r} in data row {row + 1}, which was not in "
+            f"{known_from}; the values there are {', '.join(values)}"
         )
     one_hot = np.zeros((len(codes), len(values)), dtype=np.float32)
     one_hot[np.arange(len(codes)), codes] = 1

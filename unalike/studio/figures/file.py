@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 from typing import Any, Protocol
 
+from unalike.core.disk import write_whole
 from unalike.studio.errors import UserError
 from unalike.studio.figures.theme import CONFIG, LIGHT
-from unalike.studio.runs.folder import write_whole
 
 
 class Figure(Protocol):

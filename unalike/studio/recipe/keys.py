@@ -10,7 +10,10 @@ from typing import Any
 
 _SECTIONS = {
     "": ("title", "rounds", "seed", "seeds", "eval_every", "checkpoint_every"),
-    "data.": ("partition", "clients", "samples", "min_samples", "test", "validation", "unseen", "labeled", "rotate"),
+    "data.": (
+        *("partition", "clients", "samples", "min_samples", "test", "validation", "unseen", "labeled", "rotate"),
+        *("normalize", "schema"),
+    ),
     "data.options.": ("client_column", "label_column"),
     "hyperparameters.": ("cohort",),
     "hyperparameters.local.": ("batch", "lr"),
@@ -27,7 +30,8 @@ KEYS = {name: section + name for section, names in _SECTIONS.items() for name in
 # An option of a partition that has a flag of its own: the partition it implies, and the option's name there.
 PARTITION_OPTIONS = {"alpha": ("dirichlet", "alpha"), "classes": ("pathological", "num_classes_per_partition")}
 
-WITHOUT_FLAG = ("title", "min_samples", "test", "validation", "rotate", "drop")  # on the command line: --set
+# on the command line: --set
+WITHOUT_FLAG = ("title", "min_samples", "test", "validation", "rotate", "normalize", "schema", "drop")
 FLAGS = {key: "--" + name.replace("_", "-") for name, key in KEYS.items() if name not in WITHOUT_FLAG}
 
 

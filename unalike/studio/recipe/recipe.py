@@ -20,7 +20,7 @@ from unalike.studio.recipe.keys import PARTITION_OPTIONS, flag_of, flattened, me
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, serialize_by_alias=True)
 
 
 class Data(_Section):
@@ -37,6 +37,7 @@ class Data(_Section):
     labeled: float = Field(1.0, ge=0, le=1)  # share of the training clients that have labels
     rotate: list[float] | None = None
     normalize: bool = True
+    schema_: str | None = Field(None, alias="schema")  # a file that says what rows look like, and is public
     seed: int | None = Field(None, ge=0)  # None: the run's seed
     options: dict[str, Any] = {}  # of the source or file reader, e.g. client_column
 

@@ -17,6 +17,8 @@ from unalike.studio.recipe.keys import KEYS, PARTITION_OPTIONS, flattened, merge
 from unalike.studio.recipe.recipe import Plan, overridden, plan_of, read_toml, shipped
 from unalike.studio.runs.folder import RECIPE
 
+_PATHS = ("data", "schema")  # settings that may be paths
+
 
 def plan_for(targets: Sequence[str], settings: Mapping[str, Any], overrides: Sequence[str] = ()) -> Plan:
     """What to run: one recipe (a file or a shipped name), or methods by name or by ``file.py:Class``.
@@ -48,7 +50,7 @@ def spelled_out(settings: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {"hyperparameters": settings.get("hyperparameters", {})}
     for name, value in settings.items():
         if name in KEYS:
-            values = merged(values, nested({KEYS[name]: _absolute(str(value)) if name == "data" else value}))
+            values = merged(values, nested({KEYS[name]: _absolute(str(value)) if name in _PATHS else value}))
         elif name not in PARTITION_OPTIONS and name != "hyperparameters":
             known = [*KEYS, *PARTITION_OPTIONS, "hyperparameters"]
             raise UserError(f"no setting is called {name!r}{nearest(name, known)}")

@@ -13,9 +13,9 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from unalike.core.disk import write_whole
 from unalike.studio.report import words
 from unalike.studio.report.read import GROUPS, ReportError, Run, read_runs
-from unalike.studio.runs.folder import write_whole
 from unalike.studio.words import counted, duration, epsilon, listed, size
 
 __all__ = ["ReportError", "write_report"]

@@ -7,9 +7,9 @@ Files of a run folder that a report uses (only ``result.json`` must be there; th
   ``privacy.{private,epsilon,delta,unit}``;
 - ``metrics.jsonl``: one object for each round: round, seconds, loss, bytes_up, bytes_down (all totals since the start),
   epsilon, and at evaluated rounds seen, unseen, unlabeled as in the result;
-- ``clients.csv``: client, group (seen, unseen, unlabeled), n_train, n_test, score, loss; an empty score means
-  that the client got no model;
-- ``clients.json``: what the client map is drawn from, columns of equal length::
+- ``simulation/clients.csv``: client, group (seen, unseen, unlabeled), n_train, n_test, score, loss; an empty score
+  means that the client got no model;
+- ``simulation/clients.json``: what the client map is drawn from, columns of equal length::
 
       {"names": [...], "group": [...], "n": [...],
        "label_histogram": [[rows of class 0, of class 1, ...], ...] or null,
@@ -41,7 +41,7 @@ from unalike.data import DataError
 from unalike.data.build import short_form
 from unalike.studio.analyses.file import Analyses, read_analyses
 from unalike.studio.errors import UserError
-from unalike.studio.runs.folder import check_format
+from unalike.studio.runs.folder import CLIENT_MAP, SCORES, check_format
 from unalike.studio.runs.prepare import FROM_PYTHON
 
 GROUPS = ("seen", "unseen", "unlabeled")
@@ -259,7 +259,7 @@ def _name(run: Run) -> str:
 def _read_run(folder: Path) -> Run:
     if not folder.is_dir():
         raise ReportError(f"{folder} is not a run folder: there is no such folder")
-    files = ("metrics.jsonl", "clients.csv", "clients.json", "transcript.json", "recipe.toml", "versions.json")
+    files = ("metrics.jsonl", SCORES, CLIENT_MAP, "transcript.json", "recipe.toml", "versions.json")
     text = {name: _text(folder / name) for name in files}
     result = _text(folder / "result.json")
     if result is None:
@@ -275,8 +275,8 @@ def _read_run(folder: Path) -> Run:
         label=folder.name,
         result=_parse(Result, folder / "result.json", result),
         rounds=_parse_lines(folder / "metrics.jsonl", text["metrics.jsonl"] or ""),
-        clients=_parse_table(folder / "clients.csv", text["clients.csv"] or ""),
-        map=_optional(ClientMap, folder / "clients.json", text["clients.json"]),
+        clients=_parse_table(folder / SCORES, text[SCORES] or ""),
+        map=_optional(ClientMap, folder / CLIENT_MAP, text[CLIENT_MAP]),
         transcript=_optional(list[Sight], folder / "transcript.json", text["transcript.json"]),
         recipe=recipe,
         settings=_settings(folder / "recipe.toml", recipe or ""),

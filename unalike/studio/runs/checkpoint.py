@@ -13,15 +13,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from unalike.core.disk import write_whole
 from unalike.core.federation import Federation
 from unalike.core.method import State
 from unalike.core.transcript import Traffic, Transcript
 from unalike.privacy.ledger import Ledger
 from unalike.runtime.simulate import Simulation
 from unalike.studio.errors import UserError
-from unalike.studio.runs.folder import CHECKPOINT, RECIPE, read_json, write_whole
+from unalike.studio.runs.folder import CHECKPOINT, CLIENTS, RECIPE, read_json
 
-KEPT = "clients"  # the folder of what clients keep
 METADATA = "unalike"
 JOURNAL = "ledger.journal.json"
 
@@ -81,7 +81,7 @@ def save(folder: Path, state: State, federation: Federation, seconds: float) -> 
         },
     }
     write_whole(folder / CHECKPOINT, safetensors.torch.save(tensors, {METADATA: json.dumps(about)}))
-    for old in (folder / KEPT).glob("*.safetensors"):
+    for old in (folder / CLIENTS).glob("*.safetensors"):
         if old.stem != str(federation.round):
             old.unlink()
 
@@ -89,9 +89,9 @@ def save(folder: Path, state: State, federation: Federation, seconds: float) -> 
 def _save_kept(folder: Path, kept: Mapping[str, Tensor], round: int) -> None:
     """What the clients keep: their own files, which only a simulation has in one place with the server's."""
     if kept:
-        (folder / KEPT).mkdir(exist_ok=True)
+        (folder / CLIENTS).mkdir(exist_ok=True)
         content = {name: value.contiguous() for name, value in kept.items()}
-        write_whole(folder / KEPT / f"{round}.safetensors", safetensors.torch.save(content))
+        write_whole(folder / CLIENTS / f"{round}.safetensors", safetensors.torch.save(content))
 
 
 def load(folder: Path) -> Checkpoint | None:
@@ -106,7 +106,7 @@ def load(folder: Path) -> Checkpoint | None:
         missing = {"round", "serial", "seconds", "ledger", "transcript", "traffic", "plans", "shapes"} - about.keys()
         if missing:
             raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-        kept = folder / KEPT / f"{about['round']}.safetensors"
+        kept = folder / CLIENTS / f"{about['round']}.safetensors"
         held = safetensors.torch.load(kept.read_bytes()) if kept.exists() else {}
         return Checkpoint(State(tensors), held, about)
     except (AttributeError, SafetensorError, ValueError, KeyError, TypeError) as error:

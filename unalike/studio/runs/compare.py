@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unalike.data.population import Population
+from unalike.data.source import Source
 from unalike.studio.errors import UserError
 from unalike.studio.recipe.recipe import Data, Plan, Recipe, checked, read_recipe
 from unalike.studio.report.page import write_report
 from unalike.studio.runs import folder
 from unalike.studio.runs.folder import disk_errors_told, read_json, write_json
-from unalike.studio.runs.prepare import FROM_PYTHON, load_data, prepare
+from unalike.studio.runs.prepare import FROM_PYTHON, Given, load_data, prepare
 from unalike.studio.runs.progress import Watcher
 from unalike.studio.runs.result import Result, as_text, table
 from unalike.studio.runs.run import run_recipe
@@ -45,30 +46,27 @@ class Comparison:
 class _Populations:
     """The data of each run; runs over the same data that follow one another share it."""
 
-    def __init__(self, given: Population | None) -> None:
-        self._given = given
+    def __init__(self, given: Given | None) -> None:
+        self._given = given  # from Python
         self._last: tuple[tuple[Data, int | None], Population] | None = None
 
     def of(self, recipe: Recipe) -> Population:
-        if self._given is not None:
-            return self._given
         key = (recipe.data, recipe.seed if recipe.data.seed is None else recipe.data.seed)
         if self._last is None or self._last[0] != key:
             self._last = None  # the old data goes before the new one comes
-            self._last = (key, load_data(recipe))
+            self._last = (key, load_data(recipe, self._given))
         return self._last[1]
 
 
-def carry_out(
-    plan: Plan, out: Path | None, *, population: Population | None = None, watcher: Watcher | None = None
-) -> Comparison:
-    """Run all of a plan. A single run has ``out`` to itself; several have a folder each inside it."""
-    if population is not None:
-        handed_over = {"data": Data(name=FROM_PYTHON + population.name)}
-        plan = plan.model_copy(
-            update={"runs": [(label, recipe.model_copy(update=handed_over)) for label, recipe in plan.runs]}
-        )
-    populations, planned = _Populations(population), plan.with_seeds()
+def carry_out(plan: Plan, out: Path | None, *, data: Given | None = None, watcher: Watcher | None = None) -> Comparison:
+    """Run all of a plan. A single run has ``out`` to itself; several have a folder each inside it.
+
+    data: what was handed over from Python in place of the data that the plan names.
+    """
+    if data is not None:
+        named = [(label, recipe.model_copy(update={"data": _named(data, recipe)})) for label, recipe in plan.runs]
+        plan = plan.model_copy(update={"runs": named})
+    populations, planned = _Populations(data), plan.with_seeds()
     if out is not None:
         with disk_errors_told(out):
             folder.check_free(out)
@@ -89,7 +87,14 @@ def carry_out(
     return _run_all(plan.title, runs, plan.seeds, out, populations, watcher)
 
 
-def resume_any(path: Path, *, population: Population | None = None, watcher: Watcher | None = None) -> Comparison:
+def _named(data: Given, recipe: Recipe) -> Data:
+    """What a recipe says about data from Python: all that decides how it is dealt out, if it is not dealt out yet."""
+    if isinstance(data, Population):
+        return Data(name=FROM_PYTHON + data.name)
+    return recipe.data.model_copy(update={"name": FROM_PYTHON + (data.name if isinstance(data, Source) else "table")})
+
+
+def resume_any(path: Path, *, data: Given | None = None, watcher: Watcher | None = None) -> Comparison:
     """Go on with a run or a comparison that was stopped, from its folder; one that has ended is only read."""
     if not path.is_dir():
         raise UserError(f"there is no run folder {path}")
@@ -107,7 +112,7 @@ def resume_any(path: Path, *, population: Population | None = None, watcher: Wat
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path / folder.COMPARISON} is damaged: {type(error).__name__}: {error}") from error
         runs = list(zip(labels, recipes, folders, strict=True))
-    return _run_all(title, runs, seeds, path, _Populations(population), watcher)
+    return _run_all(title, runs, seeds, path, _Populations(data), watcher)
 
 
 def _run_all(
@@ -128,8 +133,8 @@ def _run_all(
             folder.check_format(path)
             recipe = read_recipe(path / folder.RECIPE)  # with the defaults that it was begun with
         spoken = label if seeds == 1 else f"{label}, seed {recipe.seed}"
-        data = populations.of(recipe)
-        results.append(run_recipe(recipe, path, label=label, spoken=spoken, population=data, watcher=watcher))
+        population = populations.of(recipe)
+        results.append(run_recipe(recipe, path, label=label, spoken=spoken, population=population, watcher=watcher))
     if out is not None:
         with disk_errors_told(out):
             write_report([path for _, _, path in runs if path is not None], out / folder.REPORT)

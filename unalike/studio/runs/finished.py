@@ -12,7 +12,7 @@ from unalike.data.sources.catalog import CATALOG
 from unalike.studio.errors import UserError
 from unalike.studio.recipe.recipe import read_recipe
 from unalike.studio.runs import checkpoint, folder
-from unalike.studio.runs.prepare import Prepared, prepare
+from unalike.studio.runs.prepare import Prepared, load_data, prepare
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ class FinishedRun:
         saved = checkpoint.load(path)
         if saved is None or saved.round == 0:
             raise UserError(f"{path} has not been trained yet; go on with: unalike resume {path}")
-        return cls(path, prepare(read_recipe(path / folder.RECIPE)), saved.state, saved.round)
+        recipe = read_recipe(path / folder.RECIPE)
+        population = load_data(recipe).using(folder.load_roster(path).schema)
+        return cls(path, prepare(recipe, population), saved.state, saved.round)
 
     @property
     def method(self) -> Method:

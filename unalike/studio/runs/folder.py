@@ -19,15 +19,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from unalike.core.disk import beside, write_whole
+from unalike.core.roster import Roster
+from unalike.core.schema import Schema
+from unalike.core.wire import WireError
 from unalike.studio.errors import UserError
 from unalike.studio.recipe.recipe import Recipe
 from unalike.version import __version__
 
 FORMAT = 1  # of run and comparison folders; raise it when a file changes so that older folders would be misread
 ABOUT, RECIPE, VERSIONS, RESULT = "unalike.json", "recipe.toml", "versions.json", "result.json"
-METRICS, METRICS_TABLE, CLIENTS, CLIENT_MAP = "metrics.jsonl", "metrics.csv", "clients.csv", "clients.json"
+SCHEMA, ROSTER, METRICS, METRICS_TABLE = "schema.json", "roster.safetensors", "metrics.jsonl", "metrics.csv"
 CHECKPOINT, TRANSCRIPT, LEDGER, LOCK = "checkpoint.safetensors", "transcript.json", "ledger.json", ".lock"
 ANALYSES, REPORT, COMPARISON = "analyses.json", "report.html", "comparison.json"
+CLIENTS = "clients"  # what stays with the clients: what they keep, and a fingerprint of their data
+SIMULATION = "simulation"  # what only a simulation may look at; never exported
+SCORES, CLIENT_MAP = f"{SIMULATION}/clients.csv", f"{SIMULATION}/clients.json"
 _LIBRARIES = ("unalike", "torch", "numpy", "scikit-learn", "dp-accounting", "safetensors", "pydantic")
 
 
@@ -58,38 +65,9 @@ def check_writable(file: Path) -> None:
     """Fail as ``write_whole`` would, before long work instead of after it."""
     if file.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
-    trial = _beside(file)
+    trial = beside(file)
     trial.open("wb").close()
     trial.unlink()
-
-
-def _beside(file: Path) -> Path:
-    return file.with_name(f".{file.name}.part")
-
-
-def write_whole(file: Path, content: bytes, mode: int = 0o666) -> None:
-    """Write a file so that a crash at any moment leaves the old one or the new one; ``mode``: who may read it."""
-    fresh = _beside(file)
-    try:
-        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        fresh.replace(file)
-    except BaseException:
-        fresh.unlink(missing_ok=True)
-        raise
-    _to_disk(file.parent)
-
-
-def _to_disk(folder: Path) -> None:
-    """The renaming itself must survive a power cut, too; not every system lets one ask for that."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def write_json(file: Path, content: Any, mode: int = 0o666) -> None:
@@ -185,6 +163,30 @@ def create(path: Path, recipe: Recipe | None = None) -> None:
     write_json(path / ABOUT, {"format": FORMAT, "version": __version__})
     if recipe is not None:
         write_whole(path / RECIPE, recipe.to_toml().encode())
+
+
+def save_roster(path: Path, roster: Roster) -> None:
+    """What the server knows of the training clients and of their rows; the schema also as a file to read."""
+    save_schema(path / SCHEMA, roster.schema)
+    write_whole(path / ROSTER, roster.encode())
+
+
+def load_roster(path: Path) -> Roster:
+    """The training clients of a run, and the schema that all of its clients use."""
+    file = path / ROSTER
+    try:
+        return Roster.decode(file.read_bytes())
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} has no {ROSTER}, so the run has not begun; go on with: unalike resume {path}"
+        ) from None
+    except (WireError, ValueError) as error:
+        raise UserError(f"{file} is damaged: {error}; restore it, or repeat the run") from error
+
+
+def save_schema(file: Path, schema: Schema) -> None:
+    """A schema as JSON that a person can read and edit."""
+    write_json(file, json.loads(schema.to_json()))
 
 
 def fresh_name(base: Path) -> Path:

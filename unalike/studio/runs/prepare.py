@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
+import pandas as pd
 import torch
 
 from unalike import data
@@ -18,6 +20,7 @@ from unalike.core.roster import Roster
 from unalike.core.schema import Schema
 from unalike.data import DataError
 from unalike.data.population import Population
+from unalike.data.source import FILLED, Source
 from unalike.methods.problem import Problem
 from unalike.networks import architectures
 from unalike.studio.errors import UserError
@@ -26,8 +29,10 @@ from unalike.studio.recipe.keys import PARTITION_OPTIONS
 from unalike.studio.recipe.recipe import Network, Recipe
 from unalike.studio.runs.privacy import budget_of, make_private, target_delta
 from unalike.studio.simulate import simulate
+from unalike.studio.words import listed
 
 FROM_PYTHON = "python:"  # before the name of data that was handed over as an object
+Given = Population | Source | pd.DataFrame  # data that is handed over as an object
 
 
 @dataclass(frozen=True)
@@ -51,8 +56,13 @@ def prepare(recipe: Recipe, population: Population | None = None) -> Prepared:
     """Load the data and build the method; ``population``: the recipe's data, if it is loaded already."""
     if recipe.runtime.threads is not None:
         torch.set_num_threads(recipe.runtime.threads)
+    if recipe.data.schema_ is not None:
+        absolute = str(Path(recipe.data.schema_).expanduser().resolve())  # a run can be resumed from anywhere
+        recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"schema_": absolute})})
     if population is None:
         population = load_data(recipe)
+    if recipe.privacy.epsilon is not None or recipe.privacy.noise_multiplier is not None:
+        _check_public(population)
     roster = population.roster().select(population.seen)
     recipe, method = build(recipe, roster, labels_hidden=bool(population.test.labeled[population.seen].any()))
     return Prepared(recipe, population, roster, method, target_delta(recipe, roster))
@@ -79,18 +89,43 @@ def build(recipe: Recipe, roster: Roster, labels_hidden: bool = False) -> tuple[
     return recipe.model_copy(update=filled), method
 
 
-def load_data(recipe: Recipe) -> Population:
-    """The recipe's population; the same recipe and seed always give the same one."""
+def _check_public(population: Population) -> None:
+    """Refuse a private run that would use numbers or words of all clients' rows together, which no noise protects."""
+    found = [*population.pooled, *(["the scaling of the inputs"] if population.scaling == "asked" else [])]
+    if not found:
+        return
+    only_scaling = not population.pooled
+    advice = ", or leave the inputs as they are: --set data.normalize=false" if only_scaling else ""
+    raise UserError(
+        f"a run with an ε uses nothing of the clients' rows but what noise protects, and {listed(found)} would come "
+        f"from the rows of all clients: give a public schema, --set data.schema=FILE (`unalike data DATASET --schema "
+        f"FILE` writes one to start from{'; add shift and scale' if population.scaling == 'asked' else ''}){advice}"
+        + ("; missing values: --set data.options.missing=drop" if FILLED in population.pooled else "")
+    )
+
+
+def load_data(recipe: Recipe, given: Given | None = None) -> Population:
+    """The recipe's population; the same recipe and seed always give the same one.
+
+    given: data that was handed over from Python; the recipe says how it is dealt out, unless it is a population.
+    """
+    if isinstance(given, Population):
+        return given
     wanted = recipe.data.model_dump(exclude={"name", "options", "seed"})
     name, options = recipe.data.name, recipe.data.options
-    if name.startswith(FROM_PYTHON):
+    if given is None and name.startswith(FROM_PYTHON):
         raise UserError(
             f"the data {name.removeprefix(FROM_PYTHON)!r} of this run was given from Python; resume it from Python as "
-            "well: unalike.studio.resume(folder, data=population)"
+            "well: unalike.resume(folder, data=...)"
+        )
+    if isinstance(given, Source) and given.client is None and recipe.data.partition is None:
+        raise UserError(
+            f"{given.name}: nothing says which client a row belongs to; give client ids, (x, y, client), or deal the "
+            "rows out with a partition, e.g. partition='iid'"
         )
     seed = recipe.seed if recipe.data.seed is None else recipe.data.seed
     try:
-        return data.load(name, **wanted, seed=seed, **options)
+        return data.load(name if given is None else given, **wanted, seed=seed, **options)
     except DataError as error:
         raise DataError(_with_flag(str(error))) from error
 

@@ -18,11 +18,11 @@ from unalike.data.population import Population
 from unalike.learn.local import LocalSGD
 from unalike.studio.errors import Interrupted, UserError
 from unalike.studio.recipe.recipe import Recipe
-from unalike.studio.runs import checkpoint, folder
+from unalike.studio.runs import checkpoint, fingerprint, folder
 from unalike.studio.runs.client_map import client_map, descriptors
 from unalike.studio.runs.folder import RunFolder, disk_errors_told
 from unalike.studio.runs.measure import Measured, measure, metric_of, serves_unlabeled
-from unalike.studio.runs.prepare import Prepared, prepare
+from unalike.studio.runs.prepare import Prepared, load_data, prepare
 from unalike.studio.runs.privacy import spent
 from unalike.studio.runs.progress import Quiet, Watcher
 from unalike.studio.runs.result import ByGroup, Bytes, Privacy, Result
@@ -41,6 +41,10 @@ def run_recipe(
 
     label: the run's name in tables; spoken: its name while it runs; population: its data, if loaded already.
     """
+    if population is None:
+        population = load_data(recipe)
+    if out is not None and (out / folder.CHECKPOINT).exists():
+        fingerprint.check(out, population)
     prepared = prepare(recipe, population)
     label = label or recipe.method.rpartition(":")[2]
     if out is None:
@@ -55,14 +59,20 @@ def run_recipe(
 def _train(prepared: Prepared, files: RunFolder | None, label: str, spoken: str, watcher: Watcher) -> Result:
     """All rounds that are left of a run, and its result."""
     recipe, method, population = prepared.recipe, prepared.method, prepared.population
-    federation, began, failures = prepared.federation(), time.perf_counter(), 0
+    began, failures = time.perf_counter(), 0
     saved = None if files is None else checkpoint.load(files.path)
-    if saved is not None:
+    if files is None or saved is None:
+        federation = prepared.federation()
+        state = method.start(federation.seed)
+    else:
+        federation = prepared.federation(schema=folder.load_roster(files.path).schema)
         saved.restore(federation)
+        state = saved.state
         began -= saved.seconds
     if files is not None:
         failures = sum(int(record["failures"]) for record in files.keep_metrics(federation.round))
-    state = method.start(federation.seed) if saved is None else saved.state
+        if saved is None:
+            _write_beginning(files.path, population, state, federation)
     measured: list[Measured] | None = None
 
     watcher.begin(spoken, recipe.rounds, federation.round, metric_of(population))
@@ -145,12 +155,20 @@ def _by_group(measured: Sequence[Measured]) -> ByGroup:
     return ByGroup(**{one.group: one.summary() for one in measured})
 
 
+def _write_beginning(path: Path, population: Population, state: State, federation: Federation) -> None:
+    """What a run begins with. The checkpoint comes last: where there is one, nobody is asked for scaling again."""
+    fingerprint.save(path, population)
+    folder.save_roster(path, federation.roster)
+    checkpoint.save(path, state, federation, seconds=0.0)
+
+
 def _write_outcome(
     path: Path, prepared: Prepared, state: State, federation: Federation, measured: Sequence[Measured], result: Result
 ) -> None:
     """The files of a finished run; ``result.json`` comes last, because it says that the run is whole."""
     method, population = prepared.method, prepared.population
-    folder.write_table(path / folder.CLIENTS, [row for one in measured for row in one.rows()])
+    (path / folder.SIMULATION).mkdir(exist_ok=True)
+    folder.write_table(path / folder.SCORES, [row for one in measured for row in one.rows()])
     known = descriptors(method, state, federation, population)
     checkpoint.save(path, state, federation, result.seconds)  # with all plans that the run has used
     folder.write_json(path / folder.CLIENT_MAP, client_map(population, known))
