@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from unalike.core.roster import Roster
+from unalike.core.schema import Schema
 from unalike.studio.errors import UserError
 from unalike.studio.recipe.recipe import Recipe
 from unalike.version import __version__
@@ -28,6 +30,7 @@ ABOUT, RECIPE, VERSIONS, RESULT = "unalike.json", "recipe.toml", "versions.json"
 METRICS, METRICS_TABLE, CLIENTS, CLIENT_MAP = "metrics.jsonl", "metrics.csv", "clients.csv", "clients.json"
 CHECKPOINT, TRANSCRIPT, LEDGER, LOCK = "checkpoint.safetensors", "transcript.json", "ledger.json", ".lock"
 ANALYSES, REPORT, COMPARISON = "analyses.json", "report.html", "comparison.json"
+SCHEMA, ROSTER = "schema.json", "roster.safetensors"
 _LIBRARIES = ("unalike", "torch", "numpy", "scikit-learn", "dp-accounting", "safetensors", "pydantic")
 
 
@@ -185,6 +188,53 @@ def create(path: Path, recipe: Recipe | None = None) -> None:
     write_json(path / ABOUT, {"format": FORMAT, "version": __version__})
     if recipe is not None:
         write_whole(path / RECIPE, recipe.to_toml().encode())
+
+
+def save_roster(path: Path, roster: Roster) -> None:
+    """Who trains, and how their rows are read: with these two files a run is of use where its data are not."""
+    write_json(path / SCHEMA, json.loads(roster.schema.to_json()))
+    write_whole(path / ROSTER, roster.encode())
+
+
+def load_roster(path: Path) -> Roster:
+    """The training clients of a run and the schema of their rows; refused if a file is missing, damaged or changed."""
+    content: dict[str, bytes] = {}
+    for name in (SCHEMA, ROSTER):
+        try:
+            content[name] = (path / name).read_bytes()
+        except FileNotFoundError:
+            raise incomplete(path, name) from None
+        except OSError as error:
+            raise UserError(f"{path / name} cannot be read: {error.strerror}") from error
+    name = SCHEMA
+    try:
+        schema = Schema.from_json(content[SCHEMA].decode())
+        name = ROSTER
+        roster = Roster.decode(content[ROSTER])
+    except ValueError as error:
+        raise UserError(f"{path / name} is damaged: {error}. {_again(path)}") from error
+    if schema != roster.schema:
+        ours, theirs = (json.loads(one.to_json()) for one in (schema, roster.schema))
+        other = [key for key in {**theirs, **ours} if json.dumps(ours.get(key)) != json.dumps(theirs.get(key))]
+        raise UserError(
+            f"{path / SCHEMA} is not the schema that the run was trained with: it differs from the one in {ROSTER} in "
+            f"{', '.join(other)}. A model cannot read other rows than those that it was trained on. {_again(path)}"
+        )
+    return roster
+
+
+def incomplete(path: Path, name: str) -> UserError:
+    """A file of a run is missing."""
+    return UserError(
+        f"{path} has no {name}, so the folder is not complete, or an older version wrote it. {_again(path)}"
+    )
+
+
+def _again(path: Path) -> str:
+    return (
+        "Copy the whole folder once more from where the run was trained, or train it again: "
+        f"unalike run {path / RECIPE} --out NEW_FOLDER"
+    )
 
 
 def fresh_name(base: Path) -> Path:

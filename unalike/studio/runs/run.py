@@ -60,6 +60,8 @@ def _train(prepared: Prepared, files: RunFolder | None, label: str, spoken: str,
     if saved is not None:
         saved.restore(federation)
         began -= saved.seconds
+    elif files is not None:
+        folder.save_roster(files.path, federation.roster)
     if files is not None:
         failures = sum(int(record["failures"]) for record in files.keep_metrics(federation.round))
     state = method.start(federation.seed) if saved is None else saved.state
