@@ -115,7 +115,8 @@ def test_a_run_serves_newcomers_where_its_data_are_not(away: Path, tmp_path: Pat
     right = float((table["prediction"].to_numpy() == mine["returned"].to_numpy()).mean())
     assert shown["metric"] == "accuracy" and shown["score"] == pytest.approx(right)
     assert shown["rows"] == 12 and shown["clients"][0]["score"] == shown["score"]
-    assert any("also helped to make them" in note for note in shown["notes"])
+    trained, flattered = shown["notes"]
+    assert trained.startswith("s00 also took part in training") and "also helped to make them" in flattered
 
 
 def test_every_client_is_predicted_by_a_model_of_its_own_in_the_order_of_the_file(away: Path, tmp_path: Path) -> None:
@@ -186,6 +187,16 @@ def test_columns_that_were_named_and_are_not_there_are_told(away: Path, tmp_path
     assert "no column 'back' (--label-column)" in told("predict", away, "--data", file, "--label-column", "back")
     assert "no column 'order' (id_column)" in told("predict", away, "--data", file, "--id-column", "order")
     assert "trained on this column as a feature" in told("predict", away, "--data", file, "--id-column", "days")
+
+
+def test_five_files_are_enough(away: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for name in (folder.ABOUT, folder.RECIPE, folder.SCHEMA, folder.ROSTER, folder.CHECKPOINT):
+        shutil.copy(away / name, tmp_path / "run")
+    file = written(tmp_path, sales(1, 7), "new.csv")
+    for number, run in enumerate((away, tmp_path / "run")):
+        unalike("predict", run, "--data", file, "--out", tmp_path / f"{number}.csv")
+    assert (tmp_path / "0.csv").read_text() == (tmp_path / "1.csv").read_text()
 
 
 def copied(run: Path, to: Path) -> Path:

@@ -16,6 +16,7 @@ from unalike.commands.personalize import file_options
 
 if TYPE_CHECKING:
     from unalike.studio.newcomer.predict import Predicted
+    from unalike.studio.runs.finished import FinishedRun
 
 _SHOWN = 20  # clients in the printed table
 
@@ -92,7 +93,8 @@ def predict(
         predicted.append(one)
     with disk_errors_told(target.parent, again=again):
         write_whole(target, as_table(predicted, finished.schema).encode())
-    result = _result(finished.schema.classes is not None, predicted, file.notes)
+    notes = file.notes if seen else file.notes + _known(finished, names)
+    result = _result(finished.schema.classes is not None, predicted, notes)
     result |= {"run": str(run), "predictions": str(target), "ledger": str(ledger) if spent else None}
     for line in result["clients"]:
         if line["client"] in spent:
@@ -102,6 +104,17 @@ def predict(
         typer.echo(json.dumps(result, indent=2))
     else:
         _show(result, target)
+
+
+def _known(run: FinishedRun, names: list[str]) -> list[str]:
+    """A note where newcomers are called like training clients; numbers are no names."""
+    from unalike.studio.words import listed
+
+    trained = set() if run.roster.names is None else {run.roster.name(i) for i in range(len(run.roster))}
+    both = [name for name in names if name in trained]
+    if not both:
+        return []
+    return [f"{listed(both, 5)} also took part in training; as newcomers they get models by these rows (or add --seen)"]
 
 
 def _whose(data: Path) -> Exception:
@@ -156,6 +169,10 @@ def _show(result: dict[str, Any], target: Path) -> None:
         console.print(
             f"privacy of each row: ε = {worst} at most, for all calls on it in {result['ledger']}", markup=False
         )
+    elif any(line["sent"] for line in clients):
+        console.print("privacy: none was asked for (ε = ∞); what clients sent depends on their rows without noise")
+    else:
+        console.print("privacy: nothing was sent, so nothing is revealed")
     for note in result["notes"]:
         console.print(f"note: {note}", markup=False)
     print_files(predictions=target)
@@ -167,6 +184,6 @@ def register(app: typer.Typer) -> None:
             "unalike run pefll --data shops.csv --client-column shop --label-column returned --out runs/shops",
             "unalike predict runs/shops --data new.csv --out predictions.csv",
             "unalike predict runs/shops --data new.csv --client s12 --id-column order --json",
-            "unalike predict runs/shops --data new.csv --unlabeled --set data.options.missing=mean",
+            "unalike predict runs/shops --data new.csv --set data.options.missing=mean",
         )
     )(predict)

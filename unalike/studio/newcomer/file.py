@@ -90,7 +90,7 @@ class NewcomerFile:
             raise UserError(f"there is no file or folder {file}")
         if id_column is not None and id_column in (schema.columns or {}):
             raise UserError(f"--id-column {id_column}: the run was trained on this column as a feature; take another")
-        how = {**run.file_options, **given}
+        how = {key: value for key, value in run.file_options.items() if key in OPTIONS} | given
         partial_labels, missing = how.pop("partial_labels", "error"), how.get("missing", "error")
         if missing in ("drop", "mean"):
             how["missing"] = "keep"  # it is about each newcomer's rows alone, which are chosen later

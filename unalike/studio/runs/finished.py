@@ -83,10 +83,7 @@ class FinishedRun:
     @property
     def file_options(self) -> dict[str, Any]:
         """How the run's own file was read; nothing for a named data set. What it held, the schema tells."""
-        if self.named_data:
-            return {}
-        options = self.recipe.data.options
-        return {key: value for key, value in options.items() if key not in ("kind", "classes", "task")}
+        return {} if self.named_data else dict(self.recipe.data.options)
 
     @property
     def notes(self) -> list[str]:
