@@ -289,7 +289,7 @@ def test_set_reaches_the_reading_of_the_file_only(runs: dict[str, Path], tmp_pat
 
 def test_help_shows_what_is_in_brackets() -> None:
     shown = " ".join(CliRunner().invoke(app, ["personalize", "--help"], env={"COLUMNS": "200"}).output.split())
-    assert "'unalike[onnx]'" in shown and "(default: DATA.model.safetensors)" in shown
+    assert "'unalike[onnx]'" in shown and "(default: DATA.model.safetensors, CLIENT" in shown
 
 
 def test_delta_is_about_rows(runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
