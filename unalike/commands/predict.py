@@ -59,11 +59,12 @@ def predict(
     error. Labels that helped to make a model flatter its score: with --unlabeled they
     only score, if the method can do without.
     """
+    from unalike.core.disk import write_whole
     from unalike.studio.newcomer.file import NewcomerFile
     from unalike.studio.newcomer.ledger import beside, enter, read_ledger
     from unalike.studio.newcomer.predict import as_table, predict_client
     from unalike.studio.runs.finished import FinishedRun
-    from unalike.studio.runs.folder import check_writable, disk_errors_told, write_whole
+    from unalike.studio.runs.folder import check_writable, disk_errors_told
 
     target = out or beside(data, ".predictions.csv")
     finished = FinishedRun.open(run)
