@@ -87,9 +87,13 @@ def test_clients_with_the_same_classes_are_compared_in_the_table_and_in_the_repo
     finished = finished_run(tmp_path / "run")
     found = analyse(finished, quick=True).same_classes
     assert found is not None and found.clients > 10
-    assert found.clients + found.novel_clients == len(finished.population.unseen)
+    assert found.clients + found.novel_clients == len(finished.prepared.population.unseen)
     assert f"{100 * found.unseen:.1f}% of {found.clients} unseen clients, {100 * found.seen:.1f}% of training" in shown
-    assert found.twins is not None and found.twins_of is not None and 1 < found.pairs <= len(finished.population.seen)
+    assert (
+        found.twins is not None
+        and found.twins_of is not None
+        and 1 < found.pairs <= len(finished.prepared.population.seen)
+    )
     pairs = f"{100 * found.twins:.1f}%; {100 * found.twins_of:.1f}% of those {found.pairs} clients"
     assert f"made of unseen clients' rows: {pairs}" in shown
     page = (tmp_path / "run" / "report.html").read_text()
@@ -117,7 +121,7 @@ def test_the_correlation_is_the_mean_over_the_unseen_clients(runs: dict[str, Pat
     finished = finished_run(runs["pefll"])
     found = analyse(finished, quick=True).correlation
     assert found is not None and found.clients == 3 and found.low <= found.mean <= found.high
-    population = finished.population
+    population = finished.prepared.population
     vectors = analyses.descriptors_of(*Bench.of(finished, Extent()).asked, population.train)
     counts = population.histogram(population.train).to(torch.float64)
     each = analyses.rank_correlation(vectors, counts / counts.sum(1, keepdim=True), population.unseen)
@@ -339,7 +343,7 @@ def test_an_own_method_need_not_say_whether_it_serves_clients_without_labels(tmp
     assert set(found.left_out) == {"same_classes", "label_mask"} and found.map is not None
     assert len(found.map.names) == (12 if labeled == 1 else 3 + round(9 * labeled))
     finished = finished_run(tmp_path / "run")
-    without = finished.population.train.select(torch.arange(1)).without_labels()
+    without = finished.prepared.population.train.select(torch.arange(1)).without_labels()
     with pytest.raises(UserError, match="cannot personalize for a client without labels"):
         serve(finished, without, "nobody")
 

@@ -16,11 +16,9 @@ from typer.testing import CliRunner
 
 from unalike.commands import personalize
 from unalike.commands.main import app
-from unalike.core.release import Each
 from unalike.data import load
 from unalike.methods import METHODS
 from unalike.methods.odpfl import ODPFL
-from unalike.privacy import Gaussian
 from unalike.studio.errors import UserError
 from unalike.studio.newcomer.file import read_newcomer
 from unalike.studio.newcomer.serve import Served, _expectation, serve
@@ -117,12 +115,9 @@ def test_a_newcomer_gets_the_model_that_the_method_makes(
     for name, value in run.method.model.tensors(served.theta).items():
         torch.testing.assert_close(tensors[name], value)
     assert told["received"]["theta"] == 4 * run.method.model.size
-    shift, scale = run.population.train.shift, run.population.train.scale
-    assert shift is not None and scale is not None
     module = run.method.model.module(served.theta)
     scores = module((torch.from_numpy(rows[0]).float() - tensors["input.shift"]) * tensors["input.scale"])
-    names = run.population.class_names
-    expected = [str(c) if names is None else str(names[c]) for c in scores.argmax(1).tolist()]
+    expected = [run.schema.classes_named[c] for c in scores.argmax(1).tolist()]
     assert (tmp_path / "answers.csv").read_text().split()[1:] == expected
 
 
@@ -286,7 +281,7 @@ def test_data_must_have_a_name(runs: dict[str, Path], folder: str) -> None:
 
 
 def test_set_reaches_the_reading_of_the_file_only(runs: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--set: personalize takes data.options.KEY=VALUE"):
+    with pytest.raises(UserError, match=r"--set: expected data.options.KEY=VALUE"):
         run_command(runs["pefll"], "--data", tmp_path / "mine.npz", "--set", "local.lr=1")
     with pytest.raises(UserError, match=r"data.options.task cannot be set"):
         run_command(runs["pefll"], "--data", tmp_path / "mine.npz", "--set", "data.options.task=regression")
@@ -294,7 +289,7 @@ def test_set_reaches_the_reading_of_the_file_only(runs: dict[str, Path], tmp_pat
 
 def test_help_shows_what_is_in_brackets() -> None:
     shown = " ".join(CliRunner().invoke(app, ["personalize", "--help"], env={"COLUMNS": "200"}).output.split())
-    assert "'unalike[onnx]'" in shown and "(default: DATA.model.safetensors)" in shown
+    assert "'unalike[onnx]'" in shown and "(default: DATA.model.safetensors, CLIENT" in shown
 
 
 def test_delta_is_about_rows(runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path) -> None:
@@ -347,7 +342,8 @@ def test_the_expectation_says_how_many_samples_those_clients_had(
     runs: dict[str, Path], rows: tuple[np.ndarray, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = FinishedRun.open(runs["odpfl"])
-    sizes = run.population.train.size[run.population.unseen].tolist()
+    population = run.prepared.population
+    sizes = population.train.size[population.unseen].tolist()
     many = read_newcomer(run, newcomer(tmp_path, x=np.tile(rows[0], (50, 1, 1, 1)))).clients
     note = serve(run, many, "mine", epsilon=1000.0).notes[-1]
     assert f"the unseen clients of this run, with {min(sizes)} to {max(sizes)} samples each, score" in note
@@ -373,8 +369,3 @@ def test_a_newcomer_that_sends_nothing_is_told_so(
     assert "privacy: nothing was sent, so nothing is revealed" in output and "│ sent" not in output
     output = str(run_command(runs["odpfl"], "--data", newcomer(tmp_path, x=rows[0]), "--out", tmp_path / "m"))
     assert "sent" in output and "ε = ∞" in output
-
-
-def test_what_is_for_the_simulation_has_no_noise() -> None:
-    with pytest.raises(ValueError, match="simulation_only leaves no client, so it needs no noise"):
-        Each("theta", noise=Gaussian(1.0), clip=1.0, simulation_only=True)

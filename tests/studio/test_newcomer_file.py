@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from unalike.core.schema import Schema
 from unalike.data import DataError, load
 from unalike.studio.errors import UserError
 from unalike.studio.newcomer.file import _codes, read_newcomer
@@ -38,7 +38,8 @@ def trained(folder: Path, data: Path | str, method: str = "fedavg", rounds: int 
     """A run on the data, opened again from its folder."""
     plan = {"name": str(data), "options": options, **({"partition": "iid", "clients": 6} if data == "digits" else {})}
     recipe = {"method": method, "rounds": rounds, "data": plan, "model": {"name": "logistic"}}
-    run_recipe(checked({**recipe, "hyperparameters": {"cohort": 2}}, "test"), folder / "run")
+    cohort = {} if method == "local" else {"hyperparameters": {"cohort": 2}}
+    run_recipe(checked({**recipe, **cohort}, "test"), folder / "run")
     return FinishedRun.open(folder / "run")
 
 
@@ -89,7 +90,6 @@ def test_columns_are_matched_by_name_and_text_by_the_values_of_training(shops: F
     [
         (lambda t: t.rename(columns={"price": "cost"}), "'price' is missing, 'cost' was not there: rename"),
         (lambda t: t.drop(columns="days"), "those of training, price, colour, days; 'days' is missing"),
-        (lambda t: t.assign(size=1), "'size' was not there"),
         (lambda t: t.assign(colour=["red"] * 11 + ["pink"]), "'colour' holds 'pink' in data row 12.*blue, green, red"),
         (lambda t: t.assign(colour=7), "'colour' holds '7' in data row 1, which was not in training"),
         (lambda t: t.assign(price="dear"), "'price' should hold numbers, but data row 1 holds 'dear'"),
@@ -103,6 +103,16 @@ def test_columns_are_matched_by_name_and_text_by_the_values_of_training(shops: F
 def test_a_table_that_does_not_fit_is_explained(change: Any, message: str, shops: FinishedRun, tmp_path: Path) -> None:
     with pytest.raises((UserError, DataError), match=message):
         read_newcomer(shops, written(tmp_path, change(sales(1, 7))))
+
+
+def test_columns_that_training_did_not_have_are_named_and_ignored(shops: FinishedRun, tmp_path: Path) -> None:
+    mine = sales(1, 7)
+    came = read_newcomer(shops, written(tmp_path, mine))
+    more = read_newcomer(shops, written(tmp_path, mine.assign(size=1, note="new")[["note", "size", *mine.columns]]))
+    assert torch.equal(more.clients.x, came.clients.x)
+    assert more.notes == ["ignored, because training did not have the columns: note and size"]
+    (note,) = read_newcomer(shops, written(tmp_path, mine.rename(columns={"returned": "back"}))).notes
+    assert note.endswith("the column: back; if it holds labels, name it with --label-column")
 
 
 def test_a_feature_called_y_stays_a_feature(tmp_path: Path) -> None:
@@ -130,7 +140,8 @@ def test_a_missing_value_and_the_advice_about_it(shops: FinishedRun, tmp_path: P
 
 
 def test_a_missing_number_becomes_the_mean_of_the_runs_training_rows(shops: FinishedRun, tmp_path: Path) -> None:
-    seen = shops.population.train.select(shops.population.seen)
+    population = shops.prepared.population
+    seen = population.train.select(population.seen)
     expected = float(torch.cat([seen.rows(i)[0] for i in range(len(seen))])[:, 0].mean())
     for others in (40.0, 60.0):  # neither the newcomer's own rows nor those of others matter
         mine = sales(2, 7)
@@ -138,7 +149,7 @@ def test_a_missing_number_becomes_the_mean_of_the_runs_training_rows(shops: Fini
         mine.loc[0, "price"] = np.nan
         came = read_newcomer(shops, written(tmp_path, mine), {"missing": "mean"}, client="s00")
         assert float(came.clients.x[0, 0]) == pytest.approx(expected, rel=1e-5) and came.left_out == 0
-        assert came.notes == ["filled in by the means of the run's training rows: 1 value"]
+        assert came.notes == ["filled in by the schema's means: 1 value"]
         assert came.clients.x[1:, 0].tolist() == [others] * 11
     mine = sales(1, 7).assign(colour=[*["red"] * 11, np.nan])
     with pytest.raises(UserError, match="the text column 'colour' lacks values, and text has no mean; fill them in"):
@@ -187,10 +198,10 @@ def test_classes_are_found_by_name_alone(labels: list[Any], refused: str, tmp_pa
 
 
 def test_classes_of_a_known_data_set_have_numbers_too() -> None:
-    population = replace(load("digits", clients=3), class_names=["airplane", "frog", "1"], classes=3)
+    schema = Schema((64,), classes=3, class_names=("airplane", "frog", "1"))
 
     def codes(labels: list[Any], named_data: bool) -> list[float]:
-        return list(_codes(Path("f"), np.array(labels, object), np.arange(len(labels)), population, named_data))
+        return list(_codes(Path("f"), np.array(labels, object), np.arange(len(labels)), schema, named_data))
 
     assert codes([0, 2, "frog", "1"], named_data=True) == [0, 2, 1, 2]  # a name goes before a number
     with pytest.raises(UserError, match="the class '0' was not in training"):
@@ -217,7 +228,7 @@ def test_whole_numbers_in_the_range_of_training_are_bytes_whatever_their_type(
     assert came.notes == [] and came.clients.x.dtype == torch.uint8
     assert came.clients.x[:, 0].tolist() == images.tolist()
     for wrong in (images / 16, images * 16.0, (images * 16).astype(np.int64)):
-        with pytest.raises(UserError, match=r"whole numbers from 0 to 16 \(uint8\), but x holds .* on the same scale"):
+        with pytest.raises(UserError, match=r"whole numbers from 0 to 255 \(uint8\), but x holds .* on the same scale"):
             read_newcomer(digits, archive(tmp_path, x=wrong))
     for wrong in (np.nan, np.inf):
         images[3, 0, 0] = wrong
@@ -226,17 +237,25 @@ def test_whole_numbers_in_the_range_of_training_are_bytes_whatever_their_type(
                 read_newcomer(digits, archive(tmp_path, x=images, **whose), client=client)
 
 
-def test_values_far_outside_the_training_range_are_noted(
+def test_values_far_from_the_mean_of_training_are_noted(
     digits: FinishedRun, shops: FinishedRun, tmp_path: Path
 ) -> None:
     scaled = np.clip(load_digits().images[:20] * 16, 0, 255).astype(np.uint8)
-    (note,) = read_newcomer(digits, archive(tmp_path, x=scaled)).notes
-    assert note.startswith("x lies between 0 and 255, in the run's data between 0 and 16; with another scale")
+    assert read_newcomer(digits, archive(tmp_path, x=scaled)).notes == []  # bytes have one scale
     mine = sales(1, 7)
     (note,) = read_newcomer(shops, written(tmp_path, mine.assign(days=1e6 * mine["days"]))).notes
-    assert note.startswith("days lies between 0 and 8e+06, in the run's data between 0 and 8;")
+    mean, spread = days_of(shops)
+    assert note.startswith(
+        f"days lies between 0 and 8e+06, more than 10 deviations from its mean in training, {mean:.3g} ± {spread:.3g};"
+    )
+    assert read_newcomer(shops, written(tmp_path, mine.assign(days=mean + 9.9 * spread))).notes == []
     (note,) = read_newcomer(shops, written(tmp_path, mine.assign(days=1e6, price=1e9))).notes
     assert note.startswith("price lies") and "(and 1 other feature likewise)" in note
+
+
+def days_of(run: FinishedRun) -> tuple[float, float]:
+    assert run.schema.shift is not None and run.schema.scale is not None
+    return float(run.schema.shift[-1]), 1 / float(run.schema.scale[-1])
 
 
 def test_a_number_that_is_not_finite_is_named_by_its_data_row(tmp_path: Path) -> None:
@@ -255,7 +274,7 @@ def test_rows_on_which_the_network_overflows_are_told(method: str, tmp_path: Pat
     np.savez(tmp_path / "all.npz", x=x, y=np.arange(40) % 2, client=np.arange(40) // 8)
     run = trained(tmp_path, tmp_path / "all.npz", method, rounds=1)
     came = read_newcomer(run, archive(tmp_path, x=3e38 * np.sign(x), y=np.arange(40) % 2)).clients
-    with pytest.raises(UserError, match=r"network overflows .*up to 3e\+38 in size, the run's data up to \d"):
+    with pytest.raises(UserError, match=r"network overflows .*up to 3e\+38 in size, those of training \d"):
         serve(run, came, "mine")
 
 
@@ -290,7 +309,7 @@ def test_a_folder_is_a_newcomer_if_it_holds_one_client(tmp_path: Path) -> None:
         ("flowdup", {"h1", "hidden", "last", "bias"}),
         ("fedavg-finetune", {"theta"}),
         ("fedtta", {"theta", "phi"}),
-        ("local", {"start"}),
+        ("local", set()),
         ("fedavg", {"theta"}),
         ("ld-fedavg", {"theta"}),
     ],

@@ -96,14 +96,15 @@ def some_labels(folder: Path, unseen: float) -> FinishedRun:
 
 def test_only_clients_with_labels_say_what_to_expect(tmp_path: Path) -> None:
     run = some_labels(tmp_path, 0.5)
-    labeled = run.population.test.labeled[run.population.unseen]
+    population = run.prepared.population
+    labeled = population.test.labeled[population.unseen]
     assert 0 < int(labeled.sum()) < 0.5 * len(labeled)  # below the quorum, if all were asked
     came = read_newcomer(run, archive(tmp_path, x=np.ones((6, 3)))).clients
     assert (
         "the unseen clients of this run, with 6 samples each, score" in serve(run, came, "mine", epsilon=9.0).notes[-1]
     )
-    none = replace(run.population, unseen=run.population.unseen[~labeled])
-    run = replace(run, prepared=replace(run.prepared, population=none))
+    none = replace(population, unseen=population.unseen[~labeled])
+    vars(run)["prepared"] = replace(run.prepared, population=none)
     assert "no unseen clients with labels to test" in serve(run, came, "mine", epsilon=9.0).notes[-1]
 
 

@@ -64,7 +64,7 @@ def analyse(
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
         return
-    _show(found, Scale(metric_of(finished.population)), finished.prepared.recipe.method)
+    _show(found, Scale(metric_of(finished.prepared.population)), finished.recipe.method)
     console = printed()
     console.print(PAPERS)
     print_files(report=run / folder.REPORT)

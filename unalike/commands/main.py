@@ -11,7 +11,7 @@ import click
 import typer
 
 from unalike import __version__
-from unalike.commands import analyse, data, demo, estimate, kmeans, listing, mdm, personalize, privacy, run
+from unalike.commands import analyse, data, demo, estimate, kmeans, listing, mdm, personalize, predict, privacy, run
 from unalike.commands.console import progress_console
 from unalike.commands.options import examples
 
@@ -91,6 +91,7 @@ COMMANDS: tuple[Callable[[typer.Typer], None], ...] = (
     demo.register,
     run.register,
     personalize.register,
+    predict.register,
     analyse.register,
     data.register,
     listing.register,

@@ -21,8 +21,10 @@ _OTHER_LEDGER = "unalike personalize, with --ledger FILE for another place"  # w
 
 def personalize(
     run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
-    data: Annotated[Path, typer.Option(help="The newcomer's rows: NPZ with x (and y), CSV or Parquet.")],
-    client: Annotated[str | None, typer.Option(help="Which of several clients of the file.")] = None,
+    data: Annotated[Path | None, typer.Option(help="The newcomer's rows: NPZ with x (and y), CSV or Parquet.")] = None,
+    client: Annotated[
+        str | None, typer.Option(help="Which of several clients of the file; without --data: of the training clients.")
+    ] = None,
     unlabeled: Annotated[bool, typer.Option("--unlabeled", help="Do not use labels, even if there are some.")] = False,
     label_column: Annotated[str | None, typer.Option(help="Of a CSV or Parquet file. (default: the run's)")] = None,
     set_: Annotated[
@@ -35,7 +37,9 @@ def personalize(
     delta: Annotated[
         float | None, typer.Option(help="δ that ε is stated at. (default: n^-1.1 for n rows, at most 0.01)")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The model's file. (default: DATA.model.safetensors)")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The model's file. (default: DATA.model.safetensors, CLIENT.model.safetensors)")
+    ] = None,
     onnx: Annotated[bool, typer.Option("--onnx", help="Also write the model as an ONNX graph.")] = False,
     predictions: Annotated[Path | None, typer.Option(help="Also write the model's answers for the rows.")] = None,
     ledger: Annotated[
@@ -43,31 +47,43 @@ def personalize(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    r"""Give a newcomer the model that fits its data: what is sent, what comes back, and what it costs in privacy.
+    r"""Give a client the model that fits its data: what is sent, what comes back, and what it costs in privacy.
 
-    RUN is the folder of a finished run.
+    RUN is the folder of a finished run. It needs nothing else: it may be copied to
+    where the training data are not.
 
-    The file is read as the run's own was, and its columns are matched by name. The model is written as safetensors;
-    with --onnx, or if --out ends in .onnx, as an ONNX graph (pip install 'unalike\[onnx]').
+    With --data the client is a newcomer. Its file is read by the run's schema: columns
+    are matched by name, and numbers are scaled as in training. The model is written as
+    safetensors; with --onnx, or if --out ends in .onnx, as an ONNX graph (pip install
+    'unalike\[onnx]'). Both say which columns they read and what their classes are called.
+
+    Without --data, --client names a training client, and its own model is taken from
+    the folder.
 
     With an ε, each call is entered in the newcomer's ledger, and the ε that is told is that of all calls in there on
     the same rows, to runs that read the same columns. Keep the ledger with the data, and as private.
     """
     from unalike.studio.newcomer.file import read_newcomer
-    from unalike.studio.newcomer.ledger import enter
+    from unalike.studio.newcomer.ledger import beside, enter
     from unalike.studio.newcomer.serve import serve
     from unalike.studio.runs.finished import FinishedRun
     from unalike.studio.runs.folder import disk_errors_told
 
-    target = out or _beside(data, ".model.safetensors")
+    if data is None:
+        flags: dict[str, object] = {"--label-column": label_column, "--set": set_, "--epsilon": epsilon}
+        flags |= {"--delta": delta, "--unlabeled": unlabeled or None}
+        flags |= {"--predictions": predictions, "--ledger": ledger}
+        _own(run, client, [flag for flag, value in flags.items() if value is not None], out, onnx, as_json)
+        return
+    target = out or beside(data, ".model.safetensors")
     graph = target if target.suffix == ".onnx" else target.with_suffix(".onnx") if onnx else None
     finished = FinishedRun.open(run)
     private = epsilon is not None or finished.newcomer_epsilon is not None
-    usual = _beside(data, ".ledger.json")
+    usual = beside(data, ".ledger.json")
     if ledger is None and (private or usual.exists()):  # in a ledger that is there, what has no noise counts, too
         ledger = usual
     _check_outputs(target, graph, predictions, ledger)
-    given = {**_file_options(set_ or []), **({} if label_column is None else {"label_column": label_column})}
+    given = {**file_options(set_ or []), **({} if label_column is None else {"label_column": label_column})}
     newcomer = read_newcomer(finished, data, given, client=client, unlabeled=unlabeled)
     served = serve(finished, newcomer.clients, newcomer.name, epsilon=epsilon, delta=delta, left_out=newcomer.left_out)
     served.notes.extend(newcomer.notes)
@@ -77,18 +93,52 @@ def personalize(
             spent, delta = enter(ledger, served.ledger, served.rows, served.delta)
     else:
         ledger = None
-    with disk_errors_told(target.parent):
-        if graph is not None:
-            _write_graph(served, graph)
-        if target != graph:
-            served.save(target)
-        if predictions is not None:
+    _write_model(served, target, graph)
+    if predictions is not None:
+        with disk_errors_told(predictions.parent):
             words = served.predict(newcomer.clients)
             predictions.write_text("prediction\n" + "".join(f"{word}\n" for word in words), encoding="utf-8")
     if as_json:
         typer.echo(json.dumps(_plain(_Result(served, spent, delta, ledger, target, graph, predictions)), indent=2))
     else:
         _show(_Result(served, spent, delta, ledger, target, graph, predictions))
+
+
+def _own(run: Path, client: str | None, flags: list[str], out: Path | None, onnx: bool, as_json: bool) -> None:
+    """A training client's model, from the folder alone."""
+    from unalike.studio.errors import UserError
+    from unalike.studio.newcomer.own import own_model
+    from unalike.studio.runs.finished import FinishedRun
+
+    if client is None:
+        raise UserError("give a newcomer's rows with --data FILE, or name a training client with --client NAME")
+    if flags:
+        raise UserError(f"{flags[0]} is about a newcomer's rows: give them with --data, or leave it out")
+    finished = FinishedRun.open(run)
+    served = own_model(finished, client)
+    word = "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in client).lstrip(".")
+    target = out or Path(f"{word or 'client'}.model.safetensors")
+    graph = target if target.suffix == ".onnx" else target.with_suffix(".onnx") if onnx else None
+    _check_outputs(target, graph, None, None)
+    _write_model(served, target, graph)
+    if as_json:
+        typer.echo(json.dumps(_plain(_Result(served, 0.0, served.delta, None, target, graph, None)), indent=2))
+        return
+    console = printed()
+    origin = "made from the server's state" if served.received else "kept by the client"
+    told = f"{client} took part in training; its model after round {finished.round} was {origin}"
+    console.print(told, soft_wrap=True, markup=False)
+    _show_files(served, target, graph, None)
+
+
+def _write_model(served: Served, target: Path, graph: Path | None) -> None:
+    from unalike.studio.runs.folder import disk_errors_told
+
+    with disk_errors_told(target.parent):
+        if graph is not None:
+            _write_graph(served, graph)
+        if target != graph:
+            served.save(target)
 
 
 class _Result(NamedTuple):
@@ -101,15 +151,6 @@ class _Result(NamedTuple):
     model: Path
     graph: Path | None
     predictions: Path | None
-
-
-def _beside(data: Path, ending: str) -> Path:
-    """Beside the data, and called like it."""
-    from unalike.studio.errors import UserError
-
-    if data.name in ("", ".."):
-        raise UserError(f"--data {data}: expected the newcomer's file, or a folder by its name, e.g. --data mine.npz")
-    return data.with_name(data.name.split(".")[0] + ending)
 
 
 def _check_outputs(target: Path, graph: Path | None, predictions: Path | None, ledger: Path | None) -> None:
@@ -142,7 +183,7 @@ def _check_outputs(target: Path, graph: Path | None, predictions: Path | None, l
             check_writable(ledger)
 
 
-def _file_options(settings: list[str]) -> dict[str, Any]:
+def file_options(settings: list[str]) -> dict[str, Any]:
     """What ``--set data.options.KEY=VALUE`` says."""
     from unalike.studio.errors import UserError
     from unalike.studio.recipe.recipe import overridden
@@ -151,7 +192,7 @@ def _file_options(settings: list[str]) -> dict[str, Any]:
     data = values.get("data", {})
     if set(values) - {"data"} or not isinstance(data, dict) or set(data) - {"options"}:
         raise UserError(
-            "--set: personalize takes data.options.KEY=VALUE; all else was decided when the run was trained"
+            "--set: expected data.options.KEY=VALUE, how to read the file; all else was decided in training"
         )
     return dict(data.get("options", {}))
 
@@ -222,6 +263,12 @@ def _show(result: _Result) -> None:
         entered = "" if ledger is None else f"; entered in {ledger}"
         told = "privacy: none was asked for (ε = ∞); what was sent depends on the data without noise"
         console.print(told + entered, soft_wrap=True, markup=False)
+    _show_files(served, model, graph, predictions)
+
+
+def _show_files(served: Served, model: Path, graph: Path | None, predictions: Path | None) -> None:
+    """What there is to note, and what was written where."""
+    console = printed()
     for note in served.notes:
         console.print(f"note: {note}", markup=False)
     print_files(model=model)
@@ -236,5 +283,7 @@ def register(app: typer.Typer) -> None:
         epilog=examples(
             "unalike run pefll --data digits --partition pathological --rounds 50 --out runs/pefll",
             "unalike personalize runs/pefll --data mine.npz --predictions answers.csv",
+            "unalike run fedavg --data shops.csv --client-column shop --label-column returned --out runs/shops",
+            "unalike personalize runs/shops --client s07",
         )
     )(personalize)

@@ -62,6 +62,11 @@ class Schema:
         """How many numbers a model must give for one row: one for each class, or one."""
         return self.classes or 1
 
+    @property
+    def classes_named(self) -> tuple[str, ...]:
+        """What the classes are called: by their numbers where they have no names."""
+        return tuple(str(i) for i in range(self.classes or 0)) if self.class_names is None else self.class_names
+
     def to_json(self) -> str:
         """Plain values, for a run folder or a wire."""
         values = {name: value for name, value in vars(self).items() if value is not None}

@@ -119,8 +119,13 @@ def read_rows(
     size: int | Sequence[int] | None = None,
     known: Features | None = None,
     known_from: KnownFrom = "training",
+    id_column: str | None = None,
 ) -> Rows:
-    """What ``file_source`` makes a source of; ``known``: the columns that a table must have, and where from."""
+    """What ``file_source`` makes a source of.
+
+    known: the columns that a table must have, and where from. id_column: one that names the rows, or in NPZ an array
+    that does.
+    """
     if path.is_dir():
         inside = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
         if not inside:
@@ -135,20 +140,25 @@ def read_rows(
             )
         if client_column:
             raise DataError(f"{path}: each file is one client, so there is no client column; leave client_column out")
-        return _file_per_client(path, inside, label_column, delimiter, missing, known, known_from)
+        return _file_per_client(path, inside, label_column, delimiter, missing, known, known_from, id_column)
     suffix = _suffix(path)
     if suffix is None:
         pictures = " (an image goes into a folder of its client)" if path.suffix.lower() in PICTURES else ""
         raise DataError(f"cannot read {path}: expected a file ending in {', '.join(_KNOWN)}, or a folder{pictures}")
     if suffix == ".npz":
-        arrays = _read_npz(path, {"x", "y", "client"})
-        return Rows(arrays["x"], arrays.get("y"), arrays.get("client"))
-    frame = read_table(path, client_column, delimiter, _text(known))
-    return take_apart(frame, path.name, client_column, label_column, missing, known, known_from)
+        arrays = _read_npz(path, {"x", "y", "client"} | ({id_column} if id_column else set()))
+        if id_column and id_column not in arrays:
+            raise DataError(f"{path}: there is no array {id_column!r} (id_column); it holds {', '.join(arrays)}")
+        ids = arrays[id_column] if id_column else None
+        return Rows(arrays["x"], arrays.get("y"), arrays.get("client"), ids=ids)
+    frame = read_table(path, client_column, delimiter, _text(known, id_column))
+    return take_apart(frame, path.name, client_column, label_column, missing, known, known_from, id_column)
 
 
-def _text(known: Features | None) -> list[str]:
-    return [column for column, values in (known or {}).items() if values is not None]
+def _text(known: Features | None, id_column: str | None) -> list[str]:
+    """Columns that are read as text."""
+    text = [column for column, values in (known or {}).items() if values is not None]
+    return text if id_column is None else [*text, id_column]
 
 
 def _suffix(path: Path) -> str | None:
@@ -186,6 +196,7 @@ def _file_per_client(
     missing: Missing,
     known: Features | None,
     known_from: KnownFrom,
+    id_column: str | None,
 ) -> Rows:
     """One file for each client: all NPZ (x, y) or all tables. A file without rows is a client left out."""
     strange = [entry for entry in inside if _suffix(entry) is None]
@@ -199,8 +210,10 @@ def _file_per_client(
     if any(packed) and not all(packed):
         raise DataError(f"{folder}: some clients have NPZ files and some have tables; use one kind for all")
     if all(packed):
+        if id_column:
+            raise DataError(f"{folder}: the rows of several NPZ files have no ids; leave id_column out")
         return _join_arrays(inside, names)
-    return _join_tables(folder, inside, names, label_column, delimiter, missing, known, known_from)
+    return _join_tables(folder, inside, names, label_column, delimiter, missing, known, known_from, id_column)
 
 
 def _join_arrays(inside: list[Path], names: list[str]) -> Rows:
@@ -253,6 +266,7 @@ def _join_tables(
     missing: Missing,
     known: Features | None,
     known_from: KnownFrom,
+    id_column: str | None,
 ) -> Rows:
     """All clients' tables in one."""
     frames: list[pd.DataFrame] = []
@@ -260,7 +274,7 @@ def _join_tables(
     wanted: set[str] | None = None
     title = "y" if label is None else label
     for path, name in zip(inside, names, strict=True):
-        frame = read_table(path, None, delimiter, _text(known))
+        frame = read_table(path, None, delimiter, _text(known, id_column))
         columns = set(frame.columns) - {title}
         if wanted is None:
             wanted, first = columns, path
@@ -274,5 +288,6 @@ def _join_tables(
             frames.append(frame.assign(client=name))
     if not frames:
         raise DataError(f"none of the {len(inside)} files holds a row")
-    rows = take_apart(pd.concat(frames, ignore_index=True), folder.name, "client", label, missing, known, known_from)
+    whole = pd.concat(frames, ignore_index=True)
+    rows = take_apart(whole, folder.name, "client", label, missing, known, known_from, id_column)
     return replace(rows, empty=empty)

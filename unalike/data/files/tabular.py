@@ -29,6 +29,8 @@ class Rows:
     client: Array | None
     columns: Features | None = None  # None: no table
     empty: list[str] = field(default_factory=list)  # clients without a row
+    ids: Array | None = None  # of the rows
+    ignored: list[str] = field(default_factory=list)  # columns that an earlier table did not have
 
 
 def read_table(
@@ -74,13 +76,14 @@ def take_apart(
     missing: Missing,
     known: Features | None = None,
     known_from: KnownFrom = "training",
+    id_column: str | None = None,
 ) -> Rows:
     """Client, label and feature columns; text columns become one feature for each value (at most 50 values).
 
     A missing feature is an error, or its row is left out (``missing="drop"``), or it becomes the column's mean
     (``missing="mean"``), or NaN (``missing="keep"``, for a caller that deals with it). With ``known`` the features are
-    those of an earlier table or a schema, found by name and with its values of text; beside those of training, the
-    client and label columns may be absent.
+    those of an earlier table or a schema, found by name and with its values of text; beside those of training, other
+    columns are ignored, and the client and label columns may be absent. ``id_column`` names the rows and is no feature.
     """
     if missing not in ("error", "drop", "mean", "keep"):
         raise DataError(f"{name}: missing must be 'error', 'drop' or 'mean', got {missing!r}")
@@ -89,9 +92,12 @@ def take_apart(
     required = known is None or known_from == "the schema"
     ids = _find(frame, name, "client_column", client_column, "client", required)
     label = _find(frame, name, "label_column", label_column, "y", required)
-    features = [column for column in frame.columns if column not in (ids, label)]
+    names = None if id_column is None else _find(frame, name, "id_column", id_column, "", required=True)
+    features = [column for column in frame.columns if column not in (ids, label, names)]
+    ignored: list[str] = []
     if known is not None:
         _check_columns(features, known, name, known_from)
+        ignored = [column for column in features if column not in known]
         features = list(known)
     elif label is None and label_column is None:
         for column in features:
@@ -112,13 +118,13 @@ def take_apart(
         values, columns[str(column)] = _encode(frame[column], name, missing, known, known_from)
         pieces.append(values)
     x = np.concatenate(pieces, axis=1, dtype=np.float32) if len(pieces) > 1 else pieces[0]
-    return Rows(x, _raw(frame, label), _client_ids(frame, ids), columns)
+    return Rows(x, _raw(frame, label), _client_ids(frame, ids), columns, ids=_raw(frame, names), ignored=ignored)
 
 
 def _check_columns(features: Sequence[str], known: Features, name: str, known_from: KnownFrom) -> None:
     lacking = [column for column in known if column not in features]
     strange = [column for column in features if column not in known]
-    if lacking or strange:
+    if lacking:
         found = [f"{column!r} is missing" for column in lacking] + [f"{column!r} was not there" for column in strange]
         raise DataError(
             f"{name}: its feature columns must be those of {known_from}, {', '.join(known)}; {', '.join(found)}: "

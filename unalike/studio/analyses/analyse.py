@@ -89,7 +89,7 @@ class Bench:
 
     @classmethod
     def of(cls, run: FinishedRun, extent: Extent) -> Bench:
-        whole = run.population
+        whole = run.prepared.population
         served = whole.test.labeled & (whole.train.labeled | serves_unlabeled(run.method))
         able = served & (whole.train.size > 0) & (whole.test.size > 0)
         unseen = _evenly(whole.unseen[able[whole.unseen]], extent.newcomers)
@@ -105,10 +105,10 @@ class Bench:
     @property
     def method_name(self) -> str:
         """``some/file.py:MyMethod`` is called MyMethod."""
-        return self.run.prepared.recipe.method.rpartition(":")[2]
+        return self.run.recipe.method.rpartition(":")[2]
 
     def need_newcomers(self) -> None:
-        if len(self.run.population.unseen) == 0:
+        if len(self.run.prepared.population.unseen) == 0:
             raise DoesNotApply("the run has no unseen clients; train with --unseen above 0")
         if len(self.population.unseen) == 0:
             raise DoesNotApply(f"{self.method_name} can serve and test none of the unseen clients")

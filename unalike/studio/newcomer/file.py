@@ -1,22 +1,23 @@
-"""A newcomer's file: read as the run's own data was, and matched to it by the names of columns and classes."""
+"""A newcomer's file: read by the schema that the run was trained with, and told apart where it does not fit."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from unalike.core.client import Clients
+from unalike.core.schema import Schema
+from unalike.core.suggest import nearest
 from unalike.data.arrays import Task, array_source
 from unalike.data.files.reader import read_rows
-from unalike.data.files.tabular import Features
-from unalike.data.population import Population
+from unalike.data.files.tabular import Rows
 from unalike.data.source import Array
 from unalike.studio.errors import UserError
 from unalike.studio.runs.finished import FinishedRun
@@ -24,6 +25,7 @@ from unalike.studio.runs.measure import serves_unlabeled
 from unalike.studio.words import counted, listed
 
 OPTIONS = ("client_column", "label_column", "delimiter", "missing", "partial_labels", "size")
+FAR = 10  # deviations from the mean of training: further away, a value is told
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,9 @@ class Newcomer:
 
     name: str
     clients: Clients  # of length 1
+    rows: Array  # [n] where its rows are in the file, from 0
+    ids: list[str]  # [n] what its rows are called: by a column of ids, else by their number, from 1
+    truth: Array | None  # [n] its labels as the run's numbers, NaN where one is missing; None: not read, or none
     notes: list[str]
     left_out: int = 0  # how many of its rows lack a value
 
@@ -44,148 +49,240 @@ def read_newcomer(
     client: str | None = None,
     unlabeled: bool = False,
 ) -> Newcomer:
-    """A file's rows as one client that fits the run, or an error that says where they do not.
+    """A file's rows as one client that fits the run; ``client`` chooses one of several. See ``NewcomerFile``."""
+    came = NewcomerFile.read(run, file, options)
+    one = came.newcomer(came.only(client), unlabeled=unlabeled)
+    return replace(one, notes=came.notes + one.notes)
 
-    ``options`` are laid over those that the run's own file was read with. ``client`` chooses one of several clients.
-    With ``missing="mean"`` a missing number becomes the mean of the run's training rows, never one of the newcomer's
-    own: then a row changes no other row, and the sensitivity of a private descriptor stays 2/n (P2 Lemma 2).
+
+@dataclass(frozen=True)
+class NewcomerFile:
+    """A file whose rows have the run's features, or an error that says where they have not.
+
+    The schema says what a row is: columns by name and in which order, values of text, classes, shape and type, scaling.
+    How the file is laid out (which column is the client, which the label, what to do about gaps) is as for the run's
+    own file, unless ``options`` say otherwise.
     """
-    population, given = run.population, dict(options or {})
-    for key in given:
-        if key not in OPTIONS:
-            raise UserError(f"data.options.{key} cannot be set for a newcomer; {', '.join(OPTIONS)} can")
-    if not file.exists():
-        raise UserError(f"there is no file or folder {file}")
-    how = {**run.file_options, **given}
-    partial_labels, missing = how.pop("partial_labels", "error"), how.get("missing")
-    if missing in ("drop", "mean"):
-        how["missing"] = "keep"  # it is about the newcomer's rows alone, which are chosen below
-    if file.is_dir():
-        how.pop("client_column", None)  # a folder's files are its clients
-    rows = read_rows(file, known=population.columns, **how)
-    if rows.columns is None and given.get("label_column"):
+
+    run: FinishedRun
+    path: Path
+    rows: Rows
+    x: Array  # [rows, ...] as in the file; images as [rows, channels, height, width]
+    clients: dict[str, Array]  # whose rows are where; "" if the file does not say
+    missing: str  # what to do about a table's gaps: error, drop or mean
+    partial_labels: Literal["error", "drop"]
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def read(
+        cls,
+        run: FinishedRun,
+        file: Path,
+        options: Mapping[str, Any] | None = None,
+        *,
+        id_column: str | None = None,
+    ) -> NewcomerFile:
+        schema, given = run.schema, dict(options or {})
+        for key in given:
+            if key not in OPTIONS:
+                raise UserError(f"data.options.{key} cannot be set for a newcomer; {', '.join(OPTIONS)} can")
+        if not file.exists():
+            raise UserError(f"there is no file or folder {file}")
+        if id_column is not None and id_column in (schema.columns or {}):
+            raise UserError(f"--id-column {id_column}: the run was trained on this column as a feature; take another")
+        how = {key: value for key, value in run.file_options.items() if key in OPTIONS} | given
+        partial_labels, missing = how.pop("partial_labels", "error"), how.get("missing", "error")
+        if missing in ("drop", "mean"):
+            how["missing"] = "keep"  # it is about each newcomer's rows alone, which are chosen later
+        if file.is_dir():
+            if given.get("client_column"):
+                raise UserError(f"{file}: each file of a folder is a client, so there is no --client-column; leave it")
+            how.pop("client_column", None)
+        rows = read_rows(file, known=schema.columns, id_column=id_column, **how)
+        if how.get("label_column") == "":
+            rows = replace(rows, y=None)
+        _check_kind(file, rows, schema, given)
+        whole = array_source(rows.x, None, rows.client, name=file.name, kind=schema.kind)
+        if tuple(whole.x.shape[1:]) != schema.shape:
+            raise _other_shape(file, whole.x, schema)
+        if rows.y is not None and rows.y.size != len(whole.x):
+            raise UserError(f"{file}: {len(whole.x)} rows of x but {rows.y.size} labels; give one for each row")
+        if id_column is not None and (rows.ids is None or rows.ids.shape != (len(whole.x),)):
+            raise UserError(
+                f"{file}: expected an id in {id_column!r} for each of its {len(whole.x)} rows (--id-column)"
+            )
+        clients = {"": np.arange(len(whole.x))}
+        if whole.client is not None:
+            names = whole.client_names or [str(number) for number in range(int(whole.client.max()) + 1)]
+            order = np.argsort(whole.client, kind="stable")
+            parts = np.split(order, np.cumsum(np.bincount(whole.client, minlength=len(names)))[:-1])
+            clients = {str(name): part for name, part in zip(names, parts, strict=True) if len(part)}
+        notes = _by_position(schema, rows) if schema.kind == "features" else []
+        if rows.ignored:
+            them = "it holds" if len(rows.ignored) == 1 else "one of them holds"
+            labels = "" if rows.y is not None else f"; if {them} labels, name it with --label-column"
+            what = "the column" if len(rows.ignored) == 1 else "the columns"
+            notes.append(f"ignored, because training did not have {what}: {listed(rows.ignored, 10)}{labels}")
+        return cls(run, file, rows, whole.x, clients, missing, partial_labels, notes)
+
+    def only(self, client: str | None) -> str:
+        """The one client that is meant; refused where several could be."""
+        if list(self.clients) == [""]:
+            if client is not None:
+                raise UserError(
+                    f"{self.path} does not say whose a row is, so --client {client} cannot be found; leave it out"
+                )
+            return ""
+        if client is None and len(self.clients) > 1:
+            raise UserError(
+                f"{self.path} holds {len(self.clients)} clients ({listed(list(self.clients), 5)}), but a newcomer is "
+                "one; choose one with --client NAME, or give a file of its own"
+            )
+        if client is not None and client not in self.clients:
+            raise UserError(f"{self.path} has no client {client!r}{near(client, list(self.clients))}")
+        return next(iter(self.clients)) if client is None else client
+
+    def newcomer(self, client: str, *, unlabeled: bool = False, truth: bool = False) -> Newcomer:
+        """One client's rows. ``unlabeled`` keeps labels from the model; ``truth`` reads them all the same, to score.
+
+        With ``missing="mean"`` a missing number becomes the schema's mean, never one of the newcomer's own: then a row
+        changes no other row, and the sensitivity of a private descriptor stays 2/n (P2 Lemma 2).
+        """
+        run, file, schema = self.run, self.path, self.run.schema
+        own = self.clients[client]
+        keep, x, notes = own, self.x[own], list[str]()
+        gaps = np.isnan(x) if self.rows.columns is not None else np.zeros((1, 1), dtype=bool)
+        if gaps.any() and self.missing == "drop":
+            keep = own[~gaps.any(1)]
+            x = self.x[keep]
+            if len(keep) == 0:
+                raise UserError(f"{file}: every row lacks a feature, so missing='drop' leaves nothing; fill some in")
+        elif gaps.any() and self.missing == "mean":
+            notes.append(f"filled in by the schema's means: {counted(int(gaps.sum()), 'value')}")
+            x = _filled(file, x, schema)
+        y = None
+        if self.rows.y is not None and schema.target != "none" and (truth or not unlabeled):
+            advice = ""
+            if truth:
+                advice = "; or leave the labels unread with --label-column ''"
+            elif serves_unlabeled(run.method):
+                advice = "; or add --unlabeled, because this run needs no labels"
+            y = _numbers(file, self.rows.y.reshape(-1)[keep], keep, schema, run.named_data, advice)
+        if y is not None and not unlabeled and self.partial_labels == "drop":
+            there = ~np.isnan(y)
+            keep, x, y = keep[there], x[there], y[there]
+        task: Task = "regression" if schema.classes is None else "classification"
+        source = array_source(
+            _inputs(file, x, keep, schema),
+            None if unlabeled else y,
+            name=file.name,
+            kind=schema.kind,
+            classes=schema.classes,
+            task=task,
+            partial_labels=self.partial_labels,
+        )
+        one = Clients.from_sizes(
+            torch.from_numpy(source.x),
+            None if source.y is None else torch.from_numpy(source.y),
+            torch.tensor([len(source.x)]),
+            shift=schema.shift,
+            scale=schema.scale,
+        )
+        one = replace(one, ids=one.ids + int(run.roster.ids.max()) + 1)  # it is taken for no training client
+        left_out = len(own) - len(keep)
+        if left_out:
+            them = "it" if left_out == 1 else "them"
+            notes.append(f"left out for lack of a value: {counted(left_out, 'row')}; no prediction is made for {them}")
+        ids = [str(row + 1) for row in keep.tolist()]
+        if self.rows.ids is not None:
+            ids = [_word(value) for value in self.rows.ids[keep].tolist()]
+        return Newcomer(client or file.name, one, keep, ids, y, notes + _far_away(one.x, schema), left_out)
+
+
+def near(client: str, names: Sequence[str]) -> str:
+    """The end of a sentence about an unknown client: the one nearest to it, else the first few."""
+    found = nearest(client, names)
+    return found if found.endswith("?") else f"; there are {listed(list(names), 10)}."
+
+
+def _check_kind(file: Path, rows: Rows, schema: Schema, given: Mapping[str, Any]) -> None:
+    """Is it a table or an array, as the run needs, with the columns that were named?"""
+    label, client = given.get("label_column"), given.get("client_column")
+    if rows.columns is None and label:
         raise UserError(f"{file} holds arrays, which have no columns (--label-column); its labels are the array `y`")
-    if rows.columns is not None and population.kind == "image":
-        shape = ", ".join(map(str, population.input_shape))
+    if rows.columns is None and client:
+        raise UserError(f"{file} holds arrays, which have no columns (--client-column); clients are the array `client`")
+    if rows.columns is not None and schema.kind == "image":
+        shape = ", ".join(map(str, schema.shape))
         raise UserError(f"{file} is a table, but the run was trained on images: give an NPZ with x of [rows, {shape}]")
-    if given.get("label_column") and rows.y is None:
-        raise UserError(f"{file}: there is no column {given['label_column']!r} (--label-column)")
+    if label and rows.y is None:
+        raise UserError(f"{file}: there is no column {label!r} (--label-column)")
+    if client and rows.client is None:
+        raise UserError(f"{file}: there is no column {client!r} (--client-column)")
     if rows.x.ndim and len(rows.x) == 0:
         raise UserError(f"{file} has no rows, but a newcomer needs at least one; give a file that holds its rows")
-    if population.kind == "image" and rows.x.ndim not in (3, 4):
-        raise _other_shape(file, rows.x, population)
-    whole = array_source(rows.x, None, rows.client, name=file.name, kind=population.kind)
-    if tuple(whole.x.shape[1:]) != population.input_shape:
-        raise _other_shape(file, whole.x, population)
-    own = _chosen(file, len(whole.x), whole.client, whole.client_names, client)
-    keep, x = own, whole.x[own]
-    notes: list[str] = []
-    if rows.columns is not None and missing == "drop":
-        keep = own[~np.isnan(x).any(1)]
-        x = whole.x[keep]
-        if len(keep) == 0:
-            raise UserError(f"{file}: every row lacks a feature, so missing='drop' leaves nothing; fill some in")
-    elif rows.columns is not None and missing == "mean" and np.isnan(x).any():
-        notes.append(f"filled in by the means of the run's training rows: {counted(int(np.isnan(x).sum()), 'value')}")
-        x = _filled(file, x, rows.columns, population)
-    y = None
-    if rows.y is not None and population.has_labels and not unlabeled:
-        if rows.y.size != len(whole.x):
-            raise UserError(f"{file}: {len(whole.x)} rows of x but {rows.y.size} labels; give one for each row")
-        y = rows.y.reshape(-1)[keep]
-        if population.classes is not None:
-            y = _codes(file, y, keep, population, run.named_data, needed=not serves_unlabeled(run.method))
-        y = None if y.dtype.kind == "f" and np.isnan(y).all() else y  # a column of labels that is left empty
-    task: Task = "regression" if population.classes is None else "classification"
-    source = array_source(
-        _inputs(file, x, keep, population),
-        y,
-        name=file.name,
-        kind=population.kind,
-        classes=population.classes,
-        task=task,
-        partial_labels=partial_labels,
-    )
-    one = Clients.from_sizes(
-        torch.from_numpy(source.x),
-        None if source.y is None else torch.from_numpy(source.y),
-        torch.tensor([len(source.x)]),
-        shift=population.train.shift,
-        scale=population.train.scale,
-    )
-    one = replace(one, ids=one.ids + len(population))  # nobody's id: it is taken for no training client
-    if population.kind == "features":
-        notes += _by_position(population.columns, rows.columns)
-    left_out = len(own) - len(one.x)
-    if left_out:
-        them = "it" if left_out == 1 else "them"
-        notes.append(f"left out for lack of a value: {counted(left_out, 'row')}; no prediction is made for {them}")
-    return Newcomer(client or file.name, one, notes + _far_away(one.x, population), left_out)
+    if schema.kind == "image" and rows.x.ndim not in (3, 4):
+        raise _other_shape(file, rows.x, schema)
 
 
-def _chosen(file: Path, rows: int, owner: Array | None, names: Sequence[str] | None, client: str | None) -> Array:
-    """Which rows are the newcomer's."""
-    if owner is None:
-        if client is not None:
-            raise UserError(f"{file} does not say whose a row is, so --client {client} cannot be found; leave it out")
-        return np.arange(rows)
-    known = [str(number) for number in range(int(owner.max()) + 1)] if names is None else list(names)
-    if client is None and len(known) > 1:
-        raise UserError(
-            f"{file} holds {len(known)} clients ({listed(list(known), 5)}), but a newcomer is one; choose one with "
-            f"--client NAME, or give a file of its own"
-        )
-    if client is not None and client not in known:
-        raise UserError(f"{file} has no client {client!r}; there are {listed(list(known), 10)}")
-    return np.flatnonzero(owner == (0 if client is None else known.index(client)))
-
-
-def _filled(file: Path, x: Array, columns: Features, population: Population) -> Array:
-    """A table's missing numbers filled in by the means over the training rows of the run's training clients."""
-    first = 0
-    for column, values in columns.items():
-        if values is not None and np.isnan(x[:, first]).any():
+def _filled(file: Path, x: Array, schema: Schema) -> Array:
+    """A table's missing numbers filled in by the means that the schema has: those that inputs are shifted by."""
+    for place, (column, value) in enumerate(_features(schema)):
+        if value is not None and np.isnan(x[:, place]).any():
             raise UserError(f"{file}: the text column {column!r} lacks values, and text has no mean; fill them in")
-        first += 1 if values is None else len(values)
-    seen = population.train.select(population.seen)
-    trained = torch.cat([seen.rows(i)[0] for i in range(len(seen))]).to(torch.float64)
-    return np.where(np.isnan(x), trained.mean(0).numpy(), x)
+    if schema.shift is None:
+        raise UserError(
+            f"{file}: values are missing, and missing='mean' has nothing to fill them with, because the run's inputs "
+            "are not scaled and its schema has no means; fill them in, or leave such rows out: --set "
+            "data.options.missing=drop"
+        )
+    return np.where(np.isnan(x), schema.shift.to(torch.float64).numpy(), x)
 
 
-def _codes(file: Path, y: Array, rows: Array, population: Population, named_data: bool, needed: bool = True) -> Array:
+def _numbers(file: Path, y: Array, rows: Array, schema: Schema, named_data: bool, advice: str = "") -> Array | None:
+    """Labels as the run's own numbers, NaN where one is missing; None: a column of labels that is left empty."""
+    if schema.classes is not None:
+        found = _codes(file, y, rows, schema, named_data, advice)
+    else:
+        try:
+            found = np.array([math.nan if _word(value) == "" else float(value) for value in y.tolist()])
+        except ValueError as error:
+            raise UserError(f"{file}: the run predicts numbers, but a label is none: {error}") from error
+    return None if np.isnan(found).all() else found
+
+
+def _codes(file: Path, y: Array, rows: Array, schema: Schema, named_data: bool, advice: str = "") -> Array:
     """Labels as the run's own numbers of classes, found by name; NaN where one is missing.
 
     The classes of a data set that comes with Unalike, such as CIFAR-10's, are known by their published numbers too.
-    An unknown class is refused even where labels are not ``needed``: the file may be another than the one meant.
+    An unknown class is refused even where labels are not needed: the file may be another than the one meant.
     """
-    names, numbers = population.class_names, [str(i) for i in range(population.classes or 0)]
-    known = numbers if names is None else [str(name) for name in names]
+    known = schema.classes_named
     place: dict[str, float] = {"": math.nan}
     if named_data:
-        place |= {number: float(i) for i, number in enumerate(numbers)}
+        place |= {str(i): float(i) for i in range(len(known))}
     place |= {name: float(i) for i, name in enumerate(known)}
     words = [_word(value) for value in y.tolist()]
     for row, word in zip(rows, words, strict=True):
         if word not in place:
             raise UserError(
                 f"{file}: the class {word!r} was not in training (data row {row + 1}); the run knows "
-                f"{listed(list(known), 10)}. Name the classes as in training, or leave out the rows of others"
-                + ("" if needed else "; or add --unlabeled, because this run needs no labels")
+                f"{listed(list(known), 10)}. Name the classes as in training, or leave out the rows of others{advice}"
             )
     return np.array([place[word] for word in words])
 
 
 def _word(label: Any) -> str:
-    """A class as it is called: 1.0 is '1', and what is missing is ''."""
+    """A class or an id as it is called: 1.0 is '1', and what is missing is ''."""
     if isinstance(label, float):
         return "" if math.isnan(label) else str(int(label)) if label.is_integer() else str(label)
     return label.decode() if isinstance(label, bytes) else str(label)
 
 
-def _other_shape(file: Path, x: Array, population: Population) -> UserError:
-    came, wanted = tuple(x.shape[1:]), population.input_shape
-    what = "images" if population.kind == "image" else population.kind
-    change = f"resize or crop the {what}" if population.kind == "image" else "bring the samples to that shape"
+def _other_shape(file: Path, x: Array, schema: Schema) -> UserError:
+    came, wanted = tuple(x.shape[1:]), schema.shape
+    what = "images" if schema.kind == "image" else schema.kind
+    change = f"resize or crop the {what}" if schema.kind == "image" else "bring the samples to that shape"
     if math.prod(came) == math.prod(wanted):
         change = "reshape it" if len(came) == 1 else "bring its axes into that order"
     return UserError(
@@ -194,62 +291,67 @@ def _other_shape(file: Path, x: Array, population: Population) -> UserError:
     )
 
 
-def _inputs(file: Path, x: Array, rows: Array, population: Population) -> Array:
+def _inputs(file: Path, x: Array, rows: Array, schema: Schema) -> Array:
     """The inputs in the type of the run's data; refused where they cannot be meant. ``rows``: where they are in it."""
-    trained = population.train.x
-    wanted = trained.numpy().dtype
+    wanted = np.dtype(schema.stored)
     with np.errstate(over="ignore", invalid="ignore"):  # found just below
         inputs = np.ascontiguousarray(x, dtype=wanted)
     finite = np.isfinite(inputs if wanted.kind == "f" else x).reshape(len(x), -1).all(1)
     if not finite.all():
         row = rows[np.argmin(finite)] + 1
         raise UserError(f"{file}: data row {row} holds NaN, infinity or a number too large for float32; fill it in")
-    if wanted.kind in "ui" and not (x.dtype == wanted == np.uint8):
-        low, high = int(trained.min()), int(trained.max())
-        if not ((x == np.rint(x)).all() and x.min() >= low and x.max() <= high):
-            raise UserError(
-                f"{file}: the run's data are whole numbers from {low} to {high} ({wanted}), but x holds {x.dtype} "
-                f"from {x.min():g} to {x.max():g}; give the values on the same scale as in training"
-            )
+    if wanted.kind in "ui" and not np.array_equal(inputs, x):
+        span = f" from 0 to {np.iinfo(wanted).max}" if wanted.kind == "u" else ""
+        raise UserError(
+            f"{file}: the run's data are whole numbers{span} ({wanted}), but x holds {x.dtype} from {x.min():g} to "
+            f"{x.max():g}; give the values on the same scale as in training"
+        )
     return inputs
 
 
-def _by_position(trained: Mapping[str, Sequence[str] | None] | None, came: Mapping[str, Any] | None) -> list[str]:
+def _by_position(schema: Schema, rows: Rows) -> list[str]:
     """A note where names could not be compared."""
-    if trained is None and came is not None:
+    if schema.columns is None and rows.columns is not None:
         said = "the run's data has no names for its features; the columns were taken in order"
-        return [f"{said}: {listed(list(came), 10)}"]
-    if trained is not None and came is None:
+        return [f"{said}: {listed(list(rows.columns), 10)}"]
+    if schema.columns is not None and rows.columns is None:
         said = "x has no names for its features; they were taken in the order of training"
-        return [f"{said}: {listed(list(trained), 10)}"]
+        return [f"{said}: {listed(list(schema.columns), 10)}"]
     return []
 
 
-def _far_away(x: Tensor, population: Population) -> list[str]:
-    """A note where values lie further outside the range of the run's data than that range is wide."""
-    if population.kind == "tokens":
+def _far_away(x: Tensor, schema: Schema) -> list[str]:
+    """A note where values lie further than ``FAR`` deviations from their mean in training.
+
+    Not for bytes, which cannot be on another scale, nor for text, whose values are known or refused.
+    """
+    if schema.shift is None or schema.scale is None or schema.stored == "uint8":
         return []
-    features = population.kind == "features" and x.ndim == 2
-    (low, high), (least, most) = (_range(values, features) for values in (population.train.x, x))
-    width = high - low
-    far = ((most > high + width) | (least < low - width)).nonzero().flatten().tolist()
-    if not far:
+    mean, deviation = schema.shift.to(torch.float64), 1 / schema.scale.to(torch.float64)
+    away = (x.to(torch.float64) - mean).abs() > FAR * deviation
+    if schema.kind != "features" or x.ndim != 2:
+        if not bool(away.any()):
+            return []
+        found = [("x", float(x.min()), float(x.max()), float(mean.mean()), float(deviation.mean()))]
+    else:
+        found = [
+            (name, float(x[:, i].min()), float(x[:, i].max()), float(mean[i]), float(deviation[i]))
+            for i, (name, value) in enumerate(_features(schema))
+            if value is None and bool(away[:, i].any())
+        ]
+    if not found:
         return []
-    i, others = far[0], len(far) - 1
-    name = "x" if not features else _names(population)[i] if population.columns else f"feature {i + 1}"
+    name, low, high, usual, spread = found[0]
+    others = len(found) - 1
     more = f" (and {others} other feature{'s' * (others > 1)} likewise)" if others else ""
     return [
-        f"{name} lies between {least[i]:g} and {most[i]:g}, in the run's data between {low[i]:g} and {high[i]:g}"
-        f"{more}; with another scale or unit than in training the model's answers mean nothing"
+        f"{name} lies between {low:g} and {high:g}, more than {FAR} deviations from its mean in training, {usual:.3g} "
+        f"± {spread:.3g}{more}; with another scale or unit than in training the model's answers mean nothing"
     ]
 
 
-def _range(x: Tensor, by_feature: bool) -> tuple[Tensor, Tensor]:
-    flat = x if by_feature else x.reshape(-1, 1)
-    return flat.amin(0).to(torch.float64), flat.amax(0).to(torch.float64)
-
-
-def _names(population: Population) -> list[str]:
-    """The features of a table."""
-    columns = (population.columns or {}).items()
-    return [name for column, values in columns for name in ([column] if values is None else values)]
+def _features(schema: Schema) -> list[tuple[str, str | None]]:
+    """For each feature its column and, of a column of text, its value."""
+    if schema.columns is None:
+        return [(f"feature {i + 1}", None) for i in range(schema.shape[0])]
+    return [(column, value) for column, values in schema.columns.items() for value in values or (None,)]

@@ -19,6 +19,13 @@ ABOUT_LEDGER = (
 )
 
 
+def beside(data: Path, ending: str) -> Path:
+    """A file beside the data, and called like it."""
+    if data.name in ("", ".."):
+        raise UserError(f"--data {data}: expected the newcomer's file, or a folder by its name, e.g. --data mine.npz")
+    return data.with_name(data.name.split(".")[0] + ending)
+
+
 def read_ledger(file: Path) -> tuple[Ledger, float]:
     """What was released of a newcomer's rows before, and the smallest δ of it; empty and 1 if there is no file yet."""
     if not file.exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import warnings
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from unalike.core.client import Clients
 from unalike.core.federation import Federation, QuorumError
 from unalike.core.method import ProtectsNewcomers
 from unalike.core.request import Reply, Request
+from unalike.core.schema import Schema
 from unalike.methods import METHODS
 from unalike.privacy import BARE, Ledger
 from unalike.privacy.checks import check_epsilon
@@ -52,27 +54,44 @@ class Served:
     notes: list[str] = field(default_factory=list)
     rows: list[str] = field(default_factory=list)  # names of the rows of which something was sent, as in the ledger
 
+    @property
+    def about(self) -> dict[str, str]:
+        """What a file of the model says about it: whose it is, what it reads and what its answers are called."""
+        run, schema = self.run, self.run.schema
+        about = {
+            "run": run.path.resolve().name,
+            "method": run.recipe.method,
+            "round": str(run.round),
+            "client": self.name,
+            "input": self.onnx_input,
+            "schema": schema.to_json(),
+        }
+        if schema.columns is not None:
+            about["columns"] = json.dumps(list(schema.columns), ensure_ascii=False)
+        if schema.classes is not None:
+            about["classes"] = json.dumps(schema.classes_named, ensure_ascii=False)
+        return about
+
     def save(self, file: Path) -> None:
         """The model's named tensors, and ``input.shift`` and ``input.scale``: the model reads (x − shift) · scale."""
-        model, clients = self.run.method.model, self.run.population.train
+        model, schema = self.run.method.model, self.run.schema
         tensors = {name: value.contiguous().clone() for name, value in model.tensors(self.theta).items()}
-        if clients.shift is not None and clients.scale is not None:
-            tensors |= {"input.shift": clients.shift.clone(), "input.scale": clients.scale.clone()}
-        about = {"run": self.run.path.name, "round": str(self.run.round), "newcomer": self.name}
+        if schema.shift is not None and schema.scale is not None:
+            tensors |= {"input.shift": schema.shift.clone(), "input.scale": schema.scale.clone()}
         file.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, file, about)
+        save_file(tensors, file, self.about)
 
     @property
     def onnx_input(self) -> str:
         """What ``save_onnx``'s graph reads: rows of the type and shape that the run's own data has, not yet scaled."""
-        x = self.run.population.train.x
-        return f"{str(x.dtype).removeprefix('torch.')} [rows, {', '.join(map(str, x.shape[1:]))}]"
+        schema = self.run.schema
+        return f"{schema.stored} [rows, {', '.join(map(str, schema.shape))}]"
 
     def save_onnx(self, file: Path) -> None:
         """The same model as an ONNX graph from rows (``onnx_input``) to scores."""
-        clients = self.run.population.train
-        reader = _Reader(self.run.method.model.module(self.theta), clients.shift, clients.scale).eval()
-        example = clients.x[:2].clone()
+        schema = self.run.schema
+        reader = _Reader(self.run.method.model.module(self.theta), schema.shift, schema.scale).eval()
+        example = torch.zeros(2, *schema.shape, dtype=schema.dtype)
         file.parent.mkdir(parents=True, exist_ok=True)
         log = logging.getLogger("torch.onnx")
         level = log.level
@@ -80,26 +99,40 @@ class Served:
             warnings.simplefilter("ignore")  # of the exporter, about itself; so are those that it logs
             log.setLevel(logging.ERROR)
             try:
-                torch.onnx.export(
+                program = torch.onnx.export(
                     reader,
                     (example,),
-                    file,
                     input_names=["x"],
                     output_names=["scores"],
                     dynamic_shapes=({0: torch.export.Dim("rows")},),
-                    external_data=False,
                     verbose=False,
                 )
+                assert program is not None
+                program.model.metadata_props.update(self.about)
+                program.model.doc_string = (
+                    f"The model of client {self.name}, by {self.run.recipe.method} (Unalike). x: {self.onnx_input}, "
+                    "not scaled; scores: one for each class, or the predicted number. Columns, classes and schema: see "
+                    "the metadata."
+                )
+                program.save(file, external_data=False)
             finally:
                 log.setLevel(level)
 
+    def answers(self, clients: Clients) -> Tensor:
+        """What the model says to each row of the only client: a score for each class, or a number [rows, outputs]."""
+        outputs = _answers(self.run, self.theta, clients)
+        return outputs.reshape(len(outputs), -1)
+
     def predict(self, clients: Clients) -> list[str]:
         """A class name (or a number, for real targets) for each of the newcomer's rows."""
-        outputs = _answers(self.run, self.theta, clients)
-        names = self.run.population.class_names
-        if self.run.population.classes is None:
-            return [f"{value:g}" for value in outputs.reshape(len(outputs)).tolist()]
-        return [str(c) if names is None else str(names[c]) for c in outputs.argmax(1).tolist()]
+        return words_for(self.answers(clients), self.run.schema)
+
+
+def words_for(answers: Tensor, schema: Schema) -> list[str]:
+    """What is predicted, in words: the class of the largest score, or the number."""
+    if schema.classes is None:
+        return [f"{value:.9g}" for value in answers[:, 0].tolist()]
+    return [schema.classes_named[place] for place in answers.argmax(1).tolist()]
 
 
 class _Reader(nn.Module):
@@ -148,6 +181,7 @@ def serve(
     epsilon: float | None = None,
     delta: float | None = None,
     left_out: int = 0,
+    expect: bool = True,
 ) -> Served:
     """A model for one newcomer (T1 Alg. 7, P2 §4 and §7). Nothing of the run changes.
 
@@ -155,6 +189,7 @@ def serve(
     the cost of this call alone; ``ledger.enter`` adds it to what earlier calls on the same rows have cost. The
     noise is the operating system's: seeded noise would protect a newcomer from nobody who knows the run's seed.
     ``left_out``: how many of its rows lack a value; the number n that the noise is made for must not depend on that.
+    ``expect``: note what unseen clients of the run score at this ε, measured now.
     """
     method, samples = run.method, int(newcomer.size[0])
     if epsilon is None:
@@ -169,20 +204,22 @@ def serve(
             raise UserError(str(error)) from error
     if not bool(newcomer.labeled.all()) and not serves_unlabeled(method):
         raise UserError(
-            f"{run.prepared.recipe.method} cannot personalize for a client without labels; give labels, or train with "
+            f"{run.recipe.method} cannot personalize for a client without labels; give labels, or train with "
             f"a method that needs none: {', '.join(name for name, one in METHODS.items() if one.unlabeled)}"
         )
     home = simulation(newcomer)
     listener = _Listener(home)
-    federation = Federation(listener, run.prepared.recipe.seed, purpose="serve")
+    federation = Federation(listener, run.recipe.seed, purpose="serve")
     cohort = federation.everyone()
     plain = method.protecting(None, delta) if isinstance(method, ProtectsNewcomers) else method
     try:
         models = plain.personalize(run.state, cohort)
     except QuorumError as error:
-        if any("not finite" not in failure.reason for failure in error.failures):
-            raise
-        raise _overflow(run, newcomer) from error
+        if all("not finite" in failure.reason for failure in error.failures):
+            raise _overflow(run, newcomer) from error
+        if run.schema.kind == "tokens" and any("IndexError" in failure.reason for failure in error.failures):
+            raise _unknown_token(newcomer) from error
+        raise
     theta = models if isinstance(models, Tensor) else home.look(federation.run, models.handle, cohort.ids)
     ledger, notes, descriptor = federation.ledger, list(run.notes), listener.descriptor
     rows: list[str] = []
@@ -195,14 +232,13 @@ def serve(
         ledger.record(noise.event(), unit="point", sampling=Local(), newcomers=rows)
         theta = private.models(run.state, descriptor)
         notes.append(_noise_told(noise.std(sensitivity)))
-        notes.append(_expectation(run, private, samples, epsilon))
+        if expect:
+            notes.append(_expectation(run, private, samples, epsilon))
     elif federation.traffic.up:
         ledger, rows = Ledger(), row_names(newcomer)
         ledger.record(BARE, unit="point", sampling=Local(), newcomers=rows)
     elif epsilon is not None:
-        notes.append(
-            f"--epsilon {epsilon:g}: with {run.prepared.recipe.method} nothing is sent, so ε = 0 without noise"
-        )
+        notes.append(f"--epsilon {epsilon:g}: with {run.recipe.method} nothing is sent, so ε = 0 without noise")
     if not bool(_answers(run, theta[0], newcomer).isfinite().all()):
         raise _overflow(run, newcomer)
     received = dict(federation.traffic.down)
@@ -227,15 +263,30 @@ def serve(
 def _answers(run: FinishedRun, theta: Tensor, clients: Clients) -> Tensor:
     """What a model says to each row of the only client."""
     x = clients.block(torch.arange(1)).x[0]
-    return torch.cat([run.method.model(theta.detach(), x[i : i + 1024]) for i in range(0, len(x), 1024)])
+    try:
+        return torch.cat([run.method.model(theta.detach(), x[i : i + 1024]) for i in range(0, len(x), 1024)])
+    except IndexError as error:
+        if run.schema.kind != "tokens":
+            raise
+        raise _unknown_token(clients) from error
+
+
+def _unknown_token(newcomer: Clients) -> UserError:
+    return UserError(
+        f"the rows hold tokens from {int(newcomer.x.min())} to {int(newcomer.x.max())}, and the run's network does not "
+        "know all of them; number the tokens as in training"
+    )
 
 
 def _overflow(run: FinishedRun, newcomer: Clients) -> UserError:
-    came, trained = (max(-float(x.min()), float(x.max())) for x in (newcomer.x, run.population.train.x))
+    came, schema = max(-float(newcomer.x.min()), float(newcomer.x.max())), run.schema
+    trained = ""
+    if schema.shift is not None and schema.scale is not None:
+        trained = f", those of training {float((schema.shift.abs() + 1 / schema.scale).max()):.3g} or less as a rule"
     return UserError(
         f"the network overflows on the newcomer's rows: its numbers become infinite or NaN. The rows hold values up to "
-        f"{came:g} in size, the run's data up to {trained:g}: give them on the same scale as in training. If they are, "
-        "training at the newcomer diverged: train the run with a smaller learning rate"
+        f"{came:g} in size{trained}: give them on the same scale as in training. If they are, training at the newcomer "
+        "diverged: train the run with a smaller learning rate"
     )
 
 
@@ -244,7 +295,7 @@ def _protecting(run: FinishedRun, epsilon: float, delta: float, left_out: int) -
     method = run.method
     if not isinstance(method, ProtectsNewcomers) or method.sensitivity(1) is None:
         raise UserError(
-            f"--epsilon needs descriptors whose sensitivity is known; {run.prepared.recipe.method} of this run has "
+            f"--epsilon needs descriptors whose sensitivity is known; {run.recipe.method} of this run has "
             "none. Train with: unalike run odpfl --set encoder=sphere"
         )
     if left_out:
@@ -267,11 +318,15 @@ def _noise_told(std: float) -> str:
 
 def _expectation(run: FinishedRun, method: ProtectsNewcomers, samples: int, epsilon: float) -> str:
     """What unseen clients of the run score with no more samples and the same ε, measured now (P2 Fig. 5)."""
-    whole = run.population
+    unknown = "so nobody knows what accuracy to expect at this ε"
+    try:
+        whole = run.prepared.population
+    except UserError:
+        return f"the data that the run was trained on are not here to test, {unknown}"
     able = whole.test.labeled & (whole.test.size > 0) & (whole.train.size > 0)
     newcomers = Newcomers.unseen(replace(whole, unseen=whole.unseen[able[whole.unseen]]))
     if len(newcomers) == 0:
-        return "the run has no unseen clients with labels to test, so nobody knows what accuracy to expect at this ε"
+        return f"the run has no unseen clients with labels to test, {unknown}"
     tested = newcomers.train.size.clamp(max=samples)
     federation = run.prepared.federation()
     curves = accuracy_by_size_and_epsilon(

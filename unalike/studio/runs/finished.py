@@ -1,64 +1,90 @@
-"""A run that has been trained, opened again to serve newcomers or to be analysed."""
+"""A run that has been trained, opened again to serve clients or to be analysed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from unalike.core.method import Method, ProtectsNewcomers, State
-from unalike.data.population import Population
+from unalike.core.roster import Roster
+from unalike.core.schema import Schema
+from unalike.data import DataError
 from unalike.data.sources.catalog import CATALOG
 from unalike.studio.errors import UserError
-from unalike.studio.recipe.recipe import read_recipe
+from unalike.studio.recipe.recipe import Recipe, read_recipe
 from unalike.studio.runs import checkpoint, folder
-from unalike.studio.runs.prepare import Prepared, load_data, prepare
+from unalike.studio.runs.prepare import Prepared, build, prepare
 
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """A run that can serve newcomers."""
+    """A run as its folder tells it. It needs no data: a folder serves clients wherever it is copied to."""
 
     path: Path
-    prepared: Prepared
+    recipe: Recipe
+    roster: Roster  # of the training clients
+    method: Method
     state: State
     round: int
+    kept: Mapping[str, Tensor]  # by the training clients of a simulation
 
     @classmethod
     def open(cls, path: Path) -> FinishedRun:
         folder.check_run(path)
         saved = checkpoint.load(path)
+        if saved is None and (path / folder.RESULT).is_file():
+            raise folder.incomplete(path, folder.CHECKPOINT)
         if saved is None or saved.round == 0:
             raise UserError(f"{path} has not been trained yet; go on with: unalike resume {path}")
-        recipe = read_recipe(path / folder.RECIPE)
-        population = load_data(recipe).using(folder.load_roster(path).schema)
-        return cls(path, prepare(recipe, population), saved.state, saved.round)
+        roster = folder.load_roster(path)
+        recipe, method = build(read_recipe(path / folder.RECIPE), roster)
+        return cls(path, recipe, roster, method, saved.state, saved.round, saved.kept)
 
     @property
-    def method(self) -> Method:
-        return self.prepared.method
+    def schema(self) -> Schema:
+        """How rows are read."""
+        return self.roster.schema
 
-    @property
-    def population(self) -> Population:
-        return self.prepared.population
+    @cached_property
+    def prepared(self) -> Prepared:
+        """The run as a simulation, its data loaded: for analyses, which look at rows that no server has."""
+        name = self.recipe.data.name
+        try:
+            prepared = prepare(self.recipe)
+        except (UserError, DataError, OSError) as error:
+            raise UserError(
+                f"an analysis of {self.path} needs the data that it was trained on, {name}, and they cannot be loaded "
+                f"here: {error}. Analyse the run where they are; `unalike personalize` and `unalike predict` do not "
+                "need them"
+            ) from error
+        now = prepared.roster
+        if not (torch.equal(now.ids, self.roster.ids) and torch.equal(now.bound, self.roster.bound)):
+            raise UserError(
+                f"an analysis of {self.path} needs the data that it was trained on, but {name} has changed since: its "
+                f"training clients are not those of {folder.ROSTER}. Bring the old data back, or train the run again"
+            )
+        return replace(prepared, population=prepared.population.using(self.schema))
 
     @property
     def named_data(self) -> bool:
         """Was the run trained on one of the data sets that come with Unalike, not on somebody's own file?"""
-        return self.prepared.recipe.data.name.partition(":")[0].strip() in CATALOG
+        return self.recipe.data.name.partition(":")[0].strip() in CATALOG
 
     @property
     def file_options(self) -> dict[str, Any]:
-        """How the run's own file was read; nothing for a named data set. What it held, the population tells."""
-        if self.named_data:
-            return {}
-        options = self.prepared.recipe.data.options
-        return {key: value for key, value in options.items() if key not in ("kind", "classes", "task")}
+        """How the run's own file was read; nothing for a named data set. What it held, the schema tells."""
+        return {} if self.named_data else dict(self.recipe.data.options)
 
     @property
     def notes(self) -> list[str]:
         """What to know about a run that was stopped."""
-        rounds = self.prepared.recipe.rounds
+        rounds = self.recipe.rounds
         if self.round >= rounds:
             return []
         return [f"the run stopped at round {self.round} of {rounds}; it goes on with: unalike resume {self.path}"]

@@ -22,7 +22,6 @@ from typing import IO, Any
 from unalike.core.disk import beside, write_whole
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema
-from unalike.core.wire import WireError
 from unalike.studio.errors import UserError
 from unalike.studio.recipe.recipe import Recipe
 from unalike.version import __version__
@@ -166,22 +165,50 @@ def create(path: Path, recipe: Recipe | None = None) -> None:
 
 
 def save_roster(path: Path, roster: Roster) -> None:
-    """What the server knows of the training clients and of their rows; the schema also as a file to read."""
+    """Who trains, and how their rows are read: with these two files a run is of use where its data are not."""
     save_schema(path / SCHEMA, roster.schema)
     write_whole(path / ROSTER, roster.encode())
 
 
 def load_roster(path: Path) -> Roster:
-    """The training clients of a run, and the schema that all of its clients use."""
-    file = path / ROSTER
+    """The training clients of a run and the schema of their rows; refused if a file is missing, damaged or changed."""
+    content: dict[str, bytes] = {}
+    for name in (SCHEMA, ROSTER):
+        try:
+            content[name] = (path / name).read_bytes()
+        except FileNotFoundError:
+            raise incomplete(path, name) from None
+        except OSError as error:
+            raise UserError(f"{path / name} cannot be read: {error.strerror}") from error
+    name = SCHEMA
     try:
-        return Roster.decode(file.read_bytes())
-    except FileNotFoundError:
+        schema = Schema.from_json(content[SCHEMA].decode())
+        name = ROSTER
+        roster = Roster.decode(content[ROSTER])
+    except ValueError as error:
+        raise UserError(f"{path / name} is damaged: {error}. {_again(path)}") from error
+    if schema != roster.schema:
+        ours, theirs = (json.loads(one.to_json()) for one in (schema, roster.schema))
+        other = [key for key in {**theirs, **ours} if json.dumps(ours.get(key)) != json.dumps(theirs.get(key))]
         raise UserError(
-            f"{path} has no {ROSTER}, so the run has not begun; go on with: unalike resume {path}"
-        ) from None
-    except (WireError, ValueError) as error:
-        raise UserError(f"{file} is damaged: {error}; restore it, or repeat the run") from error
+            f"{path / SCHEMA} is not the schema that the run was trained with: it differs from the one in {ROSTER} in "
+            f"{', '.join(other)}. A model cannot read other rows than those that it was trained on. {_again(path)}"
+        )
+    return roster
+
+
+def incomplete(path: Path, name: str) -> UserError:
+    """A file of a run is missing."""
+    return UserError(
+        f"{path} has no {name}, so the folder is not complete, or an older version wrote it. {_again(path)}"
+    )
+
+
+def _again(path: Path) -> str:
+    return (
+        "Copy the whole folder once more from where the run was trained, or train it again: "
+        f"unalike run {path / RECIPE} --out NEW_FOLDER"
+    )
 
 
 def save_schema(file: Path, schema: Schema) -> None:

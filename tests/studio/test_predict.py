@@ -1,0 +1,379 @@
+"""A run folder that travels: without its training data it serves newcomers, and what is damaged is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from tests.studio.test_newcomer_file import SHOPS, archive, sales, written
+from unalike.commands.main import app
+from unalike.core.roster import Roster
+from unalike.core.schema import Schema
+from unalike.studio.analyses.analyse import finished_run
+from unalike.studio.errors import UserError
+from unalike.studio.newcomer.own import own_model
+from unalike.studio.recipe.recipe import checked
+from unalike.studio.runs import checkpoint, folder
+from unalike.studio.runs.finished import FinishedRun
+from unalike.studio.runs.run import run_recipe
+from unalike.studio.simulate import opened
+
+SMALL = {"cohort": 4, "descriptor": 4, "local": {"steps": 2}}
+
+
+def trained(where: Path, data: Path, method: str = "pefll", rounds: int = 2, **more: Any) -> Path:
+    recipe = {
+        "method": method,
+        "rounds": rounds,
+        "data": {"name": str(data), "options": more.pop("options", SHOPS), "unseen": 0.25},
+        "model": {"name": "mlp"},
+        "hyperparameters": more.pop("hyperparameters", {}),
+    }
+    run_recipe(checked(recipe, "test"), where)
+    return where
+
+
+@pytest.fixture(scope="module")
+def away(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was moved to another folder; the data that it was trained on are deleted."""
+    home, elsewhere = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("away") / "moved"
+    data = written(home, sales(8, 0), "shops.csv")
+    shutil.move(trained(home / "run", data, hyperparameters=SMALL), elsewhere)
+    data.unlink()
+    return elsewhere
+
+
+def unalike(*words: object) -> str:
+    """What the command prints; it must succeed."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def unalike_in(cwd: Path, *words: object) -> str:
+    """The same in a process of its own, in another folder."""
+    command = [sys.executable, "-m", "unalike", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    return done.stdout
+
+
+def told(*words: object) -> str:
+    """What the command says; it must fail."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    assert result.exit_code == 1, result.output
+    return " ".join(result.output.split())
+
+
+def by_hand(file: Path, frame: pd.DataFrame) -> tuple[list[str], np.ndarray]:
+    """Classes and probabilities by a saved model, from nothing but its file: scale, two layers, softmax."""
+    tensors = {name: value.double().numpy() for name, value in load_file(file).items()}
+    with safe_open(file, framework="pt") as stored:
+        about = stored.metadata()
+    schema = json.loads(about["schema"])
+    columns = []
+    for name, values in schema["columns"].items():
+        columns += [frame[name]] if values is None else [frame[name] == value for value in values]
+    x = np.stack([np.asarray(column, dtype=np.float32) for column in columns], 1)
+    h = (x - tensors.pop("input.shift")) * tensors.pop("input.scale")
+    weights = [name.removesuffix(".weight") for name in tensors if name.endswith(".weight")]
+    for place, name in enumerate(weights):
+        h = h @ tensors[f"{name}.weight"].T + tensors[f"{name}.bias"]
+        h = np.maximum(h, 0) if place < len(weights) - 1 else h
+    shares = np.exp(h - h.max(1, keepdims=True))
+    shares /= shares.sum(1, keepdims=True)
+    classes = json.loads(about["classes"])
+    return [classes[place] for place in shares.argmax(1)], shares
+
+
+def test_a_run_serves_newcomers_where_its_data_are_not(away: Path, tmp_path: Path) -> None:
+    mine = sales(1, 7)
+    written(tmp_path, mine, "new.csv")
+    shown = json.loads(unalike_in(tmp_path, "personalize", away, "--data", "new.csv", "--json"))
+    assert shown["notes"] == [] and shown["samples"] == 12
+    shown = json.loads(unalike_in(tmp_path, "predict", away, "--data", "new.csv", "--out", "p.csv", "--json"))
+    table = pd.read_csv(tmp_path / "p.csv", dtype={"id": str})
+    assert list(table.columns) == ["id", "client", "prediction", "p_no", "p_yes"]
+    assert list(table["id"]) == [str(i + 1) for i in range(12)] and set(table["client"]) == {"s00"}
+    words, shares = by_hand(tmp_path / "new.model.safetensors", mine)
+    assert list(table["prediction"]) == words
+    np.testing.assert_allclose(table[["p_no", "p_yes"]], shares, atol=1e-5)
+    right = float((table["prediction"].to_numpy() == mine["returned"].to_numpy()).mean())
+    assert shown["metric"] == "accuracy" and shown["score"] == pytest.approx(right)
+    assert shown["rows"] == 12 and shown["clients"][0]["score"] == shown["score"]
+    trained, flattered = shown["notes"]
+    assert trained.startswith("s00 also took part in training") and "also helped to make them" in flattered
+
+
+def test_every_client_is_predicted_by_a_model_of_its_own_in_the_order_of_the_file(away: Path, tmp_path: Path) -> None:
+    mine = sales(3, 7).assign(order=[f"{i:03}" for i in range(36)])
+    file = written(tmp_path, mine, "new.csv")
+    shown = json.loads(unalike("predict", away, "--data", file, "--id-column", "order", "--json"))
+    table = pd.read_csv(tmp_path / "new.predictions.csv", dtype=str)
+    assert list(table["id"]) == list(mine["order"]) and list(table["client"]) == list(mine["shop"])
+    models = []
+    for shop in ("s00", "s01", "s02"):
+        model = tmp_path / f"{shop}.safetensors"
+        unalike("personalize", away, "--data", file, "--client", shop, "--out", model)
+        rows = (mine["shop"] == shop).to_numpy()
+        words, _ = by_hand(model, mine[rows])
+        assert list(table["prediction"][rows]) == words
+        models.append(model.read_bytes())
+    assert len(set(models)) == 3
+    overall = float((table["prediction"] == mine["returned"]).mean())
+    assert shown["score"] == pytest.approx(overall)
+    assert [line["client"] for line in shown["clients"]] == ["s00", "s01", "s02"]
+    only = json.loads(unalike("predict", away, "--data", file, "--client", "s01", "--out", tmp_path / "o", "--json"))
+    assert [line["client"] for line in only["clients"]] == ["s01"]
+    assert only["clients"][0]["score"] == shown["clients"][1]["score"]
+    assert "client 's1'; did you mean 's01'?" in told("predict", away, "--data", file, "--client", "s1", "--out", "q")
+
+
+def test_a_prediction_is_the_same_for_every_kind_of_file(away: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    mine = sales(2, 7)
+    mine.to_parquet(tmp_path / "new.parquet")
+    table = written(tmp_path, mine, "new.csv")
+    x = np.stack([mine["price"], *(mine["colour"] == c for c in ("blue", "green", "red")), mine["days"]], 1)
+    arrays = archive(
+        tmp_path, x=x.astype(np.float32), y=mine["returned"].to_numpy(str), client=mine["shop"].to_numpy(str)
+    )
+    found = []
+    for number, file in enumerate((table, tmp_path / "new.parquet", arrays)):
+        out = tmp_path / f"{number}.csv"
+        result = CliRunner().invoke(app, ["predict", str(away), "--data", str(file), "--out", str(out)])
+        assert result.exit_code == 0, result.output
+        found.append(out.read_text())
+    assert found[0] == found[1] == found[2]
+    assert "s00" in result.output and "accuracy over all rows with a label" in result.output
+    assert "exists already, and nothing is overwritten" in told("predict", away, "--data", table, "--out", out)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.drop(columns="days"), "those of training, price, colour, days; 'days' is missing"),
+        (lambda t: t.assign(colour="pink"), "'colour' holds 'pink' in data row 1, which was not in training"),
+        (lambda t: t.assign(returned="maybe"), "the class 'maybe' was not in training.*--label-column ''"),
+        (lambda t: t.drop(columns="returned"), "cannot personalize for a client without labels"),
+        (lambda t: t.assign(price=[np.nan] * len(t)), "lacks 12 of 12 values.*missing"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_explained(
+    change: Callable[[pd.DataFrame], pd.DataFrame], message: str, away: Path, tmp_path: Path
+) -> None:
+    file = written(tmp_path, change(sales(1, 7)), "new.csv")
+    assert re.search(message, told("predict", away, "--data", file))
+    assert [path.name for path in tmp_path.iterdir()] == ["new.csv"]
+
+
+def test_columns_that_were_named_and_are_not_there_are_told(away: Path, tmp_path: Path) -> None:
+    file = written(tmp_path, sales(1, 7), "new.csv")
+    assert "no column 'store' (--client-column)" in told("predict", away, "--data", file, "--client-column", "store")
+    assert "no column 'back' (--label-column)" in told("predict", away, "--data", file, "--label-column", "back")
+    assert "no column 'order' (id_column)" in told("predict", away, "--data", file, "--id-column", "order")
+    assert "trained on this column as a feature" in told("predict", away, "--data", file, "--id-column", "days")
+
+
+def test_five_files_are_enough(away: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for name in (folder.ABOUT, folder.RECIPE, folder.SCHEMA, folder.ROSTER, folder.CHECKPOINT):
+        shutil.copy(away / name, tmp_path / "run")
+    file = written(tmp_path, sales(1, 7), "new.csv")
+    for number, run in enumerate((away, tmp_path / "run")):
+        unalike("predict", run, "--data", file, "--out", tmp_path / f"{number}.csv")
+    assert (tmp_path / "0.csv").read_text() == (tmp_path / "1.csv").read_text()
+
+
+def copied(run: Path, to: Path) -> Path:
+    shutil.copytree(run, to)
+    return to
+
+
+@pytest.mark.parametrize("name", [folder.RECIPE, folder.SCHEMA, folder.ROSTER, folder.CHECKPOINT, folder.ABOUT])
+def test_a_folder_that_was_copied_in_part_is_refused(name: str, away: Path, tmp_path: Path) -> None:
+    run = copied(away, tmp_path / "run")
+    whole = (run / name).read_bytes()
+    (run / name).unlink()
+    with pytest.raises(UserError, match=rf"{re.escape(name)}.*(unalike run|--out)"):
+        FinishedRun.open(run)
+    (run / name).write_bytes(whole[: len(whole) // 2])
+    if name not in (folder.RECIPE, folder.ABOUT):  # half of these may be whole lines
+        with pytest.raises(UserError, match=rf"{re.escape(name)} is damaged.*unalike run"):
+            FinishedRun.open(run)
+    (run / name).write_bytes(whole)
+    FinishedRun.open(run)
+
+
+def test_a_schema_that_was_edited_is_refused(away: Path, tmp_path: Path) -> None:
+    run = copied(away, tmp_path / "run")
+    schema = json.loads((run / folder.SCHEMA).read_text())
+    reordered = {**schema, "columns": dict(reversed(schema["columns"].items()))}
+    for edited, key in (
+        ({**schema, "class_names": ["yes", "no"]}, "class_names"),
+        ({**schema, "scale": {**schema["scale"], "values": [1.0] * 5}}, "scale"),
+        (reordered, "columns"),
+    ):
+        (run / folder.SCHEMA).write_text(json.dumps(edited))
+        with pytest.raises(UserError, match=rf"differs from the one in roster.safetensors in {key}\. .*Copy the whole"):
+            FinishedRun.open(run)
+    (run / folder.SCHEMA).write_text(json.dumps({**schema, "colour": 1}))
+    with pytest.raises(UserError, match=r"schema.json is damaged: not a schema.*colour"):
+        FinishedRun.open(run)
+
+
+def test_a_long_roster_keeps_its_names() -> None:
+    ids = torch.arange(0, 200_000, 2)
+    names = [f"client-{number:09}" for number in range(200_000)]
+    roster = Roster(ids, torch.ones_like(ids), torch.ones(len(ids), dtype=torch.bool), Schema((3,)), names)
+    again = Roster.decode(roster.encode())
+    assert again.name(99_999) == "client-000199998" and torch.equal(again.ids, ids)
+
+
+def test_analyses_alone_need_the_data(away: Path, tmp_path: Path) -> None:
+    run = finished_run(away)
+    with pytest.raises(UserError, match=r"needs the data that it was trained on.*`unalike predict` do not need them"):
+        _ = run.prepared
+    home = tmp_path / "data.csv"
+    sales(8, 0).to_csv(home, index=False)
+    here = FinishedRun.open(trained(tmp_path / "run", home, "fedavg", rounds=1))
+    assert len(here.prepared.population.unseen) == 2
+    sales(9, 0).to_csv(home, index=False)
+    with pytest.raises(UserError, match="has changed since"):
+        _ = FinishedRun.open(tmp_path / "run").prepared
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "pfedhn", "ld-fedavg", "pfl-sampled", "pfl-ensemble", "local"])
+def test_a_training_client_has_its_model_in_the_folder(method: str, tmp_path: Path) -> None:
+    data = written(tmp_path, sales(8, 0), "shops.csv")
+    path = trained(tmp_path / "run", data, method)
+    run = FinishedRun.open(path)
+    federation = run.prepared.federation(round=run.round)
+    saved = checkpoint.load(path)
+    assert saved is not None
+    saved.restore(federation)
+    with federation.aside() as measuring:
+        cohort = measuring.everyone()
+        expected = opened(cohort, run.method.personalize(run.state, cohort))
+    data.unlink()
+    for position in (0, len(run.roster) - 1):
+        name = run.roster.name(position)
+        torch.testing.assert_close(own_model(run, name).theta, expected[position])
+    out = tmp_path / "own.safetensors"
+    shown = json.loads(unalike("personalize", path, "--client", name, "--out", out, "--json"))
+    assert shown["sent"] == {} and shown["epsilon"] == 0
+    tensors = load_file(out)
+    for key, value in run.method.model.tensors(expected[-1]).items():
+        torch.testing.assert_close(tensors[key], value)
+
+
+def test_a_model_that_the_folder_does_not_hold_is_said_to_need_data(away: Path, tmp_path: Path) -> None:
+    name = FinishedRun.open(away).roster.name(0)
+    assert "pefll makes the model of" in told("personalize", away, "--client", name)
+    assert f"did you mean '{name}'?" in told("personalize", away, "--client", name + "x")
+    assert "--data FILE, or name a training client" in told("personalize", away)
+    assert "--epsilon is about a newcomer's rows" in told("personalize", away, "--client", name, "--epsilon", 1)
+    data = written(tmp_path, sales(8, 0), "shops.csv")
+    run = trained(tmp_path / "run", data, "local")
+    for kept in (run / "clients").iterdir():
+        kept.unlink()
+    assert "neither the server's state nor" in told("personalize", run, "--client", name)
+
+
+def test_training_clients_are_predicted_by_the_models_that_they_have(tmp_path: Path) -> None:
+    data = written(tmp_path, sales(8, 0), "shops.csv")
+    path = trained(tmp_path / "run", data, "local", rounds=3)
+    run = FinishedRun.open(path)
+    names = [run.roster.name(position) for position in range(2)]
+    new = sales(8, 5).drop(columns="returned")
+    file = written(tmp_path, new[new["shop"].isin(names)], "new.csv")
+    assert "local cannot personalize for a client without labels" in told("predict", path, "--data", file)
+    unalike("predict", path, "--data", file, "--seen")
+    table = pd.read_csv(tmp_path / "new.predictions.csv")
+    for name in names:
+        model = tmp_path / f"{name}.safetensors"
+        unalike("personalize", path, "--client", name, "--out", model)
+        words, shares = by_hand(model, new[new["shop"] == name])
+        rows = table[table["client"] == name]
+        assert list(rows["prediction"]) == words
+        np.testing.assert_allclose(rows[["p_no", "p_yes"]], shares, atol=1e-5)
+    unseen = written(tmp_path, new.assign(shop="s99"), "other.csv")
+    assert "no training client 's99'" in told("predict", path, "--data", unseen, "--seen")
+
+
+def test_numbers_are_predicted_and_scored_by_their_squared_error(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(40, 3))
+    np.savez(tmp_path / "all.npz", x=x, y=x[:, 0] + 0.5, client=np.arange(40) // 8)
+    run = trained(tmp_path / "run", tmp_path / "all.npz", "fedavg", options={})
+    y = np.array([0.5, np.nan, 1.5, 2.0])
+    file = archive(tmp_path, x=x[:4], y=y, row=np.array(["a", "b", "c", "d"]))
+    words = ["predict", run, "--data", file, "--unlabeled", "--id-column", "row", "--json"]
+    shown = json.loads(unalike(*words))
+    table = pd.read_csv(tmp_path / "mine.predictions.csv")
+    assert list(table.columns) == ["id", "client", "prediction"] and list(table["id"]) == ["a", "b", "c", "d"]
+    assert shown["metric"] == "mean squared error" and shown["notes"] == []
+    assert shown["score"] == pytest.approx(float(np.nanmean((table["prediction"] - y) ** 2)), rel=1e-6)
+
+
+def test_what_is_missing_is_filled_by_the_schema(away: Path, tmp_path: Path) -> None:
+    mine = sales(1, 7)
+    mine.loc[0, "price"] = np.nan
+    file = written(tmp_path, mine, "new.csv")
+    shown = json.loads(unalike("predict", away, "--data", file, "--json", "--set", "data.options.missing=mean"))
+    assert "filled in by the schema's means: 1 value" in shown["notes"] and shown["rows"] == 12
+    words = ["--set", "data.options.missing=drop", "--out", tmp_path / "p.csv"]
+    shown = json.loads(unalike("predict", away, "--data", file, "--json", *words))
+    assert shown["rows"] == 11 and list(pd.read_csv(tmp_path / "p.csv")["id"]) == list(range(2, 13))
+
+
+def test_what_a_private_run_sends_of_the_rows_is_entered_in_the_ledger(tmp_path: Path) -> None:
+    data = written(tmp_path, sales(8, 0), "shops.csv")
+    private = {"encoder": "sphere", "newcomer_epsilon": 1.0, **SMALL}
+    run = trained(tmp_path / "run", data, "odpfl", rounds=1, hyperparameters=private)
+    data.unlink()
+    file = written(tmp_path, sales(2, 7), "new.csv")
+    words = ["predict", run, "--data", file, "--json"]
+    first = json.loads(unalike(*words, "--out", tmp_path / "1.csv"))
+    again = json.loads(unalike(*words, "--out", tmp_path / "2.csv"))
+    assert first["ledger"] == str(tmp_path / "new.ledger.json")
+    for before, after in zip(first["clients"], again["clients"], strict=True):
+        assert before["epsilon"] == pytest.approx(1.0, abs=0.01) and after["epsilon"] > 1.2
+    served = json.loads(unalike("personalize", run, "--data", file, "--client", "s00", "--json"))
+    assert any("the data that the run was trained on are not here to test" in note for note in served["notes"])
+
+
+def test_a_saved_model_says_what_it_reads_and_what_its_answers_are_called(away: Path, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    mine = sales(1, 7)
+    unalike("personalize", away, "--data", written(tmp_path, mine, "new.csv"), "--onnx")
+    with safe_open(tmp_path / "new.model.safetensors", framework="pt") as stored:
+        about = stored.metadata()
+    graph = onnx.load(tmp_path / "new.model.onnx")
+    assert {one.key: one.value for one in graph.metadata_props}.items() >= about.items()
+    assert "not scaled" in graph.doc_string and "float32 [rows, 5]" in graph.doc_string
+    whose = {"method": "pefll", "run": "moved", "round": "2", "client": "s00", "input": "float32 [rows, 5]"}
+    assert about.items() >= whose.items()
+    assert json.loads(about["columns"]) == ["price", "colour", "days"] and json.loads(about["classes"]) == ["no", "yes"]
+    assert Schema.from_json(about["schema"]) == FinishedRun.open(away).schema
+    x = np.stack([mine["price"], *(mine["colour"] == c for c in ("blue", "green", "red")), mine["days"]], 1)
+    session = onnxruntime.InferenceSession(tmp_path / "new.model.onnx")
+    (scores,) = session.run(["scores"], {"x": x.astype(np.float32)})
+    _, shares = by_hand(tmp_path / "new.model.safetensors", mine)
+    np.testing.assert_allclose(np.exp(scores) / np.exp(scores).sum(1, keepdims=True), shares, atol=1e-5)

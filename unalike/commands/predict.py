@@ -1,0 +1,190 @@
+"""``unalike predict``: a finished run predicts the rows of a file, each client by its own model."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from unalike.commands.console import check_free, print_files, printed
+from unalike.commands.options import Json, columns_from, examples
+from unalike.commands.personalize import file_options
+
+if TYPE_CHECKING:
+    from unalike.studio.newcomer.predict import Predicted
+    from unalike.studio.runs.finished import FinishedRun
+
+_SHOWN = 20  # clients in the printed table
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
+    data: Annotated[Path, typer.Option(help="The rows: CSV, Parquet, NPZ with x, or a folder of such files.")],
+    out: Annotated[Path | None, typer.Option(help="The CSV to write. (default: DATA.predictions.csv)")] = None,
+    client: Annotated[str | None, typer.Option(help="Only this client of the file.")] = None,
+    client_column: Annotated[str | None, typer.Option(help="Whose a row is. (default: the run's)")] = None,
+    label_column: Annotated[
+        str | None, typer.Option(help="The right answers, if known; '': there are none. (default: the run's)")
+    ] = None,
+    id_column: Annotated[str | None, typer.Option(help="What a row is called. (default: its number, from 1)")] = None,
+    unlabeled: Annotated[
+        bool, typer.Option("--unlabeled", help="Make the models without labels; they only score.")
+    ] = False,
+    seen: Annotated[
+        bool, typer.Option("--seen", help="The clients took part in training: use the models that they have.")
+    ] = False,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="How to read the file, e.g. data.options.missing=mean."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Predict the rows of a file with a finished run: every client of it by a model of its own.
+
+    RUN is the folder of the run. It needs nothing else: it may be copied to where the
+    training data are not.
+
+    The file is read by the run's schema: columns are matched by name, and numbers are
+    scaled as in training. A client of the file is a newcomer, who gets the model that
+    `unalike personalize` would give; with --seen it is the training client of that
+    name, who has one already.
+
+    The CSV has a line for each row, in the file's order: its id, its client, the
+    predicted class and a probability p_CLASS for each (or the predicted number). If the
+    file has the right answers, the score is printed: accuracy, or the mean squared
+    error. Labels that helped to make a model flatter its score: with --unlabeled they
+    only score, if the method can do without.
+    """
+    from unalike.core.disk import write_whole
+    from unalike.studio.newcomer.file import NewcomerFile
+    from unalike.studio.newcomer.ledger import beside, enter, read_ledger
+    from unalike.studio.newcomer.predict import as_table, predict_client
+    from unalike.studio.runs.finished import FinishedRun
+    from unalike.studio.runs.folder import check_writable, disk_errors_told
+
+    target = out or beside(data, ".predictions.csv")
+    finished = FinishedRun.open(run)
+    ledger = beside(data, ".ledger.json")
+    check_free(out=target)
+    again = "unalike predict, with --out FILE for another place"
+    with disk_errors_told(target.parent, again=again):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        check_writable(target)
+    counted = finished.newcomer_epsilon is not None or ledger.exists()
+    if counted:
+        read_ledger(ledger)
+        with disk_errors_told(ledger.parent, again=again):
+            check_writable(ledger)
+    given = {**file_options(set_ or []), **columns_from(client_column, label_column)}
+    file = NewcomerFile.read(finished, data, given, id_column=id_column)
+    names = list(file.clients) if client is None else [file.only(client)]
+    if seen and names == [""]:
+        raise _whose(data)
+    predicted: list[Predicted] = []
+    spent: dict[str, tuple[float, float]] = {}
+    for name in names:
+        one = predict_client(file, name, unlabeled=unlabeled, seen=seen)
+        if counted and one.served.rows:  # before the next: what was sent counts, even if nothing comes of it
+            with disk_errors_told(ledger.parent, again=again):
+                spent[one.name] = enter(ledger, one.served.ledger, one.served.rows, one.served.delta)
+        predicted.append(one)
+    with disk_errors_told(target.parent, again=again):
+        write_whole(target, as_table(predicted, finished.schema).encode())
+    notes = file.notes if seen else file.notes + _known(finished, names)
+    result = _result(finished.schema.classes is not None, predicted, notes)
+    result |= {"run": str(run), "predictions": str(target), "ledger": str(ledger) if spent else None}
+    for line in result["clients"]:
+        if line["client"] in spent:
+            line["epsilon"], line["delta"] = spent[line["client"]]
+            line["epsilon"] = line["epsilon"] if math.isfinite(line["epsilon"]) else None
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+    else:
+        _show(result, target)
+
+
+def _known(run: FinishedRun, names: list[str]) -> list[str]:
+    """A note where newcomers are called like training clients; numbers are no names."""
+    from unalike.studio.words import listed
+
+    trained = set() if run.roster.names is None else {run.roster.name(i) for i in range(len(run.roster))}
+    both = [name for name in names if name in trained]
+    if not both:
+        return []
+    return [f"{listed(both, 5)} also took part in training; as newcomers they get models by these rows (or add --seen)"]
+
+
+def _whose(data: Path) -> Exception:
+    from unalike.studio.errors import UserError
+
+    return UserError(f"{data} does not say whose a row is, which --seen needs; name the column with --client-column")
+
+
+def _result(classes: bool, predicted: list[Predicted], notes: list[str]) -> dict[str, Any]:
+    from unalike.studio.newcomer.predict import mean_score
+
+    score = mean_score(predicted)
+    told = list(notes)
+    for one in predicted:
+        label = f"{one.name}: " if len(predicted) > 1 else ""
+        told += [note if note in one.served.run.notes else f"{label}{note}" for note in one.served.notes]
+    if score is not None and any(one.learned for one in predicted):
+        told.append(
+            "the labels that score the models also helped to make them, so expect less on new rows; --unlabeled keeps "
+            "them apart, if the method can do without"
+        )
+    return {
+        "rows": sum(len(one.newcomer.ids) for one in predicted),
+        "metric": "accuracy" if classes else "mean squared error",
+        "score": score,
+        "clients": [
+            {"client": one.name, "rows": len(one.newcomer.ids), "score": one.score, "sent": dict(one.served.sent)}
+            for one in predicted
+        ],
+        "notes": list(dict.fromkeys(told)),
+    }
+
+
+def _show(result: dict[str, Any], target: Path) -> None:
+    from unalike.studio.words import counted
+
+    console = printed()
+    clients, score, metric = result["clients"], result["score"], result["metric"]
+    title = f"{counted(result['rows'], 'row')} of {counted(len(clients), 'client')}"
+    table = Table("client", "rows", *([] if score is None else [metric]), title=title, title_justify="left")
+    for line in clients[:_SHOWN]:
+        own = "-" if line["score"] is None else f"{line['score']:.4g}"
+        table.add_row(line["client"], f"{line['rows']:,}", *([] if score is None else [own]))
+    if len(clients) > _SHOWN:
+        table.add_row(f"and {len(clients) - _SHOWN:,} more", "", *([] if score is None else [""]))
+    console.print(table)
+    if score is not None:
+        console.print(f"{metric} over all rows with a label: {score:.4g}")
+    if result["ledger"] is not None:
+        finite = [line["epsilon"] for line in clients if "epsilon" in line]
+        worst = "∞" if None in finite else f"{max(finite):.3g}"
+        console.print(
+            f"privacy of each row: ε = {worst} at most, for all calls on it in {result['ledger']}", markup=False
+        )
+    elif any(line["sent"] for line in clients):
+        console.print("privacy: none was asked for (ε = ∞); what clients sent depends on their rows without noise")
+    else:
+        console.print("privacy: nothing was sent, so nothing is revealed")
+    for note in result["notes"]:
+        console.print(f"note: {note}", markup=False)
+    print_files(predictions=target)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        epilog=examples(
+            "unalike run pefll --data shops.csv --client-column shop --label-column returned --out runs/shops",
+            "unalike predict runs/shops --data new.csv --out predictions.csv",
+            "unalike predict runs/shops --data new.csv --client s12 --id-column order --json",
+            "unalike predict runs/shops --data new.csv --set data.options.missing=mean",
+        )
+    )(predict)
