@@ -26,6 +26,7 @@ def simulate(
     shards: int = 1,
     block: int | None = None,
     threads: int | None = None,
+    device: str = "cpu",
     strict: bool = False,
     drop: Drop = 0.0,
     **fields: Any,
@@ -34,10 +35,12 @@ def simulate(
 
     - ``data``: a store of clients, or a population, whose seen clients are asked.
     - ``shards``: the clients are dealt out to so many; results do not depend on it but for the order of sums.
-    - ``block``, ``threads``: see ``Simulator``. ``strict``, ``drop``: see ``Simulation``.
+    - ``block``, ``threads``, ``device``: see ``Simulator``. ``strict``, ``drop``: see ``Simulation``.
     - ``fields``: those of ``Federation``, such as ``budget`` and ``quorum``.
     """
-    runtime = simulation(data, shards=shards, block=block, threads=threads, strict=strict, drop=drop)
+    runtime = simulation(
+        data, shards=shards, block=block, threads=threads, device=device, strict=strict, drop=drop
+    )
     if isinstance(data, Population):
         fields.setdefault("roster", runtime.roster.select(data.seen))
     return Federation(runtime, seed, **fields)
@@ -49,6 +52,7 @@ def simulation(
     shards: int = 1,
     block: int | None = None,
     threads: int | None = None,
+    device: str = "cpu",
     strict: bool = False,
     drop: Drop = 0.0,
 ) -> Simulation:
@@ -61,7 +65,7 @@ def simulation(
         roster = parts["train"].roster()
     if not 1 <= shards <= len(roster):
         raise ValueError(f"shards={shards}; expected 1 to {len(roster)}, the number of clients")
-    program, simulator = Program(open=True), Simulator(block, threads)
+    program, simulator = Program(open=True), Simulator(block, threads, device)
     made = []
     for number in range(shards):
         mine = torch.arange(number, len(roster), shards)
