@@ -1,7 +1,7 @@
-"""A device that is none: its tensors lie on the CPU and are computed there, but PyTorch takes them for another device's.
+"""A pretended device: its tensors lie on the CPU and are computed there, but PyTorch takes them for another device's.
 
-An operation that mixes them with tensors of the CPU fails, as on a GPU, and a result can be compared bit by bit with that
-of the CPU. Numbers (tensors without a dimension) may be mixed in, as on a GPU.
+An operation that mixes them with tensors of the CPU fails, as on a GPU, and a result can be compared bit by bit with
+that of the CPU. Numbers (tensors without a dimension) may be mixed in, as on a GPU.
 """
 
 from __future__ import annotations

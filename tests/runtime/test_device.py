@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from tests.analytics.test_shards import CASES, Found, assert_same_bits
+from tests.analytics.test_shards import Found, assert_same_bits
 from tests.analytics.test_shards import found as analysed
 from tests.runtime.pretend import PRETEND, Pretended, ran
 from unalike import Client, Clients, Model, send, simulate, task
@@ -29,15 +29,17 @@ from unalike.learn.scaling import scale_inputs
 from unalike.methods import METHODS
 from unalike.methods.fedavg import FedAvg
 from unalike.networks.classifiers import MLP, LeNet
+from unalike.networks.embeddings import embedding_network
 from unalike.networks.subspace import KINDS, subspace
 from unalike.privacy.dpsgd import PointPrivacy
 from unalike.privacy.mechanisms import Gaussian
+from unalike.runtime.shard import recording, simulator
 from unalike.runtime.shard.simulator import Simulator, found_device
 from unalike.studio.recipe.recipe import Recipe, checked
 from unalike.studio.runs.prepare import build
 
 SIZES = [7, 4, 9, 4, 6, 7]  # unequal: blocks are padded
-SHAPES = {"features": (6,), "image": (1, 16, 16), "tokens": (12,)}
+SHAPES = {"features": (6,), "image": (1, 16, 16), "tokens": (3,)}
 
 
 def clients_of(kind: str, classes: int = 4) -> Clients:
@@ -47,7 +49,9 @@ def clients_of(kind: str, classes: int = 4) -> Clients:
     if kind != "features":
         high = classes if kind == "tokens" else 256
         x = torch.randint(high, (rows, *shape), generator=random).to(torch.int64 if kind == "tokens" else torch.uint8)
-    return Clients.from_sizes(x, torch.randint(classes, (rows,), generator=random), torch.tensor(SIZES))
+    y = torch.randint(classes, (rows,), generator=random)
+    scaled = {"shift": torch.tensor(127.5), "scale": torch.tensor(0.01)} if kind == "image" else {}
+    return Clients.from_sizes(x, y, torch.tensor(SIZES), **scaled)
 
 
 def federation_of(clients: Clients, device: str, **how: Any) -> Federation:
@@ -75,8 +79,19 @@ def assert_same_on_the_device(method: Method, clients: Clients) -> None:
     assert_same_bits(there, outcome(method, clients, "cpu"))
 
 
+FEW = {"steps": 2}
+QUICK: dict[str, dict[str, Any]] = {  # where a client takes many steps by default
+    **{name: {"local": FEW} for name in ("pefll", "pefll-unlabeled", "odpfl")},
+    **{name: {"local": FEW} for name in ("pfl-sampled", "pfl-nearest", "pfl-ensemble")},
+    "pfedhn": {"local": FEW, "newcomer_rounds": 2},
+    "fedavg-finetune": {"finetune": FEW},
+    "local": {"newcomer": FEW},
+}
+
+
 def recipe(method: str, **hyperparameters: Any) -> Recipe:
-    return checked({"method": method, "hyperparameters": {"cohort": 4, **hyperparameters}}, "the test")
+    wanted = {"cohort": 4, **QUICK.get(method, {}), **hyperparameters}
+    return checked({"method": method, "hyperparameters": wanted}, "the test")
 
 
 def named(method: str, kind: str, **hyperparameters: Any) -> tuple[Method, Clients]:
@@ -96,9 +111,14 @@ def test_methods_on_images(name: str) -> None:
     assert_same_on_the_device(*named(name, "image"))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "pefll"])
-def test_methods_on_text(name: str) -> None:
-    assert_same_on_the_device(*named(name, "tokens"))
+def test_text() -> None:
+    """By FedAvg, and the network that describes it to PeFLL (whose hypernetwork is large for text)."""
+    assert_same_on_the_device(*named("fedavg", "tokens"))
+    embedding = embedding_network((3,), "tokens", 4, 2, "linear")
+    given = embedding.init(0), torch.tensor([[0, 1, 3]]), torch.tensor([2])
+    with torch.device(PRETEND):
+        there = embedding(*(one.to(PRETEND) for one in given))
+    assert torch.equal(there.cpu(), embedding(*given))
 
 
 @pytest.mark.parametrize(
@@ -114,7 +134,7 @@ def test_methods_on_text(name: str) -> None:
         ("odpfl", {"encoder": "set-transformer"}),
         ("odpfl", {"encoder": "sphere", "newcomer_epsilon": 5.0}),
         ("odpfl", {"rows": 3}),
-        ("odpfl", {"two_phase": True}),
+        ("odpfl", {"two_phase": 1}),
     ],
 )
 def test_settings_that_take_other_paths(name: str, settings: dict[str, Any]) -> None:
@@ -137,7 +157,16 @@ def test_private_training(network: str, privacy: str) -> None:
     assert_same_on_the_device(FedAvg(model, cohort=4, local=local, **changes), clients_of(kind))
 
 
-@pytest.mark.parametrize("name", CASES)
+# every task and every kind of message; the others differ in what the server adds
+ANALYSES = [
+    "kmeans", "k-fed", "mdm", "mdm, random start", "mdm, choice", "means", "means in bits", "means, private", "rates",
+    "rates, plug-in", "rates in bits", "rates, private", "linear", "linear, gd", "logistic", "logistic, gd",
+    "one for all", "one for all, logistic", "candidates", "candidates, alternating", "mixture, linear",
+    "mixture, logistic",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ANALYSES)
 def test_every_analysis_finds_the_same_on_another_device(name: str) -> None:
     ran.clear()
     there = analysed(name, device=PRETEND)
@@ -219,6 +248,43 @@ def test_without_a_block_as_many_as_fit_are_computed_at_once() -> None:
     theta = torch.zeros(10)
     assert torch.equal(federation.everyone().ask(together, theta=theta)["value"], torch.tensor(SIZES).float())
     assert federation.runtime.plans() == {}  # type: ignore[attr-defined]  # nothing is measured
+
+
+def test_on_the_cpu_nothing_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    def moved(*_: object) -> None:
+        raise AssertionError("a copy on the CPU")
+
+    monkeypatch.setattr(simulator, "_moved", moved)
+    monkeypatch.setattr(simulator, "_back", moved)
+    modes = []
+
+    @task
+    def watching(client: Client) -> Sent:
+        modes.append(torch._C._len_torch_function_stack())
+        return send(value=client.sum(client.x))
+
+    federation_of(clients_of("features"), "cpu").everyone().ask(watching)
+    assert modes and not any(modes)
+
+
+def test_a_recording_stays_on_its_device() -> None:
+    """On the device "meta": recordings are made with PyTorch's fake tensors, which know of no pretended device."""
+    constant = torch.arange(4.0)
+
+    def function(inputs: recording.Inputs) -> Tensor:
+        def loss(one: Tensor) -> Tensor:
+            return (one * torch.arange(4) + beside(constant, one) * torch.ones_like(one)).relu().sum()
+
+        with torch.device("meta"):
+            gradients: Tensor = vmap(grad(loss))(inputs["columns"]["x"])
+        return gradients
+
+    inputs = {"columns": {"x": torch.empty(3, 4, device="meta")}}
+    function(inputs)  # as always before a recording; constants are moved now
+    recorded, _ = recording._recorded(function, inputs)
+    assert isinstance(recorded, nn.Module)
+    assert {one.device.type for one in recorded.buffers()} == {"meta"}
+    assert recorded(inputs).device.type == "meta"
 
 
 def test_auto_takes_what_is_here_and_a_device_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

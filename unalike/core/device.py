@@ -17,7 +17,9 @@ def beside(constant: Tensor, other: Tensor) -> Tensor:
     """The constant on the device of ``other``; it is copied there once."""
     if constant.device == other.device:
         return constant
-    copies: dict[torch.device, Tensor] = _moved.setdefault(constant, {})
+    if constant not in _moved:
+        _moved[constant] = {}
+    copies: dict[torch.device, Tensor] = _moved[constant]
     if other.device not in copies:
         with torch._C._DisableFuncTorch():  # a copy that outlives `grad` and `vmap` must not belong to them
             copies[other.device] = constant.to(other.device)

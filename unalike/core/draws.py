@@ -37,12 +37,13 @@ def key(*parts: int | Tensor) -> Tensor:
     """Hash integers (or integer tensors, elementwise) into an int64 key; the order of the parts matters."""
     hashed: int | Tensor = 0
     for part in parts:
-        if isinstance(part, int) and isinstance(hashed, int):  # the same in Python's integers: far fewer operations
+        if isinstance(part, Tensor):
+            before = hashed if isinstance(hashed, Tensor) else _signed(hashed)
+            hashed = _mix(part.to(torch.int64) * _GOLDEN + before + _GOLDEN)
+        elif isinstance(hashed, Tensor):
+            hashed = _mix(hashed + _signed((part + 1) * _GOLDEN))
+        else:  # the same in Python's integers: far fewer operations
             hashed = _mix_one(hashed + part * _GOLDEN + _GOLDEN)
-        else:
-            step = part.to(torch.int64) * _GOLDEN if isinstance(part, Tensor) else _signed(part * _GOLDEN)
-            before = _signed(hashed) if isinstance(hashed, int) else hashed
-            hashed = _mix(step + before + _GOLDEN)
     return hashed if isinstance(hashed, Tensor) else torch.tensor(_signed(hashed))
 
 

@@ -38,9 +38,7 @@ def simulate(
     - ``block``, ``threads``, ``device``: see ``Simulator``. ``strict``, ``drop``: see ``Simulation``.
     - ``fields``: those of ``Federation``, such as ``budget`` and ``quorum``.
     """
-    runtime = simulation(
-        data, shards=shards, block=block, threads=threads, device=device, strict=strict, drop=drop
-    )
+    runtime = simulation(data, shards=shards, block=block, threads=threads, device=device, strict=strict, drop=drop)
     if isinstance(data, Population):
         fields.setdefault("roster", runtime.roster.select(data.seen))
     return Federation(runtime, seed, **fields)

@@ -3,9 +3,9 @@
 On small models nearly all the cost is Python and dispatch, so a task written for one client is vectorised over a block
 of clients with ``torch.func.vmap``. A task that cannot be vectorised runs client by client, and that is said once.
 
-Rows and kept state lie on the CPU. A block is moved to the simulator's device, computed there, and its replies are moved
-back. Draws are hashes of integers, so they are the same bits on every device. Tasks that work on bytes or Python values
-(the exchanges of a secure sum) run on the CPU.
+Rows and kept state lie on the CPU. A block is moved to the simulator's device and computed there, and its replies are
+moved back. Draws are hashes of integers, so they are the same bits on every device. Tasks that work on bytes or Python
+values (the exchanges of a secure sum) run on the CPU.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ class Simulator:
     - ``block``: clients per vectorised call (1: no vectorisation); None measures and remembers what is fastest here.
     - ``threads``: as many blocks are computed at a time, or threads work inside an operation (``Plan.of``); None:
       PyTorch's number, but one for small samples.
-    - ``device``: where tasks run: "cpu", "cuda", "mps" or another device of PyTorch; "auto" takes the first of cuda, mps
-      and cpu that is here. On another device than the CPU one thread works, and ``block=None`` is as many clients as fit.
+    - ``device``: where tasks run: "cpu", "cuda", "mps" or another device of PyTorch; "auto" takes the first of cuda,
+      mps and cpu that is here. On another device than the CPU one thread works, and ``block=None`` is as many clients
+      as fit.
     """
 
     block: int | None = None

@@ -20,6 +20,7 @@ from unalike.data import DataError
 from unalike.data.population import Population
 from unalike.methods.problem import Problem
 from unalike.networks import architectures
+from unalike.runtime.shard.simulator import found_device
 from unalike.studio.errors import UserError
 from unalike.studio.recipe.hyperparameters import Hyperparameters, method_named, plain
 from unalike.studio.recipe.keys import PARTITION_OPTIONS
@@ -51,6 +52,7 @@ def prepare(recipe: Recipe, population: Population | None = None) -> Prepared:
     """Load the data and build the method; ``population``: the recipe's data, if it is loaded already."""
     if recipe.runtime.threads is not None:
         torch.set_num_threads(recipe.runtime.threads)
+    found_device(recipe.runtime.device)  # refuses one that is not here
     if population is None:
         population = load_data(recipe)
     roster = population.roster().select(population.seen)
