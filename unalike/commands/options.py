@@ -94,6 +94,10 @@ BlockSize = Annotated[
 Threads = Annotated[
     int | None, typer.Option(help="Threads of PyTorch. (default: its own; small samples: 1)", rich_help_panel=_RUNNING)
 ]
+Device = Annotated[
+    str | None,
+    typer.Option(help="Where clients are computed: cpu, cuda, mps or auto. (default: cpu)", rich_help_panel=_RUNNING),
+]
 Out = Annotated[
     Path | None, typer.Option(help="New folder for all results. (default: runs/...)", rich_help_panel=_RUNNING)
 ]

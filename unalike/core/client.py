@@ -184,13 +184,13 @@ class Client:
     def labels(self, default: int = 0) -> Tensor:
         """The labels, or ``default`` for every row of a client that has none (``labeled`` tells which is which)."""
         if self._y is None:
-            return torch.full((self.capacity,), default)
+            return torch.full((self.capacity,), default, device=self.n.device)
         return torch.where(self.labeled, self._y, torch.full_like(self._y, default))
 
     @property
     def mask(self) -> Tensor:
         """[capacity] True for the client's own rows, False for padding."""
-        return torch.arange(self.capacity) < self.n
+        return torch.arange(self.capacity, device=self.n.device) < self.n
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the client's rows, padding left out."""

@@ -37,12 +37,13 @@ def key(*parts: int | Tensor) -> Tensor:
     """Hash integers (or integer tensors, elementwise) into an int64 key; the order of the parts matters."""
     hashed: int | Tensor = 0
     for part in parts:
-        if isinstance(part, int) and isinstance(hashed, int):  # the same in Python's integers: far fewer operations
+        if isinstance(part, Tensor):
+            before = hashed if isinstance(hashed, Tensor) else _signed(hashed)
+            hashed = _mix(part.to(torch.int64) * _GOLDEN + before + _GOLDEN)
+        elif isinstance(hashed, Tensor):
+            hashed = _mix(hashed + _signed((part + 1) * _GOLDEN))
+        else:  # the same in Python's integers: far fewer operations
             hashed = _mix_one(hashed + part * _GOLDEN + _GOLDEN)
-        else:
-            number = part.to(torch.int64) if isinstance(part, Tensor) else torch.tensor(_signed(part))
-            before = _signed(hashed) if isinstance(hashed, int) else hashed
-            hashed = _mix(number * _GOLDEN + before + _GOLDEN)
     return hashed if isinstance(hashed, Tensor) else torch.tensor(_signed(hashed))
 
 
@@ -69,7 +70,7 @@ class Draws:
         if self._domain is not None:
             self._key, self._domain = key(self._key, self._domain), None
         stream = _mix(self._key + _signed(self._calls * _GOLDEN))
-        return _mix(stream + torch.arange(1, count + 1) * _GOLDEN)
+        return _mix(stream + torch.arange(1, count + 1, device=stream.device) * _GOLDEN)
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniform floats in [0, 1), 24 random bits each."""
@@ -94,6 +95,7 @@ class Draws:
     def permutation(self, n: Tensor | int, capacity: int) -> Tensor:
         """Indices [capacity] whose first ``n`` are a random permutation of 0..n-1 and the rest n..capacity-1."""
         order = self.bits(capacity) >> 1  # 63 bits, so that padding sorts behind every draw
-        beyond = torch.arange(capacity) >= n
-        last = torch.iinfo(torch.int64).max - capacity + torch.arange(capacity)
+        place = torch.arange(capacity, device=order.device)
+        beyond = place >= n
+        last = torch.iinfo(torch.int64).max - capacity + place
         return torch.argsort(torch.where(beyond, last, order & 0x3FFFFFFFFFFFFFFF), stable=True)

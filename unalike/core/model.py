@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unalike.core.device import beside
+
 _Slot = tuple[dict[str, Any], str, str]  # a module's parameters, one's name there, and its name in the whole
 
 
@@ -42,18 +44,19 @@ class Model:
         if not names:
             raise ValueError(f"{type(module).__name__} has no trainable parameters")
         self._module = copy.deepcopy(module).eval()
-        self._twins: dict[int, tuple[nn.Module, list[_Slot]]] = {}
+        self._twins: dict[tuple[int, torch.device | None], tuple[nn.Module, list[_Slot]]] = {}
         parameters = dict(self._module.named_parameters())
         self.shapes: dict[str, torch.Size] = {name: parameters[name].shape for name in names}
         self._sizes = [math.prod(shape) for shape in self.shapes.values()]
         self.size = sum(self._sizes)
+        self._has_constants = len(names) < len(parameters) or any(True for _ in self._module.buffers())
         for parameter in self._module.parameters():
             parameter.requires_grad_(False)
 
     def __call__(self, theta: Tensor, *inputs: Tensor) -> Tensor:
         # torch.func.functional_call does the same, but walks the module twice in every call: a tenth of a small step
         tensors: dict[str, Any] = self.tensors(theta)
-        module, hung = self._hung()
+        module, hung = self._hung(theta)
         before = [slots[slot] for slots, slot, _ in hung]
         try:
             for slots, slot, name in hung:
@@ -64,16 +67,17 @@ class Model:
                 slots[slot] = parameter
         return result
 
-    def twin(self) -> nn.Module:
-        """This thread's own copy of the module, to hang parameters into."""
-        return self._hung()[0]
+    def twin(self, theta: Tensor) -> nn.Module:
+        """This thread's own copy of the module, to hang parameters into; its constants are where theta is."""
+        return self._hung(theta)[0]
 
-    def _hung(self) -> tuple[nn.Module, list[_Slot]]:
-        """This thread's module and the places where parameters hang in it."""
-        mine = threading.get_ident()
+    def _hung(self, theta: Tensor) -> tuple[nn.Module, list[_Slot]]:
+        """This thread's module on theta's device, and the places where parameters hang in it."""
+        mine = threading.get_ident(), theta.device if self._has_constants else None
         if mine not in self._twins:
-            tensors = itertools.chain(self._module.parameters(), self._module.buffers())
-            module = copy.deepcopy(self._module, {id(tensor): tensor for tensor in tensors})  # shares all tensors
+            tensors = itertools.chain(self._module.named_parameters(), self._module.named_buffers())
+            shared = {id(one): one if name in self.shapes else beside(one, theta) for name, one in tensors}
+            module = copy.deepcopy(self._module, shared)  # copies no tensor
             name_of = {id(parameter): name for name, parameter in module.named_parameters() if name in self.shapes}
             slots = [  # a parameter that is shared hangs in several places
                 (part._parameters, slot, name_of[id(parameter)])

@@ -51,9 +51,10 @@ class GhostNorms:
     @classmethod
     def of(cls, model: Model, example: Tensor) -> GhostNorms | None:
         """None if the model has any other layers: then every sample's gradient must be made."""
-        named = model.tensors(torch.zeros(model.size))
+        theta = torch.zeros(model.size, device=example.device)
+        named = model.tensors(theta)
         with torch.no_grad(), _Linears() as watched:
-            functional_call(model.twin(), named, (example,))
+            functional_call(model.twin(theta), named, (example,))
         names = {id(value): name for name, value in named.items()}
         layers = [(names.get(id(w)), names.get(id(b)) if b is not None else None) for _, w, b in watched.calls]
         used = [name for pair in layers for name in pair if name is not None]
@@ -77,7 +78,7 @@ class GhostNorms:
 
         def total(perturb: list[Tensor]) -> tuple[Tensor, tuple[list[Tensor], Tensor]]:
             with _Linears(perturb) as watched:
-                out = functional_call(self.model.twin(), named, (x,))
+                out = functional_call(self.model.twin(theta), named, (x,))
             losses = loss_of(out, y)
             return losses.sum(), ([a for a, _, _ in watched.calls], losses)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from unalike.core.client import Client
+from unalike.core.device import beside
 from unalike.core.draws import key
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
@@ -65,7 +66,7 @@ class Lift:
         self.k = self.p.columns
 
     def __call__(self, v: Tensor) -> Tensor:
-        return self.theta0 + self.p(v)
+        return beside(self.theta0, v) + self.p(v)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from unalike.core.device import beside
 from unalike.core.draws import Draws, key
 
 Kind = Literal["kronecker", "signs", "identity"]
@@ -55,7 +56,7 @@ class Kronecker:
     def __call__(self, v: Tensor) -> Tensor:
         across, along = self.left.shape[1], self.right.shape[1]
         square = F.pad(v, (0, across * along - self.columns)).reshape(across, along)
-        return (self.left @ square @ self.right.T).reshape(-1)[: self.rows]
+        return (beside(self.left, v) @ square @ beside(self.right, v).T).reshape(-1)[: self.rows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +73,7 @@ class Signs:
     signs: Tensor  # [d], ±c
 
     def __call__(self, v: Tensor) -> Tensor:
-        return _copies(v, self.shifts)[: self.rows] * self.signs
+        return _copies(v, self.shifts)[: self.rows] * beside(self.signs, v)
 
 
 def _copies(v: Tensor, shifts: tuple[int, ...]) -> Tensor:

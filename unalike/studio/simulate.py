@@ -29,6 +29,7 @@ def simulate(
     shards: int = 1,
     block: int | None = None,
     threads: int | None = None,
+    device: str = "cpu",
     strict: bool = False,
     drop: Drop = 0.0,
     **fields: Any,
@@ -39,10 +40,10 @@ def simulate(
       inputs are scaled (``population.scaling``), the seen clients are asked for that first, in sums.
     - ``schema``: how inputs are scaled, as an earlier federation of the same data found out; then nobody is asked.
     - ``shards``: the clients are dealt out to so many; results do not depend on it but for the order of sums.
-    - ``block``, ``threads``: see ``Simulator``. ``strict``, ``drop``: see ``Simulation``.
+    - ``block``, ``threads``, ``device``: see ``Simulator``. ``strict``, ``drop``: see ``Simulation``.
     - ``fields``: those of ``Federation``, such as ``budget`` and ``quorum``.
     """
-    runtime = simulation(data, shards=shards, block=block, threads=threads, strict=strict, drop=drop)
+    runtime = simulation(data, shards=shards, block=block, threads=threads, device=device, strict=strict, drop=drop)
     if isinstance(data, Population):
         fields.setdefault("roster", runtime.roster.select(data.seen))
     federation = Federation(runtime, seed, **fields)
@@ -59,6 +60,7 @@ def simulation(
     shards: int = 1,
     block: int | None = None,
     threads: int | None = None,
+    device: str = "cpu",
     strict: bool = False,
     drop: Drop = 0.0,
 ) -> Simulation:
@@ -71,7 +73,7 @@ def simulation(
         roster = parts["train"].roster()
     if not 1 <= shards <= len(roster):
         raise ValueError(f"shards={shards}; expected 1 to {len(roster)}, the number of clients")
-    program, simulator = Program(open=True), Simulator(block, threads)
+    program, simulator = Program(open=True), Simulator(block, threads, device)
     made = []
     for number in range(shards):
         mine = torch.arange(number, len(roster), shards)

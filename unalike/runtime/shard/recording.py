@@ -156,4 +156,7 @@ def _drop_idle(module: fx.GraphModule) -> None:
 
 def _value(node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
     """What a node has computed, or any tensor of its shape."""
-    return known[node] if node in known else torch.empty(node.meta["val"].shape, dtype=node.meta["val"].dtype)
+    if node in known:
+        return known[node]
+    like = node.meta["val"]
+    return torch.empty(like.shape, dtype=like.dtype, device=like.device)

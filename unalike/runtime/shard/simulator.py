@@ -2,6 +2,10 @@
 
 On small models nearly all the cost is Python and dispatch, so a task written for one client is vectorised over a block
 of clients with ``torch.func.vmap``. A task that cannot be vectorised runs client by client, and that is said once.
+
+Rows and kept state lie on the CPU. A block is moved to the simulator's device and computed there, and its replies are
+moved back. Draws are hashes of integers, so they are the same bits on every device. Tasks that work on bytes or Python
+values (the exchanges of a secure sum) run on the CPU.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,7 @@ Arrays = dict[str, Tensor]
 Outputs = tuple[list[dict[str, Tensor]], dict[str, Tensor]]  # what each release lets out, and what is kept
 MAX_BLOCK_BYTES = 1 << 28  # of inputs in one block: a larger cohort streams through
 MAX_BYTES_AHEAD = 1 << 30  # of inputs in all blocks that workers have at a time
+MOST_ON_DEVICE = 1024  # clients in a block on another device than the CPU, where nothing is measured
 TOGETHER = 8  # clients that are read together where they are computed one by one
 
 
@@ -49,10 +54,15 @@ class Simulator:
     - ``block``: clients per vectorised call (1: no vectorisation); None measures and remembers what is fastest here.
     - ``threads``: as many blocks are computed at a time, or threads work inside an operation (``Plan.of``); None:
       PyTorch's number, but one for small samples.
+    - ``device``: where tasks run: "cpu", "cuda", "mps" or another device of PyTorch; "auto" takes the first of cuda,
+      mps and cpu that is here. On another device than the CPU one thread works, and ``block=None`` is as many clients
+      as fit.
     """
 
     block: int | None = None
     threads: int | None = None
+    device: str = "cpu"
+    _device: torch.device = field(init=False)
     _loop: set[str] = field(default_factory=set, init=False)  # tasks that cannot be vectorised
     _tuner: Tuner = field(default_factory=Tuner, init=False)
     _recordings: Recordings = field(default_factory=Recordings, init=False)
@@ -60,6 +70,7 @@ class Simulator:
     def __post_init__(self) -> None:
         if self.block is not None and self.block < 1:
             raise ValueError(f"block={self.block}; expected at least 1 client per block, or None to measure")
+        self._device = found_device(self.device)
         keep_freed_memory()
 
     def plans(self) -> dict[str, dict[str, Any]]:
@@ -74,12 +85,31 @@ class Simulator:
         if len(work.positions) == 0:
             return
         with torch.no_grad():
+            work = self._with_shared(work)
             rows = _by_size(work, torch.arange(len(work.positions)))
             plan = self._plan(work, rows)
             with plan.threads_set():
                 yield from self._batches(work, rows, plan)
 
+    def _with_shared(self, work: Work) -> Work:
+        """The work with all that its clients share where it is computed.
+
+        An input that is one row repeated for everybody (stride 0) is shared, which vectorises far better.
+        """
+        repeated = {name: value[0] for name, value in work.each.items() if value.stride(0) == 0}
+        each = {name: value for name, value in work.each.items() if name not in repeated}
+        return replace(work, shared=self._moved(work, {**work.shared, **repeated}), each=each)
+
+    def _away(self, work: Work) -> bool:
+        """Is it computed on another device than the CPU?"""
+        return self._device.type != "cpu" and work.task.vectorised
+
+    def _moved(self, work: Work, arrays: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return _moved(arrays, self._device) if self._away(work) else arrays
+
     def _plan(self, work: Work, rows: Tensor) -> Plan:
+        if self._away(work):
+            return Plan(1 if work.task.name in self._loop else self.block or _fitting(work))
         if work.task.name in self._loop or not work.task.vectorised:
             return Plan.of(work, self.threads, block=1)
         if self.block is not None:
@@ -166,19 +196,17 @@ class Simulator:
         """
         block = work.clients.block(work.positions[rows])
         kept = work.kept.read(block.ids)
-        # an input that is one row repeated for everybody (stride 0) is shared, which vectorises far better
-        shared = {**work.shared, **{name: v[0] for name, v in work.each.items() if v.stride(0) == 0}}
         own = {
-            "columns": _columns(work, rows, block),
-            "kept": dict(kept.values),
-            "present": dict(kept.present),
-            "each": {name: value[rows] for name, value in work.each.items() if value.stride(0) != 0},
+            "columns": self._moved(work, _columns(work, rows, block)),
+            "kept": self._moved(work, kept.values),
+            "present": self._moved(work, kept.present),
+            "each": self._moved(work, {name: value[rows] for name, value in work.each.items()}),
         }
         vectorised = len(rows) > 1 and not singly
         turns = [slice(None)] if vectorised else [slice(i, i + 1) for i in range(len(rows))]
         inputs: list[Inputs] = [
             {
-                "shared": shared,
+                "shared": work.shared,
                 **{group: {name: v[turn] for name, v in arrays.items()} for group, arrays in own.items()},
             }
             for turn in turns
@@ -198,18 +226,27 @@ class Simulator:
                 name: value[None] for name, value in keep.items()
             }
 
+        def call_there(inputs: Inputs) -> Outputs:
+            with self._device:  # a mode under which new tensors are made there; it slows every operation down
+                return call(inputs)
+
+        away = self._away(work)
+        function = call_there if away else call
         kind = self._recordings.kind(work, inputs[0], vectorised, block.full, block.all_labeled)
 
         def turn(inputs: Inputs) -> Outputs:
             begin, drawn = time.perf_counter(), None if kind.recorded or vectorised else torch.get_rng_state()
-            made: Outputs = (kind.recorded or call)(inputs)
+            made: Outputs = (kind.recorded or function)(inputs)
             if drawn is not None and not torch.equal(drawn, torch.get_rng_state()):
                 raise RuntimeError(_GLOBAL_DRAWS)
             if kind.recorded is None:
-                self._recordings.called(kind, time.perf_counter() - begin, call, inputs)
+                self._recordings.called(kind, time.perf_counter() - begin, function, inputs)
             return made
 
-        return lambda: _stacked([turn(one) for one in inputs])
+        def outputs() -> Outputs:
+            return _stacked([turn(one) for one in inputs])
+
+        return (lambda: _back(outputs())) if away else outputs
 
     def _batch(self, work: Work, rows: Tensor, outputs: Outputs, rehearsal: bool) -> Batch:
         """Leave out replies that are not finite, let the rest keep what they keep, and hand over what they sent."""
@@ -233,6 +270,35 @@ class Simulator:
         if kept and not rehearsal and len(rows):  # last: who fails on the way must not have kept anything
             work.kept.write(work.clients.ids[work.positions[rows]], kept)
         return Batch(rows, arrays, failed)
+
+
+def found_device(name: str) -> torch.device:
+    """The device of a name; "auto" is the first of cuda, mps and cpu that is here."""
+    here = [one for one, there in (("cuda", torch.cuda), ("mps", torch.backends.mps)) if there.is_available()] + ["cpu"]
+    if name == "auto":
+        return torch.device(here[0])
+    try:
+        return torch.empty(0, device=name).device  # fails where there is none
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device={name!r} is not here ({reason}); use auto or one of: {', '.join(here)}") from error
+
+
+def _moved(arrays: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: value.to(device) for name, value in arrays.items()}
+
+
+def _back(outputs: Outputs) -> Outputs:
+    """All that left a block or is kept, on the CPU."""
+    cpu = torch.device("cpu")
+    return [_moved(release, cpu) for release in outputs[0]], _moved(outputs[1], cpu)
+
+
+def _fitting(work: Work) -> int:
+    """Clients in a block on another device: a client may have all inputs, the model above all, for itself."""
+    numbers = sum(value.numel() for value in work.shared.values())
+    numbers += sum(value[0].numel() for value in work.each.values())
+    return max(1, min(MOST_ON_DEVICE, MAX_BLOCK_BYTES // max(1, 4 * numbers)))
 
 
 def _columns(work: Work, rows: Tensor, block: Block) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ _SECTIONS = {
     "hyperparameters.": ("cohort",),
     "hyperparameters.local.": ("batch", "lr"),
     "privacy.": ("epsilon", "delta", "noise_multiplier", "clip", "unit"),
-    "runtime.": ("block", "threads", "drop"),
+    "runtime.": ("block", "threads", "device", "drop"),
 }
 # short name -> key of the recipe
 KEYS = {name: section + name for section, names in _SECTIONS.items() for name in names} | {

@@ -64,6 +64,7 @@ class Runtime(_Section):
 
     block: int | None = Field(None, ge=1)  # clients at once; None: measured
     threads: int | None = Field(None, ge=1)
+    device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"  # the CPU, so that a recipe gives the same bits everywhere
     strict: bool = False  # every message through the wire codec, as on a network
     drop: float = Field(0.0, ge=0, le=1)  # share of clients that fail to answer, to rehearse failures
     quorum: float = Field(0.5, ge=0, le=1)

@@ -23,6 +23,7 @@ from unalike.data.population import Population
 from unalike.data.source import FILLED, Source
 from unalike.methods.problem import Problem
 from unalike.networks import architectures
+from unalike.runtime.shard.simulator import found_device
 from unalike.studio.errors import UserError
 from unalike.studio.recipe.hyperparameters import Hyperparameters, method_named, plain
 from unalike.studio.recipe.keys import PARTITION_OPTIONS
@@ -56,6 +57,7 @@ def prepare(recipe: Recipe, population: Population | None = None) -> Prepared:
     """Load the data and build the method; ``population``: the recipe's data, if it is loaded already."""
     if recipe.runtime.threads is not None:
         torch.set_num_threads(recipe.runtime.threads)
+    found_device(recipe.runtime.device)  # refuses one that is not here
     if recipe.data.schema_ is not None:
         absolute = str(Path(recipe.data.schema_).expanduser().resolve())  # a run can be resumed from anywhere
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"schema_": absolute})})
