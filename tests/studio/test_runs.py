@@ -32,9 +32,11 @@ from unalike.studio.runs import folder as folders
 from unalike.studio.runs.checkpoint import load as load_checkpoint
 from unalike.studio.runs.result import Result
 
+ALONE = {name: value for name, value in SMALL.items() if name != "cohort"}  # for Local, whose clients keep their models
+
 
 def test_three_lines() -> None:
-    from unalike.studio import run
+    from unalike import run
 
     result = run("fedavg", data="digits", partition="pathological", rounds=2)
     text = str(result)
@@ -127,7 +129,7 @@ def test_no_unseen_clients_means_null() -> None:
 
 
 def test_no_rounds_measures_the_start(tmp_path: Path) -> None:
-    result = run("local", out=tmp_path / "run", **{**SMALL, "rounds": 0})
+    result = run("local", out=tmp_path / "run", **{**ALONE, "rounds": 0})
     assert result.accuracy.unseen is not None and [record["round"] for record in metrics(tmp_path / "run")] == [0]
 
 
@@ -152,7 +154,7 @@ def same_tensors(one: Path, other: Path, name: str) -> None:
 @pytest.mark.parametrize("method", ["local", "fedavg-finetune"])
 @pytest.mark.parametrize("crashed_after", [2, 5, 8])  # before the first checkpoint, between two, before the result
 def test_a_resumed_run_ends_like_an_uninterrupted_one(method: str, crashed_after: int, tmp_path: Path) -> None:
-    settings = {**SMALL, "hyperparameters": {} if method == "local" else {"server": {"kind": "adam", "lr": 0.01}}}
+    settings = ALONE if method == "local" else {**SMALL, "hyperparameters": {"server": {"kind": "adam", "lr": 0.01}}}
     whole = run(method, out=tmp_path / "whole", **settings)
     with pytest.raises(Crash):
         run(method, out=tmp_path / "broken", watcher=At(crashed_after, crash), **settings)
@@ -206,9 +208,10 @@ class Dies(FedAvg):
 @pytest.mark.parametrize("base", ["FedAvg", "Local"])  # one whose clients keep nothing, and one whose clients do
 def test_kill_9_then_resume(base: str, tmp_path: Path) -> None:
     """A process killed in the middle of round 7, from a method that lives outside of the package."""
-    (tmp_path / "dies.py").write_text(DIES.replace("FedAvg", base))
+    (tmp_path / "dies.py").write_text(DIES.replace("fedavg", base.lower()).replace("FedAvg", base))
+    settings = ALONE if base == "Local" else SMALL
     method, out = f"{tmp_path / 'dies.py'}:Dies", tmp_path / "run"
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     command = [sys.executable, "-m", "unalike", "run", method, *flags, "--out", str(out), "--quiet"]
     killed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -216,7 +219,7 @@ def test_kill_9_then_resume(base: str, tmp_path: Path) -> None:
     assert saved is not None and saved.round == 6, "at most one checkpoint interval is lost"
     command = [sys.executable, "-m", "unalike", "resume", str(out), "--json"]
     resumed = subprocess.run(command, capture_output=True, text=True, check=True)
-    whole = run(method, **SMALL)
+    whole = run(method, **settings)
     assert json.loads(resumed.stdout)["accuracy"] == whole.to_json()["accuracy"]
     assert json.loads((out / "result.json").read_text())["accuracy"] == whole.to_json()["accuracy"]
     assert [record["round"] for record in metrics(out)] == list(range(1, 9))
@@ -285,11 +288,11 @@ def test_a_disk_that_fills_up_with_what_clients_keep_leaves_the_last_checkpoint(
         monkeypatch.setattr("unalike.studio.runs.checkpoint.write_whole", full)
 
     with pytest.raises(UserError, match=r"the disk is full: .*6\.safetensors .* unalike resume .*run"):
-        run("local", out=tmp_path / "run", watcher=At(4, fill), **SMALL)
+        run("local", out=tmp_path / "run", watcher=At(4, fill), **ALONE)
     saved = load_checkpoint(tmp_path / "run")
     assert saved is not None and saved.round == 3 and saved.kept
     monkeypatch.undo()
-    whole = run("local", out=tmp_path / "whole", **SMALL)
+    whole = run("local", out=tmp_path / "whole", **ALONE)
     assert resume(tmp_path / "run").results[0].accuracy == whole.accuracy
     same_tensors(tmp_path / "run", tmp_path / "whole", "clients/8.safetensors")
 
@@ -439,4 +442,4 @@ def test_noise_is_declared_and_accounted() -> None:
     with pytest.raises(UserError, match="no training client has labels"):
         run("fedavg", labeled=0.0, epsilon=3.0, delta=1e-3, **SMALL)
     with pytest.raises(UserError, match="local has no client-level privacy"):
-        run("local", noise_multiplier=1.0, clip=0.5, **SMALL)
+        run("local", noise_multiplier=1.0, clip=0.5, **ALONE)

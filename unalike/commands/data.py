@@ -110,6 +110,6 @@ def register(app: typer.Typer) -> None:
         epilog=examples(
             "unalike data digits --partition dirichlet --alpha 0.1 --clients 20",
             "unalike data digits --partition pathological --plot digits.html",
-            "unalike data sales.csv --client-column shop --label-column returned --schema sales.schema.json",
+            "unalike data digits --schema digits.json",
         )
     )(data)
