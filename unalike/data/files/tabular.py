@@ -124,7 +124,7 @@ def take_apart(
 def _check_columns(features: Sequence[str], known: Features, name: str, known_from: KnownFrom) -> None:
     lacking = [column for column in known if column not in features]
     strange = [column for column in features if column not in known]
-    if lacking:
+    if lacking or (strange and known_from == "the schema"):  # a newcomer is told which of its columns are ignored
         found = [f"{column!r} is missing" for column in lacking] + [f"{column!r} was not there" for column in strange]
         raise DataError(
             f"{name}: its feature columns must be those of {known_from}, {', '.join(known)}; {', '.join(found)}: "
