@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from unalike import Client, Cohort, Federation, LocalSGD, Mean, Model, State, send, task
+from unalike import SIZE, Client, Cohort, Federation, LocalSGD, Mean, Model, State, Stays, send, task
+from unalike.core.federation import Models
 from unalike.core.task import Sent
 from unalike.learn.objective import Objective, supervised
 
@@ -41,7 +42,7 @@ class FedRep:
     def fit(self, client: Client, theta: Tensor, head: Tensor) -> Sent:
         mine = self.mine(client, theta, head)
         fitted = self.body(self.only(1 - head, mine), mine, client)
-        return send(update=fitted - mine, n=client.n.float(), keep={"theta": mine})
+        return send(update=fitted - mine, keep={"theta": mine})
 
     @task
     def own(self, client: Client, theta: Tensor, head: Tensor) -> Sent:
@@ -52,8 +53,8 @@ class FedRep:
 
     def round(self, state: State, federation: Federation) -> State:
         cohort = federation.sample(self.cohort, labeled=True)
-        replies = cohort.ask(self.fit, theta=state.theta, head=self.is_head(), into=Mean("update", weight="n"))
+        replies = cohort.ask(self.fit, theta=state.theta, head=self.is_head(), into=Mean("update", weight=SIZE))
         return state.replace(theta=state.theta + replies["update"])
 
-    def personalize(self, state: State, cohort: Cohort) -> Tensor:
-        return cohort.ask(self.own, theta=state.theta, head=self.is_head())["theta"]
+    def personalize(self, state: State, cohort: Cohort) -> Models:
+        return cohort.ask(self.own, theta=state.theta, head=self.is_head(), into=Stays("theta")).held("theta")

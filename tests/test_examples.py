@@ -30,10 +30,10 @@ def test_a_method_from_outside_the_package() -> None:
     assert len(file.read_text().splitlines()) <= 60
     digits = data.load("digits", partition="pathological", clients=40, seed=0)
     method = runpy.run_path(str(file))["FedRep"](Model(build("mlp", digits.input_shape, 10)))
-    federation = simulate(digits.train.select(digits.seen))
+    federation = simulate(digits)
     state = train(method, federation, 5)
     body = method.is_head() == 0
     assert bool((state.theta[~body] == method.start(0).theta[~body]).all())  # heads are never averaged
-    train_part, test_part = digits.train.select(digits.unseen), digits.test.select(digits.unseen)
-    scores = evaluate(method.model, lambda c: method.personalize(state, c), federation, train_part, test_part)
+    unseen = federation.runtime.roster.select(digits.unseen)
+    scores = evaluate(method.model, lambda c: method.personalize(state, c), federation, unseen)
     assert scores.mean > 0.85

@@ -55,14 +55,19 @@ def test_the_names_of_the_package_come_without_dp_accounting() -> None:
 def test_a_run_without_noise_never_loads_dp_accounting_and_one_with_noise_does() -> None:
     program = """
 import torch
-from unalike import Client, Clients, Federation, Mean, Simulator, send, task
+from unalike import Client, Clients, Federation, Mean, send, task
+from unalike.core.request import Program
+from unalike.runtime.shard.shard import Shard
+from unalike.runtime.simulate import Simulation
 from unalike.privacy import Gaussian, Ledger
 
 @task
 def mean(client: Client):
     return send(x=client.x.mean(0))
 
-federation = Federation(Clients.from_sizes(torch.randn(20, 3), None, torch.full((5,), 4)), Simulator())
+people = Clients.from_sizes(torch.randn(20, 3), None, torch.full((5,), 4))
+program = Program(open=True)
+federation = Federation(Simulation([Shard({"train": people}, people.roster(), program)], program))
 federation.sample(4).ask(mean, into=Mean("x"))
 assert federation.ledger.epsilon(1e-5) == float("inf") and federation.ledger.method == "non-private"
 assert Ledger.from_state(federation.ledger.state()) == federation.ledger

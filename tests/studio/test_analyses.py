@@ -166,10 +166,10 @@ def test_noise_moves_small_newcomers_more_than_large_ones(population: Population
     newcomers = Newcomers.unseen(population)
 
     def gap(size: int) -> float:
-        clients = newcomers.only_first(size).train.without_labels()
+        theirs = simulate(newcomers.only_first(size).train.without_labels())
         private = replace(method, newcomer_epsilon=0.5)
-        noisy = private.descriptors(state, federation.aside(clients).everyone())
-        return float((noisy - method.descriptors(state, federation.aside(clients).everyone())).norm())
+        noisy = private.descriptors(state, theirs.aside().everyone())
+        return float((noisy - method.descriptors(state, theirs.aside().everyone())).norm())
 
     assert gap(4) > 2 * gap(40)
     curves = analyses.accuracy_by_size_and_epsilon(

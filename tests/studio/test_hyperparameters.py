@@ -120,7 +120,7 @@ def test_privacy_is_a_capability_that_a_method_declares() -> None:
             prepare(recipe)
     own = {"encoder": "sphere", "newcomer_epsilon": 1.0}  # protects a newcomer's rows, and nobody in training
     prepared = prepare(checked({"method": "odpfl", "data": data, "hyperparameters": own}, "r"))
-    told = forecast(prepared.recipe, prepared.method, prepared.population, prepared.delta)
+    told = forecast(prepared.recipe, prepared.method, prepared.roster, prepared.delta)
     assert (told.noise, told.epsilon) == ("none", math.inf)
 
 

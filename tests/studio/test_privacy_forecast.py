@@ -15,9 +15,9 @@ def test_the_forecast_for_points_is_about_the_rows_that_are_trained_on() -> None
     settings = {**SMALL, "rounds": 2, "cohort": 1.0, "test": 0.5, "unit": "point", "noise_multiplier": 1.0, "clip": 1.0}
     recipe = plan_for(["fedavg"], settings).runs[0][1]
     prepared = prepare(recipe)
-    planned = forecast(prepared.recipe, prepared.method, prepared.population, prepared.delta)
+    planned = forecast(prepared.recipe, prepared.method, prepared.roster, prepared.delta)
     spent = run("fedavg", **settings).privacy
     assert spent.unit == planned.unit == "point"
     assert planned.epsilon == pytest.approx(spent.epsilon, rel=1e-3)
     seen = prepared.population.seen
-    assert units_of(prepared.population, "point") == int(prepared.population.train.size[seen].sum())
+    assert units_of(prepared.roster, "point") == int(prepared.population.train.size[seen].sum())
