@@ -15,7 +15,7 @@ from unalike.commands.options import examples, settings_from
 
 if TYPE_CHECKING:
     from unalike.studio.recipe.recipe import Plan
-    from unalike.studio.runs.compare import Comparison
+    from unalike.studio.runs.run import Comparison
 
 
 def run(
@@ -114,8 +114,8 @@ def resume(
     RUN is its folder.
     """
     from unalike.studio.runs import folder
-    from unalike.studio.runs.compare import resume_any
     from unalike.studio.runs.progress import watcher_for
+    from unalike.studio.runs.run import resume_any
 
     ended = all((one / folder.RESULT).exists() for one in _runs_in(run_folder))
     comparison = resume_any(run_folder, watcher=watcher_for(progress_console(), quiet or as_json))
@@ -176,8 +176,8 @@ def _run_all(
 def carry_out_and_print(plan: Plan, out: Path | None, quiet: bool, as_json: bool) -> None:
     """What ``run``, ``compare`` and ``demo`` have in common."""
     from unalike.studio.runs import folder
-    from unalike.studio.runs.compare import carry_out
     from unalike.studio.runs.progress import watcher_for
+    from unalike.studio.runs.run import carry_out
 
     path = out or folder.fresh_name(Path("runs") / _run_name(plan))
     show(carry_out(plan, path, watcher=watcher_for(progress_console(), quiet or as_json)), as_json)

@@ -20,10 +20,10 @@ from unalike.studio.errors import Interrupted, UserError
 from unalike.studio.recipe.keys import KEYS, PARTITION_OPTIONS
 from unalike.studio.recipe.recipe import Recipe
 from unalike.studio.recipe.settings import plan_for
-from unalike.studio.runs.compare import Comparison, carry_out, resume_any
 from unalike.studio.runs.prepare import Given
 from unalike.studio.runs.progress import Watcher
 from unalike.studio.runs.result import Result
+from unalike.studio.runs.run import Comparison, carry_out, resume_any
 
 __all__ = ["Comparison", "Interrupted", "Recipe", "Result", "UserError", "compare", "resume", "run"]
 
