@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from unalike.core.client import Client
+from unalike.core.device import beside
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
@@ -43,16 +44,20 @@ class Local:
 
     @task
     def fit(self, client: Client) -> Sent:
-        return send(keep={"theta": self.local(self.model, client.kept.get("theta", self.first), client)})
+        return send(keep={"theta": self.local(self.model, self._now(client), client)})
 
     @task
     def own(self, client: Client) -> Sent:
-        return send(theta=client.kept.get("theta", self.first))
+        return send(theta=self._now(client))
 
     @own.into
     def stays(self) -> list[Release]:
         """A personal model does not leave its client."""
         return [Stays("theta")]
+
+    def _now(self, client: Client) -> Tensor:
+        """The client's parameters so far."""
+        return client.kept.get("theta", beside(self.first, client.n))
 
     def start(self, seed: int) -> State:
         none = torch.zeros(0, dtype=torch.int64)
