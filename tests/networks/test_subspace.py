@@ -17,7 +17,9 @@ def matrix(p: Subspace) -> Tensor:
 @pytest.mark.parametrize("kind", ["kronecker", "signs", "identity"])
 @pytest.mark.parametrize(("rows", "columns"), [(900, 100), (6090, 406), (1003, 67)])
 def test_columns_are_nearly_orthonormal(kind: Kind, rows: int, columns: int) -> None:
-    p = subspace(kind, rows, rows if kind == "identity" else columns, seed=3)
+    if kind == "identity":
+        rows = columns = min(rows, 1003)  # its matrix is as large as the model
+    p = subspace(kind, rows, columns, seed=3)
     m = matrix(p)
     assert m.shape == (rows, p.columns)
     cut = 0 if kind != "kronecker" else p.left.shape[0] * p.right.shape[0] - rows  # type: ignore[attr-defined]
