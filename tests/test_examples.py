@@ -37,3 +37,12 @@ def test_a_method_from_outside_the_package() -> None:
     unseen = federation.runtime.roster.select(digits.unseen)
     scores = evaluate(method.model, lambda c: method.personalize(state, c), federation, unseen)
     assert scores.mean > 0.85
+
+
+def test_the_guides_method_runs_as_it_is_pasted(tmp_path: Path) -> None:
+    guide = (EXAMPLES.parent / "docs" / "writing-a-method.md").read_text()
+    (tmp_path / "guide.py").write_text(guide.split("```python\n")[1].split("```")[0])
+    digits = data.load("digits", partition="pathological", clients=20, seed=0)
+    method = runpy.run_path(str(tmp_path / "guide.py"))["FedAvg"](Model(build("mlp", digits.input_shape, 10)), cohort=5)
+    before = method.start(0)
+    assert not bool((train(method, simulate(digits), 1).theta == before.theta).all())
