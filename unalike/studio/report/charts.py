@@ -89,10 +89,9 @@ def distribution(runs: Sequence[Run], scale: Scale) -> list[Panel]:
 
 def _scores(i: int, run: Run, group: str, scale: Scale) -> Scores:
     summary = run.result.accuracy.of(group)
-    if summary is None or summary.mean is None:
+    if summary is None:
         return Scores(i, run.label, "not served", [], None, None)
-    low = "" if summary.p10 is None else f", {scale(summary.p10)} 10th percentile"
-    says = f"{scale(summary.mean)} mean{low}"
+    says = f"{scale(summary.mean)} mean, {scale(summary.p10)} 10th percentile"
     return Scores(i, run.label, says, list(run.scores(group).values()), summary.mean, summary.p10)
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from unalike.core.disk import write_whole
 from unalike.studio.report import words
-from unalike.studio.report.read import GROUPS, ReportError, Run, read_runs
+from unalike.studio.report.read import ReportError, Run, read_runs
+from unalike.studio.runs.result import GROUPS
 from unalike.studio.words import counted, duration, epsilon, listed, size
 
 __all__ = ["ReportError", "write_report"]
@@ -85,7 +86,7 @@ def _facts(runs: Sequence[Run]) -> dict[str, str]:
         "data": [run.result.data for run in runs],
         "clients": [f"{count:,}" for run in runs if (count := len(run.names))],
         "rounds": [f"{run.result.rounds:,}" for run in runs],
-        "seed": [str(run.result.seed) for run in runs if run.result.seed is not None],
+        "seed": [str(run.result.seed) for run in runs],
     }
     return {name: listed(list(dict.fromkeys(values)), 6) for name, values in found.items() if values}
 

@@ -43,8 +43,7 @@ from unalike.studio.analyses.file import Analyses, read_analyses
 from unalike.studio.errors import UserError
 from unalike.studio.runs.folder import CLIENT_MAP, SCORES, check_format
 from unalike.studio.runs.prepare import FROM_PYTHON
-
-GROUPS = ("seen", "unseen", "unlabeled")
+from unalike.studio.runs.result import ByGroup, Result
 
 
 class ReportError(UserError):
@@ -58,67 +57,6 @@ def _known(value: object) -> object:
 
 
 Number = Annotated[float | None, BeforeValidator(_known)]
-
-
-class Summary(BaseModel):
-    """Scores of one group of clients: mean, standard deviation and 10th percentile over those that have one."""
-
-    mean: Number = None
-    std: Number = None
-    p10: Number = None
-    clients: int = 0
-    failed: int = 0  # clients that should have a score and have none
-
-
-class ByGroup(BaseModel):
-    """A summary for each group of clients; None where the method does not serve the group."""
-
-    seen: Summary | None = None
-    unseen: Summary | None = None
-    unlabeled: Summary | None = None
-
-    def of(self, group: str) -> Summary | None:
-        summary: Summary | None = getattr(self, group)
-        return None if summary is None or summary.mean is None else summary
-
-
-class Traffic(BaseModel):
-    """Bytes from clients to server and back."""
-
-    up: float
-    down: float
-
-
-class Privacy(BaseModel):
-    """The guarantee of the whole run: ε is infinite if anything was released without noise, None if nothing is said."""
-
-    private: bool | None = None
-    epsilon: Number = None
-    delta: Number = None
-    unit: str | None = None
-
-    @model_validator(mode="after")
-    def _unbounded(self) -> Privacy:
-        if self.private is False:
-            self.epsilon = math.inf
-        return self
-
-
-class Result(BaseModel):
-    """``result.json``."""
-
-    method: str
-    label: str | None = None  # what a comparison calls the run; None: its method's name
-    data: str
-    seed: int | None = None
-    rounds: int
-    seconds: Number = None
-    accuracy: ByGroup
-    bytes: Traffic
-    privacy: Privacy = Privacy()
-    metric: str = "accuracy"
-    expected: dict[str, Number] = {}  # the mean scores to be reached, if the recipe names any
-    failures: int = 0
 
 
 class Round(ByGroup):

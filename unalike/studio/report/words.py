@@ -8,7 +8,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from unalike.studio.report.read import GROUPS, Run, Sight
+from unalike.studio.report.read import Run, Sight
+from unalike.studio.runs.result import GROUPS
 from unalike.studio.words import counted, epsilon, listed, share, size
 
 GROUP_NAMES = {"seen": "seen clients", "unseen": "unseen clients", "unlabeled": "clients without labels"}
