@@ -205,7 +205,7 @@ class Dies(FedAvg):
 """
 
 
-@pytest.mark.parametrize("base", ["FedAvg", "Local"])  # one whose clients keep nothing, and one whose clients do
+@pytest.mark.parametrize("base", ["Local"])  # its clients keep their models, so more could go wrong than with FedAvg
 def test_kill_9_then_resume(base: str, tmp_path: Path) -> None:
     """A process killed in the middle of round 7, from a method that lives outside of the package."""
     (tmp_path / "dies.py").write_text(DIES.replace("fedavg", base.lower()).replace("FedAvg", base))
