@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+CLUSTER := $(VENV)/.cluster
 # Tests run in this many processes, each with one thread: on small models that beats one process with many threads.
 JOBS ?= 2
 
@@ -15,10 +16,10 @@ ifndef UNALIKE_DATA
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench docs clean
+.PHONY: help setup demo test lint format bench docs clean test-cluster demo-cluster bench-cluster
 
 help: ## Say what each target does
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
 
 setup: $(STAMP) ## Create .venv and install Unalike with exact versions
 
@@ -27,6 +28,18 @@ demo: $(STAMP) ## Train and compare methods on unlike clients; ends in a table a
 
 test: $(STAMP) ## Run all tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+# What needs Ray runs in a network namespace of its own, without a dashboard, and reports nothing to anybody.
+ON_RAY = RAY_USAGE_STATS_ENABLED=0 OMP_NUM_THREADS=1 .ci/loopback
+
+test-cluster: $(CLUSTER) ## Run the tests that need workers of a Ray cluster
+	$(ON_RAY) $(BIN)/python -m pytest tests/cluster
+
+demo-cluster: $(CLUSTER) ## Train on two workers, kill one, and compare with one process
+	$(ON_RAY) $(BIN)/python examples/on_workers.py
+
+bench-cluster: $(CLUSTER) ## Measure workers against one process
+	$(ON_RAY) $(BIN)/python -m benchmarks.cluster
 
 lint: $(STAMP) ## Check style, format, types and who imports whom
 	$(BIN)/ruff check .
@@ -57,4 +70,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt hatchling
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[data,dev,onnx]'
+	@touch $@
+
+$(CLUSTER): $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[cluster]'
 	@touch $@

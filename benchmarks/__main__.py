@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from benchmarks import dpsgd, own, plans, scale, secure_sum, start
+from benchmarks import adaped, dpsgd, noise, own, plans, scale, secure_sum, start
 from benchmarks.compare import compare
-from benchmarks.peers import BARE, FLOWER, PFL
+from benchmarks.peers import BARE, FLOWER, PFL, Tool
 from benchmarks.plans import nothing_remembered
 from benchmarks.report import Row, machine, table
-from benchmarks.workloads import LENET, LENET_CIFAR, MLP, Shared
+from benchmarks.workloads import LENET, LENET_CIFAR, MLP, PEFLL, Shared
 
 Measured = tuple[list[Row], dict[str, Any]]
 Part = Callable[[int, bool], Measured]  # repetitions, quick
@@ -35,6 +35,22 @@ def say(text: str) -> None:
 def beside_others(work: Shared, targets: dict[str, tuple[str, float]]) -> Part:
     def part(repetitions: int, quick: bool) -> Measured:
         return compare(work.quick() if quick else work, list(TOOLS.values()), repetitions, targets, say)
+
+    return part
+
+
+def versions(checkout: Path) -> Part:
+    """Unalike beside another version of itself: this one may take 3 % longer."""
+    before = Tool("before", "run_unalike.py", root=checkout.resolve())
+
+    def part(repetitions: int, quick: bool) -> Measured:
+        rows: list[Row] = []
+        raw: dict[str, Any] = {}
+        for full in (MLP, LENET, PEFLL):
+            work = full.quick() if quick else full
+            found, raw[full.name] = compare(work, [before], repetitions, {before.name: ("≥", 0.97)}, say)
+            rows.extend(found)
+        return rows, raw
 
     return part
 
@@ -56,10 +72,13 @@ PARTS: dict[str, Part] = {
     "overhead": own.overhead,
     "unequal": own.unequal,
     "pefll": own.pefll,
+    "adaped": adaped.measure,
+    "unequal-dpsgd": dpsgd.unequal,
     "evaluation": own.evaluation,
     "mdm": own.mdm,
     "kmeans": own.kmeans,
     "scale": population,
+    "noise": noise.measure,
     "privacy": privacy,
 }
 
@@ -77,13 +96,23 @@ def main(arguments: list[str] | None = None) -> int:
         "--threads", type=int, help="for every tool (default: each takes the number it is fastest with)"
     )
     parser.add_argument("--without", nargs="+", choices=list(TOOLS), default=[], help="tools to leave out")
+    parser.add_argument(
+        "--against",
+        type=Path,
+        metavar="CHECKOUT",
+        help="time this version beside that of another checkout, nothing else",
+    )
     chosen = parser.parse_args(arguments)
     for name in chosen.without:
         del TOOLS[name]
     if chosen.threads is not None:
         os.environ["OMP_NUM_THREADS"] = str(chosen.threads)
         torch.set_num_threads(chosen.threads)
-    parts = chosen.only or list(PARTS)
+    if chosen.against is not None:
+        if not (chosen.against / "unalike" / "__init__.py").is_file():
+            parser.error(f"--against: {chosen.against} is no checkout of Unalike; make one with git worktree add")
+        PARTS["versions"] = versions(chosen.against)
+    parts = ["versions"] if chosen.against is not None else chosen.only or list(PARTS)
     repetitions = chosen.repetitions or (2 if chosen.quick else 7)
     about = "about 5 minutes" if chosen.quick else "about 20 minutes on two idle cores"
     print(f"Measuring {', '.join(parts)}: {about}. The first run also installs the other tools into .bench.\n")

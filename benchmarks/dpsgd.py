@@ -3,26 +3,36 @@
 All train an MLP 64-64-10 at clients of 100 samples with (expected) batches of 10. A client-step is one step of one
 client. Opacus runs one client after the other, as a federated client with it would; so does the plain PyTorch loop.
 ``ghost`` is an alternative to materialising every sample's gradient: norms from activations and output gradients.
+
+``unequal`` is a round of 20 clients with sizes, batch sizes and noise of their own, beside Opacus in a loop over them.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
+from benchmarks.report import Row
+from benchmarks.rounds import alternate, quotients
 from unalike import Clients, Model, simulate
 from unalike.core.release import Mean
+from unalike.data.population import Population
 from unalike.learn.dpsgd import batch_capacity
 from unalike.learn.local import LocalSGD
 from unalike.methods.fedavg import FedAvg
+from unalike.methods.robust_hdp import RobustHDP
 from unalike.privacy.dpsgd import PointPrivacy
 
 CLIENTS, SIZE, BATCH, STEPS = 128, 100, 10, 20
@@ -48,8 +58,7 @@ def simulated(private: PointPrivacy | None) -> float:
     method = FedAvg(Model(network()), cohort=1.0, local=local)
     federation = simulate(people, block=32)
     theta = method.model.init(0)
-    cost = None if private is None else local.cost(torch.full((CLIENTS,), SIZE))
-    into = Mean("update", cost=cost)
+    into = Mean("update", cost=None if private is None else local.cost)
 
     def once() -> None:
         federation.everyone().ask(method.fit, theta=theta, rate=1.0, into=into)
@@ -149,6 +158,80 @@ def fastest(work: Callable[[], object], times: int = 4) -> float:
         work()
         seconds.append(time.perf_counter() - begin)
     return min(seconds)
+
+
+UNEQUAL = (240, 480, 720, 960, 1200)  # samples of a client
+BATCHES = (16, 32, 64, 128)
+
+
+def unequal(repetitions: int, quick: bool) -> tuple[list[Row], dict[str, Any]]:
+    """A round of DP-SGD at 20 unequal clients: the simulator, and Opacus client by client, in turns."""
+    rows: list[Row] = []
+    raw: dict[str, Any] = {}
+    if importlib.util.find_spec("opacus") is None:
+        return rows, {"left_out": {"Opacus": "it is not installed"}}
+    count = 4 if quick else 20
+    sizes = torch.tensor([UNEQUAL[i % len(UNEQUAL)] for i in range(count)])
+    batch = torch.tensor([BATCHES[i % len(BATCHES)] for i in range(count)])
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(int(sizes.sum()), 1, 28, 28, generator=generator)
+    y = torch.randint(0, 10, (len(x),), generator=generator)
+    people = Clients.from_sizes(x, y, sizes)
+    none, everyone = replace(people, size=torch.zeros_like(sizes)), torch.arange(count)
+    said = {"batch": batch}
+    whole = Population("unequal", "image", people, none, none, everyone, everyone[:0], 10, declared=said)
+    for name, make in (("MLP 784-32-10", _mlp), ("LeNet-5", _lenet_5)):
+        private = PointPrivacy(CLIP, NOISE, batches=BATCHES)
+        method = RobustHDP(Model(make()), local=LocalSGD(batch=None, lr=LR, private=private), weights="size")
+        ours = _Rounds(method, whole)
+        theirs = partial(_opacus_round, make, x, y, sizes.tolist(), batch.tolist())
+        taken = alternate(repetitions, theirs, ours)
+        ratio = quotients(taken[0], taken[1])
+        rows.append(Row(f"DP-SGD, 20 unequal clients, {name}", "Opacus in a loop / Unalike", ratio, target=("≥", 3)))
+        raw[name] = {"opacus": taken[0], "unalike": taken[1]}
+    return rows, raw
+
+
+def _mlp() -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def _lenet_5() -> nn.Sequential:
+    features = [nn.Conv2d(1, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)]
+    dense = [nn.Linear(256, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)]
+    return nn.Sequential(*features, nn.Flatten(), *dense)
+
+
+class _Rounds:
+    """Rounds that go on where they were, of clients that declare their batch sizes."""
+
+    def __init__(self, method: RobustHDP, people: Population) -> None:
+        self.method, self.federation = method, simulate(people)
+        self.state = method.start(0)
+        for _ in range(3):  # block sizes are measured and tasks recorded
+            self()
+
+    def __call__(self) -> None:
+        self.state = self.method.round(self.state, self.federation.begin_round(self.federation.round + 1))
+
+
+def _opacus_round(make: Callable[[], nn.Module], x: Tensor, y: Tensor, sizes: list[int], batches: list[int]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from opacus.grad_sample import GradSampleModule
+        from opacus.optimizers import DPOptimizer
+
+        begin = 0
+        for size, batch in zip(sizes, batches, strict=True):
+            net = GradSampleModule(make())
+            sgd = torch.optim.SGD(net.parameters(), lr=LR)
+            optimizer = DPOptimizer(sgd, noise_multiplier=NOISE, max_grad_norm=CLIP, expected_batch_size=batch)
+            for _ in range(math.ceil(size / batch)):
+                rows = begin + (torch.rand(size) < batch / size).nonzero().flatten()
+                optimizer.zero_grad()
+                F.cross_entropy(net(x[rows]), y[rows]).backward()
+                optimizer.step()
+            begin += size
 
 
 def run() -> dict[str, float | None]:

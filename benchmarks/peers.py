@@ -28,12 +28,13 @@ class Unavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class Tool:
-    """What is measured. ``packages`` None: it runs in the environment of this program."""
+    """What is measured. ``packages`` None: it runs in the environment of this program, with the code of ``root``."""
 
     name: str
     program: str
     packages: tuple[str, ...] | None = None
     loopback_only: bool = False  # start it where there is no network but loopback
+    root: Path = ROOT
 
     def python(self) -> str:
         return sys.executable if self.packages is None else str(_environment(self))
@@ -96,7 +97,7 @@ class Running:
         self._errors = Path(self._home.name) / "errors.txt"
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(PROGRAMS), *([str(ROOT)] if tool.packages is None else [])]),
+            "PYTHONPATH": os.pathsep.join([str(PROGRAMS), *([str(tool.root)] if tool.packages is None else [])]),
             "UNALIKE_CACHE": self._home.name,  # block and threads are measured anew in every run
             "FLWR_HOME": self._home.name,
             "FLWR_TELEMETRY_ENABLED": "0",

@@ -47,7 +47,7 @@ class Rounds:
     def __init__(self, shared: Shared, clients: Clients, cohort: int | None = None) -> None:
         self.model = Model(build(shared.network, shared.shape, shared.classes))
         local = LocalSGD(epochs=1, batch=shared.batch, lr=shared.lr)
-        self._method = FedAvg(self.model, cohort=cohort or len(clients), local=local)
+        self.method = FedAvg(self.model, cohort=cohort or len(clients), local=local)
         runtime = simulation(clients)
         self.simulator = runtime.shards[0].simulator
         self.federation = Federation(runtime)
@@ -55,4 +55,4 @@ class Rounds:
         self(2)
 
     def __call__(self, rounds: int = 1) -> None:
-        self.state = train(self._method, self.federation, rounds, self.state)
+        self.state = train(self.method, self.federation, rounds, self.state)

@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Shared:
-    """FedAvg, one epoch of local SGD; random data, as speed does not depend on it."""
+    """FedAvg, one epoch of local SGD, or PeFLL; random data, as speed does not depend on it."""
 
     name: str
     network: str
@@ -22,14 +22,15 @@ class Shared:
     samples: int = 50
     classes: int = 10
     lr: float = 0.01
+    pefll_steps: int = 0  # of a client in a round of PeFLL; 0: FedAvg
 
     @property
     def steps(self) -> int:
         """Client-steps of a round."""
-        return self.cohort * -(-self.samples // self.batch)
+        return self.cohort * (self.pefll_steps or -(-self.samples // self.batch))
 
     def quick(self) -> Shared:
-        return replace(self, cohort=max(2, self.cohort // 5))
+        return replace(self, cohort=max(2, self.cohort // 5), pefll_steps=self.pefll_steps // 10)
 
     def write(self, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
@@ -47,4 +48,5 @@ class Shared:
 MLP = Shared("MLP 64-64-10", "mlp", (64,), cohort=100, batch=10)
 LENET = Shared("LeNet 28x28", "lenet", (1, 28, 28), cohort=50, batch=10)
 LENET_CIFAR = Shared("LeNet 32x32x3", "lenet", (3, 32, 32), cohort=50, batch=32)
+PEFLL = Shared("PeFLL, LeNet 28x28", "lenet", (1, 28, 28), cohort=5, batch=32, clients=100, lr=2e-3, pefll_steps=50)
 ALL = (MLP, LENET, LENET_CIFAR)

@@ -1,4 +1,4 @@
-"""Recovery of known mixtures: T1 Table A.1 (relative errors over three seeds) and A.1.2 (the number of components).
+"""Recovery of known mixtures, Table A.1 of Scott, 2026 (errors over three seeds), and of their number of components.
 
     python examples/mdm_recovery.py
 

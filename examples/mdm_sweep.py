@@ -1,11 +1,12 @@
-"""Do simulated clients predict how well FedAvg does on the true ones? A scaled version of T1 §3.4.2 on CIFAR-10.
+"""Do simulated clients predict how well FedAvg does on the true ones? §3.4.2 of Scott, 2026, scaled down to CIFAR-10.
 
     UNALIKE_DATA=... python examples/mdm_sweep.py
 
-The true clients follow Table A.1's high-1 (150 clients × 100 samples). MDM is fitted on their label histograms by sums
-alone; the server then simulates clients from its own pictures (MDM, fully IID, and the oracle: conditionally IID), and
-FedAvg is trained on each kind with every setting of epochs and learning rate. Scaled: pictures of 8×8 pixels,
-a small perceptron, 60 rounds of 10 clients. Accuracy is on the 10,000 test pictures, averaged over the last 10 rounds.
+The true clients follow Table A.1's high-2, as in Figure 3.6 (150 clients × 100 samples). MDM is fitted on their label
+histograms by sums alone; the server then simulates clients from its own pictures (MDM, fully IID, and the oracle:
+conditionally IID), and FedAvg is trained on each kind with every setting of epochs and learning rate. Scaled: pictures
+of 8×8 pixels, a small perceptron, 60 rounds of 10 clients. Accuracy is on the 10,000 test pictures, averaged over the
+last 10 rounds.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ def main() -> dict[str, float]:
         return Clients.from_sizes(x[rows], y[rows], torch.tensor([len(part) for part in parts]))
 
     rng = np.random.default_rng(0)
-    true = mdm_partition(labels, CLIENTS, rng, known_mixture("high-1"))
+    true = mdm_partition(labels, CLIENTS, rng, known_mixture("high-2"))
     counts = np.stack([np.bincount(labels[part], minlength=10) for part in true])
-    fitted = MDM(10, 100, components=1, cohort=CLIENTS).fit(simulate(histogram_clients(counts))).mixture
+    fitted = MDM(10, 100, components=2, cohort=CLIENTS).fit(simulate(histogram_clients(counts))).mixture
     kinds = {
         "true": clients_of(true),
         "MDM": clients_of(mdm_partition(labels, CLIENTS, rng, fitted)),

@@ -1,15 +1,27 @@
-"""What every test starts from: one thread, no cache of the user's, the same examples each time."""
+"""What every test starts from: one thread, fixed blocks, reports without drawings, no cache of the user's."""
 
 from __future__ import annotations
 
 import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
+from unalike.runtime.shard import tuning
+from unalike.runtime.shard.tuning import Plan
+from unalike.studio.figures import file as figures
+
 torch.set_num_threads(1)
+
+# Ray listens on every interface and looks for outside addresses when it starts: no test may start it by mistake.
+if [name for _, name in socket.if_nameindex()] != ["lo"]:
+    sys.modules["ray"] = None  # type: ignore[assignment]
 
 # No deadline, because a busy machine is not a bug; no example database, so that a run leaves nothing behind.
 settings.register_profile("unalike", deadline=None, derandomize=True, database=None)
@@ -22,6 +34,50 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     os.environ["UNALIKE_CACHE"] = str(folder)
     return folder
+
+
+_measured = tuning._find
+
+
+def _fixed(kind: str, rows: torch.Tensor, one: Plan, rehearse: tuning.Rehearse) -> Plan:
+    return replace(one, block=min(len(rows), 32))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def fixed_blocks() -> None:
+    """Blocks of 32 where a user would have them measured, which takes longer than what most tests do with them."""
+    tuning._find = _fixed
+
+
+@pytest.fixture
+def measured_blocks() -> Iterator[None]:
+    """For the tests of the measuring itself."""
+    tuning._find = _measured
+    yield
+    tuning._find = _fixed
+
+
+_drawn = figures.inline
+
+
+def _draw(inline: Callable[[figures.Figure, str], str]) -> None:
+    figures.inline = inline
+    if charts := sys.modules.get("unalike.studio.report.charts"):
+        charts.inline = inline  # type: ignore[attr-defined]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_drawings() -> None:
+    """A report is most of what a small run costs, and drawing is most of a report."""
+    _draw(lambda chart, title: "<svg></svg>")
+
+
+@pytest.fixture
+def drawings() -> Iterator[None]:
+    """For the tests that look at a report."""
+    _draw(_drawn)
+    yield
+    _draw(lambda chart, title: "<svg></svg>")
 
 
 @pytest.fixture(scope="session")

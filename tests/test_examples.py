@@ -1,11 +1,17 @@
 """Every example runs as it stands, and shows what it says."""
 
+import importlib
 import runpy
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from unalike import Model, data, simulate, train
+from unalike import Clients, LocalSGD, Model, data, simulate, train
 from unalike.learn.evaluation import evaluate
 from unalike.networks.architectures import build
 
@@ -39,10 +45,69 @@ def test_a_method_from_outside_the_package() -> None:
     assert scores.mean > 0.85
 
 
-def test_the_guides_method_runs_as_it_is_pasted(tmp_path: Path) -> None:
+def test_a_wheel_has_the_examples_and_recipes_inside(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(words, cwd=EXAMPLES.parent, check=True, capture_output=True)
+    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+        inside = set(wheel.namelist())
+    assert {f"unalike/examples/{file.name}" for file in EXAMPLES.glob("*.py")} <= inside
+    assert "unalike/recipes/digits-pathological.toml" in inside
+
+
+def of_the_guide(number: int, name: str, file: Path) -> Any:
+    """What a block of the guide defines by this name, when it is pasted into the file."""
     guide = (EXAMPLES.parent / "docs" / "writing-a-method.md").read_text()
-    (tmp_path / "guide.py").write_text(guide.split("```python\n")[1].split("```")[0])
+    file.write_text(guide.split("```python\n")[number].split("```")[0])
+    return runpy.run_path(str(file))[name]
+
+
+def test_the_guides_method_runs_as_it_is_pasted(tmp_path: Path) -> None:
     digits = data.load("digits", partition="pathological", clients=20, seed=0)
-    method = runpy.run_path(str(tmp_path / "guide.py"))["FedAvg"](Model(build("mlp", digits.input_shape, 10)), cohort=5)
+    method = of_the_guide(1, "FedAvg", tmp_path / "my_fedavg.py")(Model(build("mlp", digits.input_shape, 10)), cohort=5)
     before = method.start(0)
     assert not bool((train(method, simulate(digits), 1).theta == before.theta).all())
+
+
+def test_the_guides_scaffold_runs_as_it_is_pasted(tmp_path: Path) -> None:
+    """Two clients, one full-batch step of rate η: c_i becomes client i's own gradient, and the next round follows c."""
+    random = torch.Generator().manual_seed(0)
+    x, y = torch.randn(8, 3, generator=random), torch.arange(8) % 2
+    model, rate = Model(torch.nn.Linear(3, 2)), 0.5
+    local = LocalSGD(steps=1, batch=None, lr=rate)
+    method = of_the_guide(2, "Scaffold", tmp_path / "scaffold.py")(model, cohort=2, local=local)
+    federation = simulate(Clients.from_sizes(x, y, torch.tensor([4, 4])))
+    states = [method.start(0)]
+    for number in (1, 2):
+        states.append(method.round(states[-1], federation.begin_round(number)))
+
+    def gradient(theta: torch.Tensor) -> torch.Tensor:
+        theta = theta.clone().requires_grad_()
+        weight, bias = theta[:6].reshape(2, 3), theta[6:]
+        torch.nn.functional.cross_entropy(x @ weight.T + bias, y).backward()
+        assert theta.grad is not None
+        return theta.grad
+
+    first, second = (gradient(state.theta) for state in states[:2])
+    assert torch.allclose(states[1].control, first, atol=1e-6)
+    assert torch.allclose(states[2].theta, states[1].theta - rate * second, atol=1e-6)  # Σ(c − c_i) = 0
+    assert federation.metrics["loss"] > 0
+
+
+def test_the_guides_test_passes_as_it_is_pasted_and_fails_for_another_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / "my_fedavg.py"
+    of_the_guide(1, "FedAvg", file)
+    name = "test_one_full_step_at_each_client_is_one_step_on_all_rows"
+    test = of_the_guide(3, name, tmp_path / "test_mine.py")
+    test()
+    right = file.read_text()
+    wrong = right.replace("state.theta + replies", "state.theta + 0.9 * replies")
+    assert wrong != right
+    file.write_text(wrong)
+    monkeypatch.delitem(sys.modules, "my_fedavg")
+    importlib.invalidate_caches()
+    with pytest.raises(AssertionError):
+        runpy.run_path(str(tmp_path / "test_mine.py"))[name]()
+    monkeypatch.delitem(sys.modules, "my_fedavg", raising=False)

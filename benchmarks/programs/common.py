@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Workload:
-    """FedAvg: every client of a cohort trains for one epoch; the server takes the mean of the updates."""
+    """FedAvg: every client of a cohort trains for one epoch; the server takes the mean of the updates. Or PeFLL."""
 
     name: str
     network: str  # "mlp" or "lenet"
@@ -33,6 +33,7 @@ class Workload:
     cohort: int
     batch: int
     lr: float
+    pefll_steps: int  # of a client in a round of PeFLL; 0: FedAvg
     ends: list[int]  # [clients]: a client's rows end before this one and begin at its predecessor's end
     x: Tensor
     y: Tensor

@@ -17,6 +17,7 @@ from unalike.analytics.kmeans.server import elbow
 from unalike.core.client import Clients
 from unalike.core.federation import Federation
 from unalike.core.release import Each, Sum
+from unalike.core.roster import Declared
 from unalike.core.task import Task
 from unalike.privacy import Gaussian
 from unalike.privacy.ledger import Ledger
@@ -85,7 +86,7 @@ def difference(task: Task, clients: Clients, without: int, **inputs: Tensor | fl
     fewer = Clients.from_sizes(clients.x[rest], None, torch.tensor([int(rest.sum())]))
     whole = Clients.from_sizes(clients.x, None, torch.tensor([len(clients.x)]))
     known = {name: torch.as_tensor(value) for name, value in inputs.items()}
-    stated = {one.names[0]: one.resolved(known, whole.size) for one in task.releases()}
+    stated = {one.names[0]: one.resolved(known, Declared(whole.size)) for one in task.releases()}
     plain = [Sum(name) for name in stated]
     answers = [simulate(c).everyone().ask(task, into=plain, **inputs) for c in (whole, fewer)]
     moved = {}
@@ -96,18 +97,21 @@ def difference(task: Task, clients: Clients, without: int, **inputs: Tensor | fl
     return moved
 
 
-def test_one_point_moves_each_sum_by_no_more_than_its_stated_sensitivity() -> None:
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_one_point_moves_each_sum_by_no_more_than_its_stated_sensitivity(scale: float) -> None:
+    """Whatever scale the clients are told, the noise follows it."""
     clients, server, means = mixture()
     x = clients.x.clone()
     x[3] *= 100  # far outside: it is clipped in every step
     clients = Clients.from_sizes(x, None, torch.tensor([len(x)]))
     method = FedDPKMeans(k=4, privacy=Privacy(1.0), steps=1)
-    ground = {"origin": torch.zeros(6), "radius": 9.0}
+    ground = {"origin": torch.zeros(6), "radius": 9.0, "scale": scale}
     basis = torch.eye(6)[:, :4]
     gram = difference(method.outer_product, clients, 3, **ground)["gram"]
     assert float(gram.norm()) == pytest.approx(1.0, rel=1e-4)  # reached, and by the clipped point
     weights = difference(method.nearest_counts, clients, 3, basis=basis, points=server @ basis, **ground)["weights"]
     assert float(weights.abs().sum()) == pytest.approx(1.0)
+    ground["count_scale"] = scale / 2
     step3 = difference(method.cluster_sums, clients, 3, basis=basis, centers=means @ basis, **ground)
     lloyd = difference(method.cluster_sums, clients, 3, centers=means, **ground)
     for moved in (step3, lloyd):
@@ -148,9 +152,12 @@ def test_a_clients_means_and_presence() -> None:
     centers = torch.tensor([[0.0, 2.0], [5.0, 0.0], [-9.0, -9.0]])
     method = FedDPKMeans(k=3, privacy=Privacy(1.0, unit="client"), client_points=3)
     inputs = {"origin": torch.zeros(2), "radius": 10.0, "centers": centers, "scale": 10.0, "count_scale": 2.0}
-    sent = simulate(clients).everyone().ask(method.cluster_sums, into=Each(), **inputs)
-    torch.testing.assert_close(sent["sums"][0], torch.tensor([[0.0, 0.2], [0.5, 0.0], [0.0, 0.0]]))
-    assert sent["counts"][0].tolist() == [0.5, 0.5, 0.0]
+    step3 = simulate(clients).everyone().ask(method.cluster_sums, into=Each(), basis=torch.eye(2), **inputs)
+    torch.testing.assert_close(step3["sums"][0], torch.tensor([[0.0, 0.2], [0.5, 0.0], [0.0, 0.0]]), check_dtype=False)
+    assert step3["counts"][0].tolist() == [0.5, 0.5, 0.0]
+    lloyd = simulate(clients).everyone().ask(method.cluster_sums, into=Each(), **inputs)  # Algorithm 12: plain sums
+    torch.testing.assert_close(lloyd["sums"][0], torch.tensor([[0.0, 0.4], [0.5, 0.0], [0.0, 0.0]]), check_dtype=False)
+    assert lloyd["counts"][0].tolist() == [1.0, 0.5, 0.0]
 
 
 def test_a_clients_share_is_clipped_whatever_scale_it_is_told() -> None:

@@ -17,6 +17,7 @@ from unalike import simulate
 from unalike.analytics.mdm.algorithm import MDM, MOST_PRECISION
 from unalike.analytics.mdm.counts import histogram_clients, known_mixture
 from unalike.analytics.mdm.privacy import noise_for_budget
+from unalike.core.client import Clients
 from unalike.core.federation import Federation
 from unalike.data.partition.mixture import MDMError, Mixture, look_up, relative_error, rise_table, size_edges
 from unalike.privacy.mechanisms import Gaussian
@@ -249,3 +250,25 @@ def test_settings_that_make_no_sense_are_refused() -> None:
     for wrong in ({"components": 0}, {"rounds": 0}, {"start": "best"}, {"clip": 0.0}, {"largest": 0}):
         with pytest.raises(MDMError, match=next(iter(wrong))):
             MDM(**{"categories": 3, "largest": 10, **wrong})  # type: ignore[arg-type]
+
+
+def test_a_client_whose_counts_are_no_histogram_fails_in_every_ask_and_a_note_says_so() -> None:
+    """Whatever is wrong with them, the others alone are fitted: a count beyond the table would read another's row."""
+    counts, _ = population("medium-2", 20)
+    found = []
+    for row in (3 * counts[4], torch.tensor([-5, *counts[4, 1:].tolist()]), torch.zeros_like(counts[4])):
+        wrong = counts.clone()
+        wrong[4] = row
+        asked = simulate(Clients.from_sizes(wrong, None, torch.ones(20)), block=8, threads=1)
+        fitted = MDM(10, 100, rounds=2, cohort=20).fit(asked)
+        assert [failure.client for failure in asked.failures] == ["4"]
+        assert fitted.notes == [
+            "left out: client 4: the array 'spread' is not finite (NaN or infinite); counts are whole numbers from 0 "
+            "on, 1 to 100 (largest) in all"
+        ]
+        found.append(fitted.mixture.alpha)
+        score = MDM(10, 100).score(asked.aside(), [fitted.mixture])
+        assert score.log_likelihood is not None
+        others = counts[torch.arange(20) != 4]
+        assert score.log_likelihood[0] == pytest.approx(float(fitted.mixture.log_likelihood(others).mean()))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])

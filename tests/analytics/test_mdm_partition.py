@@ -180,7 +180,7 @@ def test_counts_are_read_from_files(tmp_path: Path) -> None:
 def run(*arguments: str) -> str:
     app = typer.Typer()
     app.callback()(lambda: None)
-    command.register(app)
+    app.add_typer(command.app)
     result = CliRunner().invoke(app, ["mdm", *arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout

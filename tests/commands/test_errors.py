@@ -192,6 +192,10 @@ def test_a_corrupt_data_file() -> None:
         (["run", "fedavg", "--set", "roundz=3"], "no hyperparameter 'roundz'; did you mean 'rounds'?"),
         (["run", "fedavg", "--set", "test=0.5"], "did you mean 'data.test'?"),
         (["run", "fedavg", "--set", "lr=0.5"], "did you mean 'local.lr' or 'server.lr'"),
+        (
+            ["run", "local", "--cohort", "5"],
+            "local has no hyperparameter 'cohort' (--cohort): leave it out; it has local",
+        ),
         (["run", "fedavg", "--set", "nothing_alike=1"], "there are: cohort, local"),
         (["run", "fedavg", "--classes", "20"], "--classes (num_classes_per_partition) must be between 1 and the 10"),
         (["run", "fedavg", "--lr", "inf"], "local.lr = inf (--lr): a learning rate is a finite number"),
@@ -259,6 +263,9 @@ def test_a_run_that_trains_nothing_says_so(words: list[str], reason: str) -> Non
     result = runner.invoke(app, ["run", "fedavg", *FLAGS, *words])
     assert result.exit_code == 0
     assert f"fedavg: nothing is trained: {reason}" in result.stderr
+
+
+def test_a_run_that_trains_something_does_not_say_otherwise() -> None:
     assert "nothing is trained" not in runner.invoke(app, ["run", "fedavg", *FLAGS]).stderr
 
 
@@ -273,7 +280,7 @@ def test_a_method_file_without_its_class_is_answered_with_the_classes_in_it() ->
 
 def test_a_report_overwrites_nothing_but_its_own_file() -> None:
     for name in ("first", "second"):
-        run("fedavg", out=name, **SMALL)
+        run("fedavg", out=name, **(SMALL | {"rounds": 1}))
     Path("thesis.html").write_text("years of work")
     told = refused("report", "first", "second", "--out", "thesis.html")
     assert "thesis.html exists already, and nothing is overwritten: choose another file with --out" in told

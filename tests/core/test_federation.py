@@ -307,16 +307,32 @@ def test_empty_federations_and_empty_clients_are_refused() -> None:
 
 
 @task
-def negative(client: Client, w: Tensor) -> Sent:
+def weighted(client: Client, w: Tensor) -> Sent:
     return send(value=client.mean(client.x), w=w)
 
 
-def test_negative_and_zero_weights_are_refused() -> None:
+@pytest.mark.parametrize("weights", [[1.0, -1.0, 3.0], [1.0, math.nan, 3.0], [1.0, math.inf, 3.0]])
+@pytest.mark.parametrize("block", [1, 3])
+def test_a_weight_that_makes_no_sense_costs_its_own_client_and_nobody_else(weights: list[float], block: int) -> None:
+    store = clients([2, 2, 2])
+    replies = (
+        simulate(store, block=block)
+        .everyone()
+        .ask(weighted, w=each(torch.tensor(weights)), into=Mean("value", weight="w"))
+    )
+    first, _, last = (store.rows(i)[0].mean(0) for i in range(3))
+    assert torch.allclose(replies["value"], (first + 3 * last) / 4, atol=1e-6)
+    assert replies.answered.tolist() == [0, 2]
+    [failure] = replies.failures
+    assert "the weight 'w' is not one number of 0 or more" in failure.reason or "'w' is not finite" in failure.reason
+
+
+def test_weights_that_are_several_numbers_or_all_zero_are_refused() -> None:
     cohort = simulate(clients([2, 2])).everyone()
-    with pytest.raises(ValueError, match="negative weight"):
-        cohort.ask(negative, w=each(torch.tensor([1.0, -1.0])), into=Mean("value", weight="w"))
+    with pytest.raises(QuorumError, match="the weight 'w' is not one number of 0 or more"):
+        cohort.ask(weighted, w=torch.ones(2), into=Mean("value", weight="w"))
     with pytest.raises(ValueError, match="of all 2 replies are 0"):
-        cohort.ask(negative, w=0.0, into=Mean("value", weight="w"))
+        cohort.ask(weighted, w=0.0, into=Mean("value", weight="w"))
 
 
 @pytest.mark.parametrize("purpose", ["train", "serve"])

@@ -103,9 +103,12 @@ def test_an_empty_poisson_cohort_still_releases_noise() -> None:
     for number in range(1, 60):
         cohort = federation.begin_round(number).sample(1, poisson=True)
         replies = cohort.ask(echo, value=each(torch.zeros(len(cohort), 5)), into=release)
-        if "value" in replies:
-            sizes.add((len(cohort) == 0, replies["value"].shape))
-    assert (True, torch.Size([5])) in sizes
+        sizes.add((len(cohort) == 0, replies["value"].shape))
+    assert sizes == {(True, torch.Size([5])), (False, torch.Size([5]))}
+    first = next(f for seed in range(99) if not len((f := simulate(clients([1] * 4), seed)).sample(1, poisson=True)))
+    cohort = first.begin_round(0).sample(1, poisson=True)  # nobody has sent anything before
+    value = cohort.ask(echo, value=each(torch.zeros(0, 5)), into=release)["value"]
+    assert len(cohort) == 0 and value.shape == (5,) and float(value.abs().min()) > 0
 
 
 @pytest.mark.parametrize(

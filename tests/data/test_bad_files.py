@@ -51,11 +51,6 @@ def npz(path: Path, **arrays: Any) -> Path:
         ),
         ({"x": X, "client": CLIENT, "y": np.full(12, np.nan)}, "every label is missing; leave y out"),
         ({"x": X, "client": CLIENT, "y": np.where(X[:, 0] == 4, np.inf, Y)}, "a label is infinite"),
-        (
-            {"x": X, "client": CLIENT, "y": np.where(X[:, 0] < 3, np.nan, Y)},
-            "client 0 lacks 2 of 4 labels; a client must have all its labels or none: .*partial_labels='drop' "
-            r"\(on the command line: --set data.options.partial_labels=drop\)",
-        ),
     ],
 )
 def test_bad_arrays_are_explained(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -90,7 +85,18 @@ def test_too_many_whole_numbers_must_be_explained() -> None:
         (Y, {"kind": "sound"}, "kind must be one of image, features, tokens, got 'sound'"),
         (Y, {"kind": "image"}, r"images must be \[rows, height, width\].* the shape of x is \(12, 2\)"),
         (Y, {"kind": "tokens"}, "tokens must be whole numbers, but the type of x is float64"),
-        (np.where(Y, np.nan, 1.0), {"partial_labels": "keep"}, "partial_labels must be 'error' or 'drop', got 'keep'"),
+        (np.where(Y, np.nan, 1.0), {"partial_labels": "mean"}, "must be 'keep', 'drop' or 'error', got 'mean'"),
+        (
+            np.where(X[:, 0] < 3, np.nan, Y),
+            {"partial_labels": "error"},
+            "client 0 lacks 2 of 4 labels, and partial_labels='error' asks for all or none: .*partial_labels='drop' "
+            r"\(on the command line: --set data.options.partial_labels=drop\)",
+        ),
+        (
+            np.where(X[:, 0] < 3, np.nan, Y),
+            {"partition": "dirichlet:1"},
+            "some rows have no label, so rows cannot be dealt out by class; use partition 'iid'",
+        ),
     ],
 )
 def test_labels_that_do_not_fit(labels: Any, options: dict[str, Any], message: str) -> None:
@@ -221,7 +227,7 @@ def test_bad_images_are_explained(tmp_path: Path) -> None:
     picture(tmp_path / "two" / "anna" / "cat" / "1.png", 1)
     picture(tmp_path / "two" / "anna" / "2.png", 1)
     with pytest.raises(DataError, match=r"client anna lacks 1 of 2 labels"):
-        load(tmp_path / "two")
+        load(tmp_path / "two", partial_labels="error")
     write(tmp_path / "three" / "anna" / "cat" / "1.png", "not an image")
     with pytest.raises(DataError, match=r"cannot read the image .*1.png"):
         load(tmp_path / "three")

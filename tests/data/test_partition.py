@@ -160,5 +160,5 @@ def test_the_short_form_names_options_that_are_no_defaults() -> None:
 
 
 def test_partitions_are_listed() -> None:
-    assert set(list_partitions()) == {"natural", "rotation", *PARTITIONS}
+    assert set(list_partitions()) == {"natural", "rotation", "concept-shift", *PARTITIONS}
     assert all(list_partitions().values())

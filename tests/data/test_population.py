@@ -231,6 +231,21 @@ def test_rotation_turns_every_image_of_a_client_by_its_angle() -> None:
         load("bernoulli", rotate=(0, 90))
 
 
+def test_a_concept_shift_moves_the_labels_of_a_cluster_on() -> None:
+    plain = load("digits", partition="iid", clients=21, seed=3)
+    shifted = load("digits", partition="concept-shift:counts=3+6+6+6", clients=21, seed=3)
+    cluster = shifted.per_client["cluster"]
+    assert cluster.bincount().tolist() == [3, 6, 6, 6]
+    for part in ("train", "test"):
+        for i in range(21):
+            (x, y), (same, moved) = (getattr(one, part).rows(i) for one in (plain, shifted))
+            assert torch.equal(x, same) and torch.equal(moved, (y + cluster[i]) % 10)
+    with pytest.raises(DataError, match=r"concept-shift: counts must name how many of the 21 clients .* 4 clusters"):
+        load("digits", partition="concept-shift:counts=3+6", clients=21)
+    with pytest.raises(DataError, match=r"divides by class"):
+        load("least-squares", partition="concept-shift", clients=4)
+
+
 def test_rotation_by_any_angle_agrees_with_quarter_turns() -> None:
     image = np.zeros((1, 1, 9, 9), dtype=np.uint8)
     image[0, 0, 4, 7] = 200  # to the right of the middle
@@ -300,10 +315,10 @@ def test_unsorted_arrays_give_the_same_clients() -> None:
         ({"test": 1.0}, "test must be a fraction of a client's rows, at least 0 and below 1, got 1.0"),
         ({"validation": -0.1}, "validation must be a fraction"),
         ({"test": 0.6, "validation": 0.4}, "together must leave rows to train on"),
-        ({"unseen": 1.0}, "unseen must be a fraction below 1 or a number of clients below the 100"),
-        ({"unseen": 100}, "unseen must be a fraction below 1 or a number of clients below the 100"),
-        ({"unseen": float("nan")}, "unseen must be a fraction below 1 or a number of clients below the 100 .* got nan"),
-        ({"unseen": [1, 1]}, "unseen must list different positions below 100"),
+        ({"unseen": 1.0}, "unseen must be a fraction below 1 or a number of clients below the 44"),
+        ({"unseen": 44}, "unseen must be a fraction below 1 or a number of clients below the 44"),
+        ({"unseen": float("nan")}, "unseen must be a fraction below 1 or a number of clients below the 44 .* got nan"),
+        ({"unseen": [1, 1]}, "unseen must list different positions below 44"),
         ({"unseen": True}, "not a truth value"),
         ({"labeled": 1.5}, "labeled must be the fraction of training clients with labels, between 0 and 1, got 1.5"),
         ({"samples": 0}, "samples must be at least 1, got 0"),
@@ -347,7 +362,8 @@ def test_it_says_what_it_is() -> None:
         "Population('digits': 18 seen and 2 unseen clients, 1,797 rows of image (1, 8, 8), 10 classes"
     )
     assert "numeric targets" in repr(load("least-squares:clients=5,points=10,dim=3"))
-    assert load("digits").outputs == 10 and load("least-squares:clients=5,points=10,dim=3").outputs == 1
+    regression = load("least-squares:clients=5,points=10,dim=3")
+    assert load("digits").schema.outputs == 10 and regression.schema.outputs == 1
 
 
 def test_a_population_knows_how_its_rows_were_dealt_out() -> None:

@@ -65,7 +65,9 @@ def test_without_a_schema_what_is_read_off_all_rows_is_named() -> None:
     assert load(gap, missing="mean", schema=SCHEMA).pooled == [
         "the means that stand for missing values (data.options.missing)"
     ]
-    assert not load(sales(colour=None, y=[0, 1, 1, 0, 1, 0])).pooled
+    numbers = sales(colour=None, y=[0, 1, 1, 0, 1, 0])
+    assert load(numbers).pooled == ["the number of classes (data.options.classes)"]
+    assert not load(numbers, classes=2).pooled and not load(sales(colour=None, y=[0.5, 1, 1, 0, 1, 0])).pooled
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,25 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import grad
 
 from tests.core.helpers import clients, linear
 from unalike import Client, LocalSGD, Model, send, simulate, task
 from unalike.core.draws import Draws, key
 from unalike.core.task import Sent
-from unalike.learn.objective import Batch, Params, loss_of
+from unalike.learn.objective import (
+    Batch,
+    InTurns,
+    Moves,
+    Params,
+    divergence,
+    expected,
+    loss_of,
+    scores,
+    target,
+    teacher_gradient,
+)
+from unalike.privacy.dpsgd import PointPrivacy
 
 
 class Fit:
@@ -101,6 +114,66 @@ def test_fresh_batches_are_drawn_with_replacement_and_steps_are_counted() -> Non
     assert torch.allclose(fitted(local, [3, 50], block=1)[1], theta, atol=1e-6)
 
 
+@pytest.mark.parametrize("block", [1, 3])
+@pytest.mark.parametrize("local", [LocalSGD(steps=3, batch=0.25, lr=1.0), LocalSGD(epochs=2, batch=0.25, lr=1.0)])
+def test_a_batch_may_be_a_share_of_the_samples_rounded_up(local: LocalSGD, block: int) -> None:
+    """The first number adds up the batches' sizes, the second their samples."""
+
+    class Track:
+        @task
+        def track(self, client: Client) -> Sent:
+            def objective(theta: Params, batch: Batch) -> Tensor:
+                assert isinstance(theta, Tensor)
+                weight = torch.ones(len(batch.x)) if batch.weight is None else batch.weight
+                return -(theta * torch.stack([weight.sum(), (batch.x[:, 0] * weight).sum()])).sum()
+
+            moved, _ = local.minimise(objective, torch.zeros(2), client, labels=False)
+            assert isinstance(moved, Tensor)
+            return send(moved=moved)
+
+    sizes = [8, 10, 1]
+    store = clients(sizes)
+    moved = simulate(store, block=block, seed=9).everyone().ask(Track().track)["moved"]
+    for i, (n, size) in enumerate(zip(sizes, (2, 3, 1), strict=True)):
+        x = store.rows(i)[0][:, 0]
+        if local.steps is None:
+            expected = [2.0 * n, 2 * float(x.sum())]
+        else:
+            draws = Draws(key(key(9, 2, 0, 1), i))  # the client's own draws in the first ask of round 0
+            expected = [3.0 * size, float(x[draws.integers(n, size, 3)].sum())]
+        assert moved[i].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_parts_move_in_turns_each_at_the_newest_values_of_the_others() -> None:
+    """a ← a − ½·(∇ + decay·a) with momentum, then b, which has no decay and a floor, at the new a."""
+
+    class Turns:
+        @task
+        def run(self, client: Client) -> Sent:
+            def moves(params: dict[str, Tensor], batch: Batch) -> Moves:
+                params = yield {"a": params["b"]}
+                params = yield {"b": params["a"]}
+                return params["a"] + params["b"]
+
+            local = LocalSGD(steps=3, batch=None, lr={"a": 0.5, "b": 0.25}, momentum=0.5, weight_decay=0.1)
+            start = {"a": torch.tensor(2.0), "b": torch.tensor(1.0)}
+            after, loss = local.minimise(InTurns(moves), start, client, labels=False, least={"b": 0.4}, undecayed=["b"])
+            assert isinstance(after, dict)
+            return send(**after, loss=loss)
+
+    found = simulate(clients([2])).everyone().ask(Turns().run)
+    a, b, speed, other, losses = 2.0, 1.0, 0.0, 0.0, []
+    for _ in range(3):
+        speed = 0.5 * speed + b + 0.1 * a
+        a -= 0.5 * speed
+        other = 0.5 * other + a
+        b = max(0.4, b - 0.25 * other)
+        losses.append(a + b)
+    assert b == 0.4  # the floor was reached
+    got = [float(found[name]) for name in ("a", "b", "loss")]
+    assert got == pytest.approx([a, b, sum(losses) / 3], abs=1e-5)
+
+
 def test_zero_steps_change_nothing() -> None:
     start, theta, loss = fitted(LocalSGD(epochs=0), [3, 5])
     assert torch.equal(theta, start.expand(2, -1)) and torch.equal(loss, torch.zeros(2))
@@ -138,12 +211,36 @@ def test_losses_for_classes_and_for_real_targets() -> None:
     assert float(loss_of(logits, torch.tensor([1]))) == pytest.approx(math.log(4 / 3))
 
 
+@pytest.mark.parametrize("y", [torch.tensor([1, 0, 2]), torch.tensor([1.0, -0.5, 2.0])])
+@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 0.0, 1.0])])
+def test_gradients_of_outputs_are_those_of_autograd(y: Tensor, weight: Tensor | None) -> None:
+    width = 1 if y.is_floating_point() else 3
+    batch = Batch(y, y, weight)
+    student, teacher = (torch.randn(3, width, generator=torch.Generator().manual_seed(s)) for s in (1, 2))
+    of_student, of_teacher = scores(student, y), scores(teacher, y)
+    q, p = expected(of_student, y), expected(of_teacher, y)
+    of_loss = grad(lambda outputs: batch.mean(loss_of(outputs, y)))(student)
+    torch.testing.assert_close(batch.mean_gradient(q - target(of_student, y)), of_loss)
+
+    def taught(teacher: Tensor, student: Tensor) -> Tensor:
+        return batch.mean(divergence(scores(teacher, y), scores(student, y), y))
+
+    to_teacher, to_student = grad(taught, argnums=(0, 1))(teacher, student)
+    torch.testing.assert_close(batch.mean_gradient(q - p), to_student)
+    torch.testing.assert_close(batch.mean_gradient(teacher_gradient(of_teacher, of_student, y)), to_teacher)
+    if width == 3:
+        kl = torch.distributions.kl_divergence(*map(torch.distributions.Categorical, (p, q)))
+        torch.testing.assert_close(divergence(of_teacher, of_student, y), kl)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"epochs": 3, "steps": 5}, "not both"),
         ({"epochs": -1}, "epochs = -1: local training needs epochs or steps of 0 or more"),
         ({"batch": 0}, "batch = 0: expected at least 1, or none"),
+        ({"batch": 1.5}, "or a share of them between 0 and 1"),
+        ({"batch": 0.5, "private": PointPrivacy(1.0, 1.0)}, "DP-SGD takes a number of samples"),
         ({"lr": -0.1}, "lr = -0.1: expected 0 or more"),
         ({"momentum": 1.0}, "momentum = 1.0: expected at least 0 and below 1"),
     ],

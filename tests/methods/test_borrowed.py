@@ -126,7 +126,7 @@ def test_an_ensemble_counts_trained_members_alone() -> None:
     with torch.no_grad():
         torch.testing.assert_close(method.model.module(theta)(x), expected, atol=1e-6, rtol=1e-5)
     tensors = method.model.tensors(theta)
-    assert [float(tensors[f"{i}.counts"]) for i in range(4)] == [1, 1, 1, 0]
+    assert [float(tensors[f"{i}.weight"]) for i in range(4)] == [1, 1, 1, 0]
     assert sum(value.numel() for value in tensors.values()) == method.model.size
 
 
@@ -222,3 +222,24 @@ def test_clients_of_one_row_can_be_compared() -> None:
     state = train(method, simulate(clients.select(range(4))), 1)
     own = method.trainer.personalize(state, simulate(clients.select(range(4))).everyone())
     torch.testing.assert_close(_personalized(method, state, clients, [4]), own[[2]])
+
+
+def test_the_distance_to_the_nearest_is_told() -> None:
+    """2(1 − 2Φ(−Δ/2)) with Mahalanobis' Δ² less r(1/n + 1/m), written out; a twin is near, other centres are not."""
+    method, clients, state, _ = _trained("nearest")
+    cohort = simulate(clients.select(range(4, 8))).everyone()
+    replies = cohort.ask(method.summarise, projection=state.projection)
+    sent = {name: replies[name] for name in ("mean", "covariance", "rows")}
+    far, among = method.nearest(state, sent) or (torch.zeros(0), torch.zeros(0))
+
+    def apart(mean: Tensor, covariance: Tensor, other: int) -> float:
+        gap = (mean - state.means[other]).double()
+        squared = gap @ torch.linalg.inv((covariance + state.covariances[other]).double() / 2) @ gap - 6 * 2 / 15
+        return float(2 - 4 * torch.distributions.Normal(0.0, 1.0).cdf(-squared.clamp(min=0).sqrt() / 2))
+
+    for i, twin in enumerate([2, 0, 3, 1]):
+        wanted = [apart(sent["mean"][i], sent["covariance"][i], other) for other in range(4)]
+        assert wanted.index(min(wanted)) == twin
+        assert float(far[i]) == pytest.approx(min(wanted), abs=1e-3)
+    assert float(far.max()) < 1 < float(among.min()) <= 2
+    assert _trained("sampled")[0].nearest(state, sent) is None

@@ -1,4 +1,4 @@
-"""Oracles for FedAvg, FedProx, fine-tuning and local training."""
+"""Oracles for FedAvg, fine-tuning and local training."""
 
 import itertools
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.core.helpers import clients, linear, population
-from unalike import Federation, LocalSGD, State, simulate, train
+from unalike import Federation, LocalSGD, simulate, train
 from unalike.learn.evaluation import evaluate
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.fedavg import FedAvg
@@ -50,48 +50,6 @@ def test_the_server_rate_scales_the_step() -> None:
     start = method.start(0)
     after = method.round(start, simulate(clients(SIZES)).begin_round(1))
     assert torch.allclose(after.theta, pooled_step(start.theta, [0, 1, 2, 3], 0.05), atol=1e-6)
-
-
-def test_fedprox_without_its_term_is_fedavg_and_with_it_stays_nearer() -> None:
-    local = LocalSGD(epochs=5, batch=4, lr=0.3)
-
-    def after(mu: float) -> State:
-        return train(FedAvg(linear(), cohort=4, local=local, mu=mu), simulate(clients(SIZES)), 1)
-
-    plain, start = after(0.0).theta, linear().init(0)
-    assert torch.allclose(after(1e-9).theta, plain, atol=1e-6)  # goes through the term, whose weight is nothing
-    assert float((after(1.0).theta - start).norm()) < 0.8 * float((plain - start).norm())
-
-
-def test_fedprox_descends_the_proximal_objective() -> None:
-    method = FedAvg(linear(), cohort=1, local=LocalSGD(epochs=400, batch=None, lr=0.2), mu=2.0)
-    store = clients([8])
-    start = method.start(0)
-    theta = method.round(start, simulate(store).begin_round(1)).theta
-    leaf = theta.clone().requires_grad_(True)
-    x, y = store.rows(0)
-    assert y is not None
-    value = F.cross_entropy(linear()(leaf, x), y) + 1.0 * (leaf - start.theta).square().sum()
-    (gradient,) = torch.autograd.grad(value, leaf)
-    assert float(gradient.abs().max()) < 1e-5
-
-
-def test_fedprox_follows_the_loss_with_its_mu() -> None:
-    local = LocalSGD(epochs=5, batch=None, lr=0.1)
-    adaptive = FedAvg(linear(), cohort=4, local=local, mu=1.0, mu_step=0.1)
-    fixed = FedAvg(linear(), cohort=4, local=local, mu=1.0)
-    first, same = (train(method, simulate(clients(SIZES)), 1) for method in (adaptive, fixed))
-    torch.testing.assert_close(first.theta, same.theta)
-    state, mus = adaptive.start(0).part("prox"), []
-    for loss in (9, 8, 7, 6, 5, 4, 4.5, 4.5, 4, 3, 2, 1, 0.5):
-        state = adaptive._next_mu(state, torch.tensor(float(loss)))
-        mus.append(round(float(state["mu"]), 3))
-    assert mus == [1, 1, 1, 1, 1, 0.9, 1, 1, 1, 1, 1, 1, 0.9]  # up after a rise; down after the fifth fall in a row
-    heavy = first.with_part("prox", {"mu": torch.tensor(8.0)})
-    far, near = (adaptive.round(state, simulate(clients(SIZES)).begin_round(2)).theta for state in (first, heavy))
-    assert (near - first.theta).norm() < (far - first.theta).norm() / 2
-    with pytest.raises(ValueError, match=r"mu_step=0\.1 follows the clients' loss"):
-        FedAvg(linear(), mu_step=0.1, clip=1.0, noise=Gaussian(1.0))
 
 
 def test_fine_tuning_starts_from_the_global_model_and_leaves_it_alone() -> None:
@@ -184,7 +142,5 @@ def test_evaluation_scores_every_clients_own_model_on_its_own_test_data() -> Non
 
 
 def test_nonsense_is_refused() -> None:
-    with pytest.raises(ValueError, match="mu=-1"):
-        FedAvg(linear(), mu=-1)
     with pytest.raises(ValueError, match="rounds=-1"):
         train(FedAvg(linear()), simulate(clients(SIZES)), -1)

@@ -118,3 +118,18 @@ def test_convolutional_networks_are_trained_for_a_block_of_clients_as_for_each(n
         method.round(method.start(0), simulate(clients, block=block).begin_round(1)) for block in (3, 1)
     )
     torch.testing.assert_close(together.theta, singly.theta, atol=1e-6, rtol=0)
+
+
+def test_secure_sums_give_the_same_round() -> None:
+    """Of equally large clients: a masked mean has no weights."""
+    clients = clients_of([6] * 4)
+    plain = FedTTA(problem(), cohort=4, local=LocalSGD(steps=1, batch=None, lr=0.1))
+    masked = replace(plain, secure=True, clip=50.0)
+    federation = simulate(clients)
+    after = masked.round(masked.start(0), federation.begin_round(1))
+    expected = plain.round(plain.start(0), simulate(clients).begin_round(1))
+    torch.testing.assert_close(after.theta, expected.theta, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(after.phi, expected.phi, rtol=1e-3, atol=1e-5)
+    assert {(row["array"], row["seen_as"]) for row in federation.transcript.rows()} == {("update", "secure mean")}
+    with pytest.raises(ValueError, match="secure sums need a bound"):
+        replace(plain, secure=True)

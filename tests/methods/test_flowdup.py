@@ -19,9 +19,11 @@ from unalike.learn.evaluation import evaluate
 from unalike.learn.local import LocalSGD
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.fedavg import FedAvg
-from unalike.methods.flowdup import PARTS, FLowDUP, LDFedAvg, with_outputs
+from unalike.methods.flowdup import PARTS, FLowDUP, LDFedAvg, Representation, with_outputs
+from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
 from unalike.networks.subspace import Kind
+from unalike.studio.program import program_of
 from unalike.studio.simulate import opened
 
 SIZES = [8, 12, 5, 9]
@@ -80,6 +82,45 @@ def test_round_is_one_step_on_the_pooled_objective(kind: Kind, block: int) -> No
     for name, gradient in zip(PARTS, wanted, strict=True):
         torch.testing.assert_close(after[name], state[name] - 0.5 * gradient, atol=1e-6, rtol=0)
         assert float(gradient.abs().max()) > 1e-3
+
+
+def test_h1_may_be_another_network_than_f() -> None:
+    """T1 Table 5.3. h1 is one linear map here, so r(X), v and θ can be written out."""
+    clients = clients_of()
+    method = small(extractor="logistic", problem=Problem(mlp(), (6,), 3, 4))
+    state = begun(method)
+    assert state.h1.numel() == 7 * 6 + 7 and method.model.size == 6 * 8 + 8 + 8 * 3 + 3
+    weight, bias = state.h1[:42].view(7, 6), state.h1[42:]
+    layer, shift = state.hidden[:35].view(5, 7), state.hidden[35:]
+    models, r = models_of(method, state, clients), method.descriptors(state, simulate(clients).everyone())
+    for i in range(4):
+        mean = weight @ clients.rows(i)[0].mean(0) + bias
+        torch.testing.assert_close(r[i], mean, atol=1e-6, rtol=0)
+        v = state.last @ (layer @ mean + shift).relu() + state.bias
+        torch.testing.assert_close(models[i], method.lift.theta0 + method.lift.p(v), atol=1e-6, rtol=0)
+    after = method.round(state, simulate(clients).begin_round(1))
+    assert float((after.h1 - state.h1).abs().max()) > 1e-4, "it learns"
+
+
+def test_a_residual_network_can_be_generated_and_one_with_batch_norm_cannot() -> None:
+    """Every parameter of ResNet18 with group norm comes from v; batch norm has statistics that none of it is."""
+    resnet = Model(build("resnet18", (1, 8, 8), 3, width=2, groups=1))
+    fields = {"dimension": 30, "features": 6, "width": 4, "local": FULL_STEP, "rates": {}, "extractor": "small-cnn"}
+    method = FLowDUP(resnet, 3, problem=Problem(resnet, (1, 8, 8), 3, 3, "image"), **fields)  # type: ignore[arg-type]
+    clients = clients_of([4, 4, 4], shape=(1, 8, 8))
+    state = method.start(0)
+    after = method.round(state, simulate(clients).begin_round(1))
+    assert float((after.last - state.last).abs().max()) > 0
+    assert models_of(method, after, clients).shape == (3, resnet.size)
+    with pytest.raises(ValueError, match=r"BatchNorm2d .*use nn.GroupNorm.*`resnet18` architecture is the group-norm"):
+        Model(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)))
+
+
+def test_r_is_no_task_that_a_client_elsewhere_would_run() -> None:
+    program = program_of(small(), clients_of().roster().schema)
+    program.teach(small().generate, [])
+    with pytest.raises(ValueError, match=r"Representation\.read is not in the program"):
+        program.teach(Representation(mlp()).read, [])
 
 
 def test_without_unlabeled_clients_and_with_a_constant_v_it_is_ld_fedavg() -> None:
@@ -224,8 +265,38 @@ def test_bad_settings_say_what_was_expected() -> None:
         small(width=0)
     with pytest.raises(ValueError, match="rates: h2=1"):
         small(rates={"h2": 1.0})
+    with pytest.raises(ValueError, match=r"extractor='mlp' reads inputs of a shape that problem"):
+        small(extractor="mlp")
     with pytest.raises(ValueError, match="cannot be halved"):
         small(local=LocalSGD(batch=1))
     with pytest.raises(ValueError, match="no client has labels"):
         method = small()
         method.round(method.start(0), simulate(clients_of(labeled=[False] * 4)).begin_round(1))
+
+
+def test_secure_sums_give_the_same_round_and_long_changes_are_clipped() -> None:
+    clients = clients_of(labeled=[True, True, True, False, False, False], sizes=[8, 12, 5, 9, 4, 6])
+    plain = small(cohort=6, labeled_share=0.5)
+    far, near = (replace(plain, secure=True, clip=clip) for clip in (100.0, 1e-2))
+    federation = simulate(clients)
+    expected = plain.round(begun(plain), simulate(clients).begin_round(1))
+    after = far.round(begun(far), federation.begin_round(1))
+    for name in PARTS:
+        torch.testing.assert_close(after[name], expected[name], rtol=1e-3, atol=1e-5)
+    assert {(row["array"], row["seen_as"]) for row in federation.transcript.rows()} == {("update", "secure sum")}
+    short = near.round(begun(near), simulate(clients).begin_round(1))
+    moved = torch.cat([(short[name] - begun(near)[name]).flatten() for name in PARTS])
+    assert 1e-4 < float(moved.norm()) <= PLAIN.lr * 1e-2 * (1 + 1e-4)
+    with pytest.raises(ValueError, match="secure sums need a bound"):
+        small(secure=True)
+
+
+def test_ld_fedavg_by_secure_sums() -> None:
+    """Of equally large clients: a masked mean has no weights."""
+    clients = clients_of([8] * 4)
+    plain = LDFedAvg(mlp(), cohort=4, local=FULL_STEP, dimension=9)
+    masked = replace(plain, secure=True, clip=100.0)
+    federation = simulate(clients)
+    after = masked.round(masked.start(0), federation.begin_round(1))
+    torch.testing.assert_close(after.v, plain.round(plain.start(0), simulate(clients).begin_round(1)).v)
+    assert {(row["array"], row["seen_as"]) for row in federation.transcript.rows()} == {("update", "secure mean")}

@@ -17,11 +17,11 @@ from unalike.learn.server import ServerOptimizer
 from unalike.methods.odpfl import ODPFL
 from unalike.networks.sets import Encoder, set_encoder
 
-ENCODERS = get_args(Encoder)
+ENCODERS = [encoder for encoder in get_args(Encoder) if encoder != "deepset-every"]  # which reads images alone
+BOTH = [(encoder, shape) for encoder in ENCODERS for shape in [(6,), (1, 16, 16)]]
 
 
-@pytest.mark.parametrize("shape", [(6,), (1, 16, 16)])
-@pytest.mark.parametrize("encoder", ENCODERS)
+@pytest.mark.parametrize(("encoder", "shape"), [*BOTH, ("deepset-every", (1, 16, 16))])
 def test_an_encoder_ignores_order_and_padding_but_not_content(encoder: Encoder, shape: tuple[int, ...]) -> None:
     g = set_encoder(encoder, shape, 5)
     gamma = g.init(0)
@@ -218,3 +218,36 @@ def test_rows_of_a_client_may_repeat_its_parts_in_any_block() -> None:
     state = method.start(0)
     results = [method.descriptors(state, simulate(clients, block=block).everyone()) for block in (1, 5)]
     torch.testing.assert_close(results[0], results[1], atol=1e-6, rtol=1e-5)
+
+
+def test_the_federation_keeps_the_hypernetwork_of_the_first_phase() -> None:
+    """App. B.2: those who trained get h₁(e_i) of the first phase's end; newcomers get h₂(g(x)), fine-tuned for them."""
+    clients = clients_of((6,), sizes=[8] * 5)
+    method = ODPFL(problem_of((6,)), cohort=4, local=FULL_STEP, descriptor=3, two_phase=3)
+    everybody = simulate(clients, block=5)
+    training = type(everybody)(everybody.runtime, 0, everybody.roster.select(range(4)))
+    first = train(method, training, 3)
+    last = train(method, training, 6, first)
+    assert float((last.hypernet - first.hypernet).abs().max()) > 1e-4, "the second phase moves h"
+    with training.aside(everybody.roster) as own:
+        theta = method.personalize(last, own.everyone())
+    old = method.hypernet(first.hypernet, first.descriptors)
+    torch.testing.assert_close(theta[:4], old)
+    x = clients.rows(4)[0]
+    v = method.network(last.encoder, x, torch.ones(len(x), dtype=torch.bool))
+    torch.testing.assert_close(theta[4], method.hypernet(last.hypernet, v[None])[0], atol=1e-6, rtol=1e-5)
+
+
+def test_the_distance_to_the_nearest_training_client() -> None:
+    clients = clients_of((6,), sizes=[8] * 4)
+    method = ODPFL(problem_of((6,)), cohort=4, local=FULL_STEP, descriptor=3)
+    state = train(method, simulate(clients), 1)
+    described = method.descriptors(method.start(0), simulate(clients).everyone())  # those of the only round
+    new = described[1] + torch.tensor([0.0, 0.0, 0.25]) / state.scale
+    far, among = method.nearest(state, {"descriptor": new[None]}) or (torch.zeros(0), torch.zeros(0))
+    pairs = [[float((a - b).norm() * state.scale) for b in described] for a in described]
+    wanted = [min(far for j, far in enumerate(row) if j != i) for i, row in enumerate(pairs)]
+    torch.testing.assert_close(among.sort().values, torch.tensor(wanted).sort().values, atol=1e-4, rtol=1e-3)
+    nearest = min(float((new - one).norm()) for one in described) * float(state.scale)
+    assert float(far) == pytest.approx(nearest, rel=1e-3, abs=1e-4)
+    assert method.nearest(method.start(0), {"descriptor": new[None]}) is None

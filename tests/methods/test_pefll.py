@@ -295,3 +295,63 @@ def test_a_training_descriptor_takes_at_most_half_of_a_client() -> None:
     assert float((points[fives].mean(1) - asked[0]).norm(dim=1).min()) < 1e-5
     whole = method.descriptors(state, federation.everyone())
     torch.testing.assert_close(whole[0], points.mean(0))
+
+
+@pytest.mark.parametrize("rows", [None, 5])
+def test_on_the_sphere_one_row_moves_a_descriptor_by_its_sensitivity_at_most(rows: int | None) -> None:
+    """L2: 2/n for n rows that are described. L1, which Laplace noise is made for: up to 2√l/n, and more than 2/n."""
+    n, length = 10, 6
+    problem = problem_of((6,))
+    gaussian = PeFLL(problem, sphere=True, descriptor=length, newcomer_rows=rows, newcomer_epsilon=1.0)
+    laplace = replace(gaussian, newcomer_noise="laplace")
+    described = rows or n
+    assert gaussian.sensitivity(n) == pytest.approx(2 / described)
+    assert laplace.sensitivity(n) == pytest.approx(2 * length**0.5 / described)
+    plain = gaussian.protecting(None, 0.01)
+    far = {1: 0.0, 2: 0.0}
+    for seed in range(40):
+        x = torch.randn(n, 6, generator=torch.Generator().manual_seed(seed))
+        other = x.clone()
+        other[3] = -50 * x[3] + 100
+        y = torch.arange(n) % 3
+        changed = y.clone()
+        changed[3] = (y[3] + 1) % 3
+        state = plain.start(seed)
+        pair = [Clients.from_sizes(a, b, torch.tensor([n])) for a, b in ((x, y), (other, changed))]
+        first, second = (plain.descriptors(state, simulate(one).everyone())[0] for one in pair)
+        far = {p: max(most, float((first - second).norm(p=p))) for p, most in far.items()}
+    assert 0.3 * 2 / described < far[2] <= 2 / described * (1 + 1e-5)
+    assert 2 / described < far[1] <= 2 * length**0.5 / described, "noise for the L2 distance would be too little here"
+
+
+@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
+def test_a_private_newcomers_noise_is_that_of_its_mechanism(noise: str) -> None:
+    n, copies, length = 8, 400, 6
+    x = torch.randn(n, 6, generator=torch.Generator().manual_seed(0)).repeat(copies, 1)
+    y = (torch.arange(n) % 3).repeat(copies)
+    method = PeFLL(problem_of((6,)), sphere=True, descriptor=length, newcomer_epsilon=0.7, newcomer_noise=noise)  # type: ignore[arg-type]
+    state = method.start(0)
+    home = simulate(Clients.from_sizes(x, y, torch.full((copies,), n)))
+    noisy = method.descriptors(state, home.everyone())
+    exact = method.embedding(state.embedding, x[:n], y[:n])
+    exact = (exact / exact.norm(dim=1, keepdim=True)).mean(0)
+    sigma = {"gaussian": 2 / n * 5.0, "laplace": 2**0.5 * 2 * length**0.5 / n / 0.7}[noise]
+    if noise == "gaussian":  # the analytic calibration, from its own condition: δ(ε) of noise σ·Δ is 0.01
+        z = (noisy - exact).std() / (2 / n)
+        normal = torch.distributions.Normal(0.0, 1.0)
+        a, b = 1 / (2 * z) - 0.7 * z, -1 / (2 * z) - 0.7 * z
+        spent = float(normal.cdf(a) - torch.exp(torch.tensor(0.7)) * normal.cdf(b))
+        assert spent == pytest.approx(0.01, rel=0.35)
+    else:
+        assert float((noisy - exact).std()) == pytest.approx(sigma, rel=0.1)
+    assert (
+        home.ledger.worst(0.01) == pytest.approx(0.7, rel=1e-2)
+        if noise == "gaussian"
+        else 0 < home.ledger.worst(0.01) <= 0.7
+    )
+
+
+def test_a_private_descriptor_needs_the_sphere() -> None:
+    with pytest.raises(ValueError, match="needs sphere=true"):
+        PeFLL(problem_of((6,)), newcomer_epsilon=1.0)
+    assert PeFLL(problem_of((6,))).sensitivity(5) is None

@@ -12,8 +12,8 @@ from torch.func import functional_call, grad, vmap
 
 from unalike.core.model import Model
 from unalike.networks import architectures
-from unalike.networks.architectures import LeNetEmbedding, build, default_for, names
-from unalike.networks.classifiers import LSTMLayer, ResNet20
+from unalike.networks.architectures import build, default_for, names
+from unalike.networks.classifiers import LeNetEmbedding, LSTMLayer, ResNet20, pooled_by_slices
 
 
 def parameters(module: nn.Module) -> int:
@@ -31,11 +31,14 @@ def lenet_size(channels: int, features: int, outputs: int) -> int:
 CASES = [
     ("logistic", (64,), 10, {}),
     ("logistic", (1, 28, 28), 10, {}),
+    ("linear", (64,), 2, {}),
     ("mlp", (64,), 10, {}),
     ("mlp", (1, 8, 8), 3, {"hidden": (7, 5)}),
+    ("dense", (20,), 4, {"hidden": (9, 5)}),
     ("small-cnn", (1, 8, 8), 10, {}),
     ("lenet", (1, 28, 28), 62, {}),
     ("lenet", (3, 32, 32), 10, {}),
+    ("lenet-5", (1, 28, 28), 10, {}),
     ("cnn", (1, 28, 28), 10, {}),
     ("cnn", (3, 32, 32), 10, {"hidden": 16}),
     ("resnet20", (3, 16, 16), 10, {}),
@@ -55,7 +58,7 @@ def inputs(name: str, shape: tuple[int, ...], classes: int, *count: int) -> Tens
 @pytest.mark.parametrize(("name", "shape", "classes", "options"), CASES, ids=CASE_NAMES)
 def test_a_block_of_clients_computes_what_each_client_would(name, shape, classes, options):
     torch.manual_seed(0)
-    module = build(name, shape, classes, **options).double()
+    module = build(name, shape, classes, **options).double().eval()  # without dropout, whose masks are the clients'
     clients, batch = 3, 4
     stacked = {key: torch.randn(clients, *p.shape, dtype=p.dtype) * 0.1 for key, p in module.named_parameters()}
     x, y = inputs(name, shape, classes, clients, batch), torch.randint(classes, (clients, batch))
@@ -95,8 +98,10 @@ def test_lenet_has_the_layers_of_table_b1(shape, classes, features, by_hand):
     ("name", "shape", "classes", "options", "by_hand"),
     [
         ("logistic", (64,), 10, {}, 650),
+        ("linear", (64,), 2, {}, 64),
         ("mlp", (64,), 10, {}, 64 * 64 + 64 + 64 * 10 + 10),
         ("small-cnn", (1, 8, 8), 10, {}, (9 * 16 + 16) + (16 * 9 * 32 + 32) + (128 * 10 + 10)),
+        ("lenet-5", (1, 28, 28), 10, {}, 156 + 2_416 + 30_840 + 10_164 + 850),
         ("lenet-embedding", (3, 32, 32), 10, {"descriptor": 25}, lenet_size(3 + 10, 800, 25)),
         ("lenet-embedding", (3, 32, 32), 10, {"descriptor": 25, "labels": False}, lenet_size(3, 800, 25)),
         ("cnn", (1, 28, 28), 10, {}, 832 + 51_264 + (1024 * 96 + 96) + (96 * 10 + 10)),
@@ -109,6 +114,12 @@ def test_lenet_has_the_layers_of_table_b1(shape, classes, features, by_hand):
 )
 def test_sizes_by_hand(name, shape, classes, options, by_hand):
     assert parameters(build(name, shape, classes, **options)) == by_hand
+
+
+@pytest.mark.parametrize("side", [8, 9])
+def test_lenet_5_pools_alike_with_and_without_a_gradient(side):
+    x = torch.randn(2, 3, side, side)
+    assert torch.equal(pooled_by_slices(x), F.max_pool2d(x, 2))
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
@@ -203,10 +214,11 @@ def test_the_default_fits_the_inputs(shape, kind, expected):
     ("arguments", "message"),
     [
         (("lenett", (1, 28, 28), 10), "no architecture 'lenett'; did you mean 'lenet'"),
-        (("zzz", (1, 28, 28), 10), "there are logistic, mlp"),
+        (("zzz", (1, 28, 28), 10), "there are logistic, linear, mlp"),
         (("lenet", (64,), 10), r"reads images .* shape \(64,\); use 'mlp'"),
         (("lenet", (1, 8, 8), 10), "at least 16x16, got 8x8; use 'small-cnn'"),
         (("cnn", (1, 3, 3), 10), "use 'mlp'"),
+        (("linear", (64,), 3), "a number or one of two classes, not 3; use 'logistic'"),
         (("mlp", (64,), 0), "at least one output, got classes=0"),
         (("mlp", (0,), 2), "positive sizes"),
         (("lstm", (1, 8, 8), 10), "sequences of tokens"),

@@ -5,11 +5,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import dp_accounting
 import pytest
 import torch
-from scipy.stats import binom
+from scipy.stats import binom, norm
+from torch import Tensor
 
-from unalike.privacy.audit import proven_epsilon, upper_bound
+from unalike.core import release
+from unalike.learn.ghost import GhostNorms
+from unalike.privacy import Exponential, RandomizedResponse, accountant
+from unalike.privacy.account import account
+from unalike.privacy.audit import allows, proven_epsilon, proven_noise, upper_bound
 from unalike.studio import UserError
 from unalike.studio.audit.training import audit
 from unalike.studio.recipe.settings import plan_for
@@ -45,32 +51,98 @@ def test_guessing_proves_nothing_and_knowing_proves_the_limit() -> None:
         proven_epsilon(torch.zeros(30), torch.zeros(30, dtype=torch.bool), 1e-6)
 
 
-def private(**settings: Any) -> Prepared:
-    return prepare(plan_for(["fedavg"], {**SMALL, **settings}).runs[0][1])
+def noisy_scores(z: float, real: float, rate: float, rounds: int, trials: int = 3000) -> tuple[Tensor, Tensor]:
+    """Log-likelihood ratios of canaries in sampled Gaussian sums whose noise is really ``real``."""
+    generator = torch.Generator().manual_seed(3)
+    member = torch.rand(trials, generator=generator) < 0.5
+    drawn = (torch.rand(rounds, trials, generator=generator) < rate) & member
+    seen = (drawn + real * torch.randn(rounds, trials, generator=generator)).double()
+    return torch.log1p(rate * torch.expm1((2 * seen - 1) / (2 * real**2))).sum(0), member
 
 
-def test_clients_the_promise_holds_and_a_cut_is_found_out() -> None:
-    prepared = private(cohort=0.5, noise_multiplier=1.5, clip=0.5, delta=1e-3)
-    honest = audit(prepared, canaries=8_000)
-    assert honest.unit == "client" and honest.holds
-    assert 0.4 * honest.promised < honest.proof.epsilon <= honest.promised  # a weak attack would prove nothing
-    cut = audit(prepared, canaries=4_000, cut_noise=0.1)
+@pytest.mark.parametrize(("z", "rate", "rounds"), [(2.0, 1.0, 1), (1.0, 0.1, 10)])
+def test_a_few_thousand_trials_tell_half_of_the_noise_from_all_of_it(z: float, rate: float, rounds: int) -> None:
+    gaussian = dp_accounting.GaussianDpEvent(z)
+    event = gaussian if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian)
+    released = account([(event, rounds)])
+    assert 1.0 <= proven_noise(*noisy_scores(z, z, rate, rounds), released) < 2.0
+    assert 0.5 <= proven_noise(*noisy_scores(z, z / 2, rate, rounds), released) < 0.75
+
+
+def test_rates_that_a_gaussian_allows_are_those_of_its_trade_off_curve() -> None:
+    """β = Φ(Φ⁻¹(1 − α) − 1/z), by hand."""
+    released = account([(dp_accounting.GaussianDpEvent(1.0), 1)])
+    for alpha in (0.05, 0.2, 0.5):
+        beta = float(norm.cdf(norm.isf(alpha) - 1.0))
+        assert allows(released, 1.001 * alpha, 1.001 * beta)
+        assert not allows(released, alpha, 0.98 * beta)
+        assert not allows(released, 0.98 * beta, alpha)  # the other way round
+
+
+def test_scaled_accounts_have_noise_times_a_factor() -> None:
+    inner = dp_accounting.ComposedDpEvent((dp_accounting.GaussianDpEvent(2.0), dp_accounting.LaplaceDpEvent(3.0)))
+    released = account([(dp_accounting.PoissonSampledDpEvent(0.1, inner), 4), (Exponential(0.5).event(), 2)])
+    twice = dp_accounting.ComposedDpEvent((dp_accounting.GaussianDpEvent(4.0), dp_accounting.LaplaceDpEvent(6.0)))
+    expected = account([(dp_accounting.PoissonSampledDpEvent(0.1, twice), 4), (Exponential(0.25).event(), 2)])
+    assert accountant.scaled(released, 2.0) == expected
+    (answer,) = accountant.scaled(account([(RandomizedResponse(1.0, 3).event(), 1)]), 0.5)
+    assert answer[0].noise_parameter == pytest.approx(RandomizedResponse(2.0, 3).event().noise_parameter)
+
+
+def private(method: str = "fedavg", **settings: Any) -> Prepared:
+    return prepare(plan_for([method], {**SMALL, **settings}).runs[0][1])
+
+
+CLIENTS: dict[str, Any] = {"cohort": 0.5, "noise_multiplier": 1.0, "clip": 0.5, "delta": 1e-3, "rounds": 2}
+POINTS: dict[str, Any] = {
+    **{"cohort": 1.0, "unit": "point", "noise_multiplier": 1.0, "clip": 1.0, "delta": 1e-4, "rounds": 1, "batch": 12}
+}
+
+
+def test_clients_the_promise_holds_and_half_of_the_noise_is_found_out() -> None:
+    prepared = private(**CLIENTS)
+    honest = audit(prepared, canaries=2_500)
+    assert honest.unit == "client" and honest.holds and honest.proof.noise >= 1.0
+    assert 0.3 * honest.promised < honest.proof.best <= honest.promised  # a weak attack would prove nothing
+    cut = audit(prepared, canaries=1_900, cut_noise=0.5)
     assert cut.promised == honest.promised
-    assert not cut.holds
+    assert not cut.holds and cut.proof.noise < 0.8
 
 
-def test_points_the_promise_holds_and_a_cut_is_found_out() -> None:
-    prepared = private(cohort=1.0, unit="point", noise_multiplier=2.0, clip=1.0, delta=1e-4, rounds=2, batch=20)
-    honest = audit(prepared, canaries=8_000)
+def test_points_are_attacked_through_ghost_norms_and_half_of_the_noise_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[float] = []
+    real = GhostNorms.clipped_sum
+
+    def watched(self: GhostNorms, *args: Any) -> Any:
+        calls.append(args[-1])
+        return real(self, *args)
+
+    monkeypatch.setattr(GhostNorms, "clipped_sum", watched)
+    prepared = private(**POINTS)
+    honest = audit(prepared, canaries=3_000)
     assert honest.unit == "point" and honest.holds
-    assert 0.3 * honest.promised < honest.proof.epsilon
-    assert not audit(prepared, canaries=4_000, cut_noise=0.1).holds
+    assert 0.3 * honest.promised < honest.proof.best
+    assert calls and set(calls) == {1.0}
+    assert not audit(prepared, canaries=1_000, cut_noise=0.5).holds
+
+
+def test_a_clip_that_is_forgotten_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = private(**CLIENTS)
+    monkeypatch.setattr(release, "clipped", lambda value, bound, norm="l2": value / 2e5)  # 5 clips of a canary
+    assert not audit(prepared, canaries=600).holds
+
+
+def test_whoever_is_trusted_the_noise_is_attacked() -> None:
+    prepared = private(**CLIENTS, trust="nobody")
+    assert not audit(prepared, canaries=600, cut_noise=0.5).holds
 
 
 def test_there_must_be_something_to_audit() -> None:
     with pytest.raises(UserError, match="promises no privacy"):
         audit(private(cohort=6))
-    with pytest.raises(UserError, match="knows fedavg and its relatives, not local"):
+    with pytest.raises(UserError, match="local has no private form"):
         audit(prepare(plan_for(["local"], SMALL).runs[0][1]))
     with pytest.raises(UserError, match="expected above 0 and at most 1"):
         audit(private(cohort=6, noise_multiplier=1.0, clip=1.0, delta=1e-3), cut_noise=0.0)

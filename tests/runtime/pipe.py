@@ -6,8 +6,11 @@ forget; U, use a schema; L, look at what was noted for the test. From it: the ro
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,7 +24,8 @@ from unalike.core.request import Reply, Request
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema
 from unalike.core.wire import WireError, decode, encode
-from unalike.runtime.simulate import Drop, Simulation
+from unalike.runtime.routes import Drop
+from unalike.runtime.simulate import Simulation
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,51 +99,104 @@ class Remote:
 
 
 class Pipe(Simulation):
-    """A simulation's routing and drop-outs over shards in other processes; its program is closed."""
+    """A simulation's routing and drop-outs over shards in other processes; its program is closed.
 
-    def __init__(self, remotes: list[Remote], build: str, name: str, data: Path, drop: Drop = 0.0) -> None:
-        from unalike.studio.program import program_of
+    ``problems`` is a module that both sides know: its ``stored(data, name)`` reads the clients' rows, and its
+    ``program(name, schema)`` says what the clients agree to.
+    """
 
+    def __init__(self, remotes: list[Remote], problems: str, name: str, data: Path, drop: Drop = 0.0) -> None:
         for number, remote in enumerate(remotes):
-            remote.build(build=build, name=name, data=str(data), shard=number, shards=len(remotes))
-        program = program_of(load(build)(name), remotes[0].roster.schema)
+            remote.build(problems=problems, name=name, data=str(data), shard=number, shards=len(remotes))
+        program = importlib.import_module(problems).program(name, remotes[0].roster.schema)
         super().__init__(remotes, program, drop=drop)  # type: ignore[arg-type]
 
 
-def load(place: str) -> Any:
-    module, _, function = place.partition(":")
-    return getattr(importlib.import_module(module), function)
+class Opened(Exception):
+    """The server opened the clients' data."""
+
+
+_closed: set[str] = set()  # files that this process may not open now
+_opened: list[str] = []
+
+
+@functools.cache
+def _watch() -> None:
+    def watch(event: str, arguments: tuple[object, ...]) -> None:
+        path = arguments[0] if event == "open" and _closed else None
+        if isinstance(path, str | bytes | os.PathLike) and (real := os.path.realpath(os.fsdecode(path))) in _closed:
+            _opened.append(real)
+            raise Opened(real)
+
+    sys.addaudithook(watch)  # it stays for ever, and does nothing while no file is closed
+
+
+@contextlib.contextmanager
+def unopened(file: Path) -> Iterator[None]:
+    """This process, the server's, may not open the clients' data meanwhile."""
+    _watch()
+    _closed.add(os.path.realpath(file))
+    _opened.clear()
+    try:
+        yield
+        if _opened:  # and the error was passed over
+            raise Opened(_opened[0])
+    finally:
+        _closed.clear()
+
+
+def crossed(remotes: list[Remote], shown: str | None = None) -> list[str]:
+    """What of the clients' own is among the bytes that came from them, but for what they are to show (``Noted``)."""
+    came = b"".join(part for remote in remotes for part in remote.crossed)
+    found = set()
+    for numbered, value in (one for remote in remotes for one in remote.noted().items()):
+        name = numbered.partition(" ")[2]
+        if shown is None or not name.startswith(shown):
+            copies = (value.to(precision).numpy().tobytes() for precision in (torch.float32, torch.float64))
+            found |= {f"{name} of a client"} if any(copy in came for copy in copies) else set()
+    return sorted(found)
 
 
 # The shard's side
 
 
 class Noted:
-    """For the test: what clients keep or hold, and what a release with a bound was given before it was bounded."""
+    """For the test: clients' rows, what they keep or hold, and what a private release was given before its bound and
+    noise."""
 
     def __init__(self) -> None:
-        from unalike.core.release import Sum
+        from unalike.core.client import Client
+        from unalike.core.release import Each, Sum
+        from unalike.privacy.mechanisms import DrawsLike
         from unalike.runtime.shard.kept import KeptStore
 
         self.arrays: dict[str, Tensor] = {}
-        write, bounded = KeptStore.write, Sum._bounded
+        write, bounded, each = KeptStore.write, Sum._bounded, Each.at_client
 
         def watched_write(store: KeptStore, ids: Tensor, values: dict[str, Tensor]) -> None:
             write(store, ids, values)
             for name, value in values.items():
                 if not name.startswith("secure.") or name == "secure.array":
-                    self._note(f"kept {name}", value)
+                    self.note(f"kept {name}", value)
 
-        def watched_bounded(release: Sum, arrays: dict[str, Tensor]) -> Tensor:
-            if release.clip is not None:
-                self._note(f"unclipped {release.name}", arrays[release.name][None])
-            return bounded(release, arrays)
+        def watched_bounded(release: Sum, arrays: dict[str, Tensor], exact: bool) -> Tensor:
+            if release.clip is not None or release.noise is not None:
+                self.note(f"raw {release.name}", arrays[release.name][None])
+            return bounded(release, arrays, exact)
+
+        def watched_each(
+            release: Each, arrays: dict[str, Tensor], client: Client, draws: DrawsLike
+        ) -> dict[str, Tensor]:
+            if release.noise is not None:
+                self.note(f"raw {release.names[0]}", arrays[release.names[0]][None])
+            return each(release, arrays, client, draws)
 
         KeptStore.write, Sum._bounded = watched_write, watched_bounded  # type: ignore[method-assign, assignment]
+        Each.at_client = watched_each  # type: ignore[method-assign, assignment]
 
-    def _note(self, name: str, values: Tensor) -> None:
+    def note(self, name: str, values: Tensor) -> None:
         for value in values:
-            if value.is_floating_point() and value.numel() > 3:
+            if len(set(value.numpy().tobytes())) > 7:  # fewer different bytes may be anywhere
                 self.arrays[f"{len(self.arrays)} {name}"] = value.clone()
 
 
@@ -154,6 +211,8 @@ def serve() -> None:
         if letter == b"B":
             noted.arrays.clear()
             shard = _built(json.loads(data))
+            for part in shard.parts.values():
+                noted.note("a row", part.x)
             put(to, b"B", shard.roster.encode())
         elif letter == b"Q":
             for reply in _answers(shard, data):
@@ -170,16 +229,15 @@ def serve() -> None:
 
 
 def _built(settings: dict[str, Any]) -> Any:
-    from tests.runtime import problems
     from unalike.runtime.shard.shard import Shard
     from unalike.runtime.shard.simulator import Simulator
-    from unalike.studio.program import program_of
 
-    population = problems.read(Path(settings["data"]))
-    mine = torch.arange(settings["shard"], len(population), settings["shards"])
-    parts = {name: part.select(mine) for name, part in population.parts.items()}
-    program = program_of(load(settings["build"])(settings["name"]), population.schema)
-    return Shard(parts, population.roster().select(mine), program, Simulator(block=1))  # 1: what is noted has values
+    problems = importlib.import_module(settings["problems"])
+    parts, roster = problems.stored(Path(settings["data"]), settings["name"])
+    mine = torch.arange(settings["shard"], len(roster), settings["shards"])
+    own = {name: part.select(mine) for name, part in parts.items()}
+    program = problems.program(settings["name"], roster.schema)
+    return Shard(own, roster.select(mine), program, Simulator(block=1))  # 1: what is noted has values
 
 
 def _answers(shard: Any, data: bytes) -> Iterator[Reply]:
@@ -190,7 +248,7 @@ def _answers(shard: Any, data: bytes) -> Iterator[Reply]:
     try:
         yield from shard.answer(request)
     except (Refused, WireError, TypeError) as error:
-        yield Reply(torch.arange(0), (), dict.fromkeys(range(len(request.ids)), f"refused: {error}"))
+        yield request.reply(failed=dict.fromkeys(range(len(request.ids)), f"refused: {error}"))
 
 
 if __name__ == "__main__":

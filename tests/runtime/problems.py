@@ -16,19 +16,27 @@ from unalike import Client, Each, Federation, LocalSGD, Model, State, send, task
 from unalike.core.client import Clients
 from unalike.core.federation import Cohort, Models
 from unalike.core.method import Method, ServesUnlabeled
+from unalike.core.request import Part, Program
 from unalike.core.roster import Roster
+from unalike.core.schema import Schema
 from unalike.core.task import Sent
 from unalike.data.population import Population
+from unalike.learn.anderson import Anderson
 from unalike.learn.evaluation import evaluate
 from unalike.methods import METHODS
+from unalike.methods.adaped import AdaPeD
 from unalike.methods.fedavg import FedAvg
 from unalike.methods.local import Local
 from unalike.methods.odpfl import ODPFL
 from unalike.methods.pefll import PeFLL
 from unalike.methods.problem import Problem
+from unalike.methods.rdpcfl import RDPCFL
+from unalike.methods.robust_hdp import RobustHDP
+from unalike.methods.splitting import Splitting
 from unalike.networks.architectures import build
 from unalike.privacy import Gaussian
 from unalike.privacy.dpsgd import PointPrivacy
+from unalike.studio.program import program_of
 
 TRAIN = [5, 9, 3, 7, 12, 4, 6, 8]
 TEST = [3, 2, 3, 0, 4, 3, 2, 3]  # one client has nothing to be tested on
@@ -59,26 +67,57 @@ def read(file: Path) -> Population:
     return Population("tiny", "features", *parts, order[:SEEN], order[SEEN:], classes=CLASSES)
 
 
+def stored(file: Path, _: str) -> tuple[Mapping[Part, Clients], Roster]:
+    """The rows of any method's clients."""
+    population = read(file)
+    return population.parts, population.roster()
+
+
+def program(name: str, schema: Schema) -> Program:
+    return program_of(method_of(name), schema)
+
+
 MODEL = Model(build("mlp", (FEATURES,), CLASSES, hidden=(5,)))
 PROBLEM = Problem(MODEL, (FEATURES,), CLASSES, SEEN)
 STEPS = LocalSGD(steps=3, batch=3, lr=0.1)
+NOISY = replace(STEPS, private=PointPrivacy(0.5, 1.0))
 ALL: dict[str, Any] = {"cohort": 4, "local": LocalSGD(epochs=1, batch=3, lr=0.1)}
 CHANGES: dict[str, dict[str, Any]] = {
     "fedavg-finetune": {"finetune": STEPS},
+    "fedrep": {"local_head": STEPS, "newcomer": STEPS},
+    "pfedme": {"personal": STEPS},
+    "rdpcfl": {"rounds": ROUNDS},
+    "ifca": {"clusters": 2, "rounds": ROUNDS},
+    "knnper": {"rows": 8, "neighbours": (1, 2)},
     "pfedhn": {"newcomer_rounds": 2},
+    "odpfl": {"size": "S"},
     "flowdup": {"cohort": 5, "labeled_share": 0.6, "dimension": 6, "features": 4, "width": 3},
     "ld-fedavg": {"dimension": 6},
 }
 VARIANTS: dict[str, Callable[[], Method]] = {
     "fedavg, client-level noise": lambda: FedAvg(MODEL, **ALL, clip=0.05, noise=Gaussian(0.5)),
-    "fedavg, point-level noise": lambda: FedAvg(MODEL, 4, replace(STEPS, private=PointPrivacy(0.5, 1.0)), clip=0.05),
+    "fedavg, point-level noise": lambda: FedAvg(MODEL, 4, NOISY, clip=0.05),
+    "robust-hdp, point-level noise": lambda: RobustHDP(MODEL, 4, NOISY, rows=9),
+    "rdpcfl, point-level noise": lambda: RDPCFL(MODEL, 5, NOISY, clusters=2, rounds=3),
     "fedavg, secure": lambda: FedAvg(MODEL, **ALL, clip=0.05, secure=True),
     "fedavg, secure and noisy": lambda: FedAvg(MODEL, 1.0, STEPS, clip=0.05, noise=Gaussian(0.5), secure=True),
-    "fedprox, adaptive": lambda: FedAvg(MODEL, **ALL, mu=1.0, mu_step=0.1),
+    "adaped, client-level noise": lambda: AdaPeD(MODEL, **ALL, clip=1e-3, noise=Gaussian(0.5)),
+    "fedprox, adaptive": lambda: Splitting(MODEL, **ALL, mu=1.0, mu_step=0.1, absentees="left-out"),
+    "fedpi, client-level noise": lambda: Splitting(MODEL, 2, 2, 0.5, **ALL, clip=0.05, noise=Gaussian(0.5)),
+    "fedsplit, secure": lambda: Splitting(MODEL, 2, 2, **ALL, clip=0.05, secure=True),
+    "fedpi, accelerated": lambda: Splitting(MODEL, 2, 2, 0.5, **ALL, warm="last", anderson=Anderson(1, "gram")),
     "pefll, masked labels": lambda: PeFLL(PROBLEM, **ALL, mask_labels=True),
-    "odpfl, two phases": lambda: ODPFL(PROBLEM, **ALL, two_phase=2, rows=4),
-    "odpfl, private newcomers": lambda: ODPFL(PROBLEM, **ALL, encoder="sphere", newcomer_epsilon=1.0),
+    "odpfl, two phases": lambda: ODPFL(PROBLEM, **ALL, size="S", two_phase=2, rows=4),
+    "odpfl, private newcomers": lambda: ODPFL(PROBLEM, **ALL, size="S", encoder="sphere", newcomer_epsilon=1.0),
 }
+_PROTECTED = ", secure and noisy"
+# every other method that can: its noise under masks
+PROTECTED = [
+    f"{name}{_PROTECTED}"
+    for name, entry in METHODS.items()
+    if {"noise", "secure"} <= {one.name for one in dataclasses.fields(entry.make)}
+    and entry.make not in (FedAvg, Splitting)
+]
 
 
 def method_of(name: str) -> Method:
@@ -87,11 +126,16 @@ def method_of(name: str) -> Method:
         return VARIANTS[name]()
     if name in BAD:
         return BAD[name]()
+    if name.endswith(_PROTECTED):
+        plain: Any = method_of(name.removesuffix(_PROTECTED))
+        protected: Method = replace(plain, cohort=1.0, clip=0.05, noise=Gaussian(0.5), secure=True)
+        return protected
     entry = METHODS[name]
     usual = {k: LocalSGD(**v) if isinstance(v, Mapping) else v for k, v in entry.defaults.items()}
     known = {one.name for one in dataclasses.fields(entry.make)}
-    fields = {**usual, **{k: v for k, v in ALL.items() if k in known}, **CHANGES.get(name, {})}
-    method: Method = entry.make(PROBLEM if "problem" in known else MODEL, **fields)
+    given = {"model": MODEL, "problem": PROBLEM, **ALL}
+    fields = {**usual, **{k: v for k, v in given.items() if k in known}, **CHANGES.get(name, {})}
+    method: Method = entry.make(**fields)
     return method
 
 

@@ -13,6 +13,7 @@ from unalike import Client, Each, Sum, each, send, simulate, task
 from unalike.core.federation import Federation
 from unalike.core.release import Stays
 from unalike.core.request import Program, Request, Wanted
+from unalike.core.roster import Declared
 from unalike.core.task import Sent
 from unalike.core.wire import WireError
 from unalike.runtime.shard.kept import KeptStore
@@ -148,7 +149,7 @@ def test_secrets_of_a_secure_sum_are_never_saved(monkeypatch: pytest.MonkeyPatch
     federation = simulate(clients([1] * 4))
     federation.everyone().ask(counts_up)
     federation.everyone().ask(means, into=Sum("mean", clip=9.0, secure=True))
-    assert {"secure.array", "secure.advertise.secret", "secure.mask.secret"} <= names  # they were there
+    assert {"secure.array", "secure.state.secret"} <= names  # they were there
     assert all(name.startswith("times.") for state in states for name in state)
     assert set(kept(federation)._columns) == {"times"}  # and are gone
 
@@ -189,8 +190,8 @@ class Careful:
         return send(value=theta * noise)
 
     @fit.derive
-    def own(self, bound: Tensor) -> dict[str, Tensor]:
-        return {"noise": 1.0 / bound}
+    def own(self, declared: Declared) -> dict[str, Tensor]:
+        return {"noise": 1.0 / declared.bound}
 
 
 def asked(**changes: object) -> Request:
@@ -237,6 +238,14 @@ def test_a_request_that_does_not_fit_is_refused_before_anything_runs(
 ) -> None:
     with pytest.raises(error, match=expected):
         next(closed().answer(asked(**changes)))
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_roster_with_a_client_that_no_shard_has_is_told(shards: int) -> None:
+    runtime = simulate(clients([2, 3, 4]), shards=shards).runtime
+    more = replace(runtime.roster, ids=torch.tensor([0, 1, 9]))
+    with pytest.raises(ValueError, match=r"client 9 (does not live here|lives in no shard)"):
+        Federation(runtime, roster=more).everyone().ask(means)
 
 
 def test_labels_are_out_of_reach_where_they_are_hidden_and_other_parts_have_their_own_rows() -> None:

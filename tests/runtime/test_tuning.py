@@ -28,6 +28,8 @@ from unalike.runtime.shard.work import Work
 from unalike.studio import resume, run
 from unalike.studio.runs.checkpoint import load as load_checkpoint
 
+pytestmark = pytest.mark.usefixtures("measured_blocks")
+
 Cost = Callable[[Plan, int], float]  # of a plan, at its n-th rehearsal: CPU seconds per client
 
 

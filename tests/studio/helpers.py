@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from unalike.studio.runs.progress import Quiet
+from unalike.studio.runs.progress import Watcher
 
 # 12 clients, a linear model, no measuring of blocks: a round takes milliseconds
 SMALL: dict[str, Any] = {
@@ -26,7 +26,7 @@ SMALL: dict[str, Any] = {
 FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
 
 
-class At(Quiet):
+class At(Watcher):
     """Does something after a given round."""
 
     def __init__(self, round: int, act: Callable[[], None]) -> None:
@@ -50,4 +50,5 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def timeless(folder: Path) -> list[dict[str, Any]]:
-    return [{name: value for name, value in record.items() if name != "seconds"} for record in metrics(folder)]
+    timed = ("seconds", "measuring")
+    return [{name: value for name, value in record.items() if name not in timed} for record in metrics(folder)]

@@ -114,12 +114,12 @@ def make_run(
         "transcript.json": json.dumps(transcript),
         "recipe.toml": recipe,
         "versions.json": json.dumps(versions),
-        "simulation/clients.json": json.dumps({**clients_file, "descriptor": descriptors, "class_names": None}),
+        "simulation/map.json": json.dumps({**clients_file, "descriptor": descriptors, "class_names": None}),
     }
     (folder / "simulation").mkdir()
     for name, text in write.items():
         (folder / name).write_text(text, encoding="utf-8")
-    with (folder / "simulation" / "clients.csv").open("w", newline="", encoding="utf-8") as file:
+    with (folder / "simulation" / "scores.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, ["client", "group", "n_train", "n_test", "score", "loss"])
         table.writeheader()
         table.writerows(rows)

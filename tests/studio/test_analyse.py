@@ -19,7 +19,7 @@ from unalike.commands.main import app
 from unalike.data import load
 from unalike.studio import run
 from unalike.studio.analyses import analyse as analyses_run
-from unalike.studio.analyses import figures as analyses
+from unalike.studio.analyses import measures as analyses
 from unalike.studio.analyses.analyse import QUICK, Bench, Extent, analyse, finished_run
 from unalike.studio.analyses.file import MOST_BYTES, NAMES, Analyses, read_analyses, write_analyses
 from unalike.studio.errors import UserError
@@ -52,13 +52,14 @@ def unalike(*words: object, code: int = 0) -> str:
     return result.output
 
 
+@pytest.mark.usefixtures("drawings")
 def test_the_command_tells_writes_and_shows_what_it_found(runs: dict[str, Path]) -> None:
     shown = unalike("analyse", runs["pefll"], "--quick")
     for number, name in enumerate(NAMES.values(), start=1):
         assert f"{number}/{len(NAMES)} {name}" in shown  # progress
     found = read_analyses(runs["pefll"])
     assert found is not None and found.round == 2 and found.quick and set(found.left_out) == {"same_classes"}
-    assert found.map is not None and found.map.group.count("unseen") == 3 and len(found.map.names) == 12
+    assert [place.group for place in found.map].count("unseen") == 3 and len(found.map) == 12
     assert [point.at for point in found.rotation] == [0, 45, 90]
     for point in (*found.alpha, *found.rotation, *found.blur, *found.size[0].points):
         assert f"{100 * point.mean:.1f}%" in shown
@@ -69,6 +70,23 @@ def test_the_command_tells_writes_and_shows_what_it_found(runs: dict[str, Path])
     page = (runs["pefll"] / "report.html").read_text()
     assert '<section id="analyses">' in page and "t-SNE of descriptors, pefll" in page
     assert not list(runs["pefll"].glob(".*.part"))
+
+
+def test_flowdup_has_a_map_of_its_own_features_by_rotation(tmp_path: Path) -> None:
+    fields = {"dimension": 20, "features": 6, "width": 4}
+    turned = {**TINY, "partition": "rotation", "labeled": 1.0, "hyperparameters": fields}
+    run("flowdup", out=tmp_path / "run", **turned)
+    finished = finished_run(tmp_path / "run")
+    found = analyse(finished, quick=True)
+    angles = finished.prepared.population.per_client["rotation"]
+    assert len(found.map) == 12
+    assert {place.name: place.rotation for place in found.map} == {str(i): float(a) for i, a in enumerate(angles)}
+    weight, bias = finished.state.h1[:384].view(6, 64), finished.state.h1[384:]
+    train = finished.prepared.population.train
+    r = Bench(finished, QUICK).descriptors(finished.state)
+    order = [train.name(int(i)) for i in Bench(finished, QUICK).everybody[0]]
+    block = train.block(torch.tensor([0]))
+    torch.testing.assert_close(r[order.index("0")], block.x[0, : block.n[0]].flatten(1).mean(0) @ weight.T + bias)
 
 
 def test_unchanged_newcomers_score_what_the_run_measured(runs: dict[str, Path]) -> None:
@@ -122,7 +140,7 @@ def test_the_correlation_is_the_mean_over_the_unseen_clients(runs: dict[str, Pat
     found = analyse(finished, quick=True).correlation
     assert found is not None and found.clients == 3 and found.low <= found.mean <= found.high
     population = finished.prepared.population
-    vectors = analyses.descriptors_of(*Bench.of(finished, Extent()).asked, population.train)
+    vectors = analyses.descriptors_of(*Bench(finished, Extent()).asked, population.train)
     counts = population.histogram(population.train).to(torch.float64)
     each = analyses.rank_correlation(vectors, counts / counts.sum(1, keepdim=True), population.unseen)
     assert found.mean == pytest.approx(float(each.mean()), abs=1e-6)
@@ -146,6 +164,7 @@ def test_learned_descriptors_have_no_correlation_before_training(tmp_path: Path)
     assert "before training" not in shown
 
 
+@pytest.mark.usefixtures("drawings")
 def test_a_private_descriptor_has_a_curve_for_each_epsilon(runs: dict[str, Path]) -> None:
     shown = unalike("analyse", runs["odpfl"], "--quick")
     found = read_analyses(runs["odpfl"])
@@ -194,7 +213,7 @@ def test_data_without_classes_images_or_newcomers(tmp_path: Path) -> None:
 
 def test_json_is_all_there_is(runs: dict[str, Path]) -> None:
     told = json.loads(unalike("analyse", runs["fedavg"], "--quick", "--json"))
-    assert told == json.loads((runs["fedavg"] / "analyses.json").read_text())
+    assert told == json.loads((runs["fedavg"] / folders.ANALYSES).read_text())
 
 
 def test_folders_that_cannot_be_analysed_are_refused(tmp_path: Path) -> None:
@@ -208,7 +227,7 @@ def test_folders_that_cannot_be_analysed_are_refused(tmp_path: Path) -> None:
     (tmp_path / "both" / "comparison.json").write_text('{"runs": [{"folder": "fedavg"}]}')
     shown = " ".join(unalike("analyse", tmp_path / "both", code=1).split())
     assert "holds a comparison; analyse its runs one by one, for example:" in shown
-    assert not (tmp_path / "half" / "analyses.json").exists()
+    assert not (tmp_path / "half" / folders.ANALYSES).exists()
 
 
 @pytest.mark.parametrize(
@@ -245,7 +264,7 @@ def test_the_comparison_of_a_run_is_named_as_it_can_be_typed(
     assert f"comparison: unalike report {tmp_path / 'both'}\n" in unalike("analyse", ".", "--quick")
 
 
-@pytest.mark.parametrize("name", ["analyses.json", "report.html", ".analyses.json.part"])
+@pytest.mark.parametrize("name", [folders.ANALYSES, "report.html", "simulation/.analyses.json.part"])
 def test_a_folder_that_cannot_be_written_is_noticed_before_the_work(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -340,8 +359,8 @@ def test_an_own_method_need_not_say_whether_it_serves_clients_without_labels(tmp
     settings = {name: value for name, value in TINY.items() if name != "cohort"}
     run(f"{tmp_path / 'own.py'}:Still", out=tmp_path / "run", labeled=labeled, **settings)
     found = analyse(finished_run(tmp_path / "run"), quick=True)
-    assert set(found.left_out) == {"same_classes", "label_mask"} and found.map is not None
-    assert len(found.map.names) == (12 if labeled == 1 else 3 + round(9 * labeled))
+    assert set(found.left_out) == {"same_classes", "label_mask"}
+    assert len(found.map) == (12 if labeled == 1 else 3 + round(9 * labeled))
     finished = finished_run(tmp_path / "run")
     without = finished.prepared.population.train.select(torch.arange(1)).without_labels()
     with pytest.raises(UserError, match="cannot personalize for a client without labels"):
@@ -364,7 +383,7 @@ def test_too_few_rows_for_newcomers_are_told_apart_from_a_wrong_argument() -> No
     population = load("digits", partition="pathological:2", clients=12, unseen=3, seed=0)
     one = replace(population.train, size=torch.ones_like(population.train.size))
     none = replace(population.test, size=torch.zeros_like(population.test.size))
-    with pytest.raises(analyses.TooFewRows, match="1 unseen clients have too few rows"):
+    with pytest.raises(analyses.DoesNotApply, match="1 unseen clients have too few rows"):
         analyses.dealt_anew(replace(population, train=one, test=none, unseen=population.unseen[:1]), 1.0)
 
 
@@ -402,16 +421,17 @@ def test_the_file_holds_what_was_written(tmp_path: Path) -> None:
         ('{"round": 3, "quick": true, "left_out": {"magic": "x"}}', "left_out"),
         ('{"round": 3, "quick": true, "left_out": {"map": "' + "x" * 2000 + '"}}', "left_out.map"),
         (
-            '{"round": 3, "quick": true, "map": {"names": ["a", "b", "c"], "group": ["seen"], "main_class": [], '
-            '"pca": [], "t_sne": []}}',
-            "group has 1 entries for 3 names",
+            '{"round": 3, "quick": true, "map": [{"name": "a", "group": "late", "main_class": null, "pca": [0, 1], '
+            '"t_sne": [0, 1]}]}',
+            "map.0.group: Input should be 'seen' or 'unseen'",
         ),
         (" " * (MOST_BYTES + 1), "more than 8,000,000 bytes"),
         (b"\xff\xfe", "Invalid JSON"),
     ],
 )
 def test_a_broken_file_is_named_with_the_fault_and_the_way_out(tmp_path: Path, text: str | bytes, says: str) -> None:
-    (tmp_path / "analyses.json").write_bytes(text if isinstance(text, bytes) else text.encode())
+    (tmp_path / "simulation").mkdir()
+    (tmp_path / folders.ANALYSES).write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(UserError) as caught:
         read_analyses(tmp_path)
     assert says in str(caught.value) and "analyses.json" in str(caught.value)
@@ -419,7 +439,7 @@ def test_a_broken_file_is_named_with_the_fault_and_the_way_out(tmp_path: Path, t
 
 
 def test_a_file_that_cannot_be_opened_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "analyses.json").mkdir()
+    (tmp_path / folders.ANALYSES).mkdir(parents=True)
     with pytest.raises(UserError, match=r"analyses.json cannot be read: Is a directory; remove it, .*unalike analyse"):
         read_analyses(tmp_path)
 

@@ -19,8 +19,8 @@ from unalike.methods.odpfl import ODPFL
 from unalike.methods.pefll import PeFLL
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
-from unalike.studio.analyses import figures as analyses
-from unalike.studio.analyses.figures import Newcomers, point_of
+from unalike.studio.analyses import measures as analyses
+from unalike.studio.analyses.measures import Newcomers, point_of
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +39,12 @@ def test_unseen_clients_are_compared_with_training_clients_of_the_same_classes()
     counts = torch.tensor([one, two, [1, 9, 0], one, [5, 0, 0], two, [0, 1, 0]])
     scores = torch.tensor([0.9, 0.5, 0.7, 0.6, 0.1, 0.4, float("nan")])
     found = analyses.same_classes(scores, counts, torch.tensor([3, 4, 5, 6]))
-    assert found is not None
     assert (found.clients, found.novel_clients) == (2, 1)
     assert found.unseen == pytest.approx((0.6 + 0.4) / 2)
     assert found.seen == pytest.approx(((0.9 + 0.7) / 2 + 0.5) / 2)
     assert found.novel == pytest.approx(0.1)
-    assert analyses.same_classes(scores[[0, 4]], counts[[0, 4]], torch.tensor([1])) is None
+    with pytest.raises(analyses.DoesNotApply, match="no unseen client has just the classes of a training client"):
+        analyses.same_classes(scores[[0, 4]], counts[[0, 4]], torch.tensor([1]))
 
 
 def test_a_twin_has_a_training_clients_classes_and_unseen_clients_rows(population: Population) -> None:
@@ -63,7 +63,7 @@ def test_a_twin_has_a_training_clients_classes_and_unseen_clients_rows(populatio
             x, y = own.rows(twin)
             assert y is not None and all(row.numpy().tobytes() in pool for row in x)
             assert torch.bincount(y, minlength=10).tolist() == torch.minimum(wanted, there).tolist()
-    with pytest.raises(analyses.TooFewRows, match="no client has only classes of which unseen clients have rows"):
+    with pytest.raises(analyses.DoesNotApply, match="no client has only classes of which unseen clients have rows"):
         untested = replace(population.test, size=torch.zeros_like(population.test.size))
         analyses.twins(replace(population, test=untested), some)
 

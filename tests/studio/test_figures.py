@@ -21,6 +21,7 @@ from unalike.studio.figures.clients import Dot, client_map, population_chart
 from unalike.studio.figures.file import ENDINGS, check_ending, inline, save
 from unalike.studio.figures.theme import COLOURS, DARK, LIGHT, colour, dash, glyph, shape
 from unalike.studio.figures.training import Axis, Line, Scores, lines, scores, span, traffic
+from unalike.studio.runs.result import Summary
 
 EVIL = '<script>alert("1")</script>'
 
@@ -72,7 +73,7 @@ def test_what_a_file_calls_its_runs_and_clients_stays_text() -> None:
     drawn = (
         some_lines(EVIL),
         traffic([(EVIL, 10.0, 0.0)]),
-        scores([Scores(0, EVIL, EVIL, [0.5], 0.5, 0.4)], Axis(EVIL, domain=(0.0, 1.0)), str),
+        scores([Scores(0, EVIL, [0.5], Summary(mean=0.5, std=0.0, p10=0.4))], Axis(EVIL, domain=(0.0, 1.0)), str),
         client_map(marks, [(0.0, 0.0, EVIL)]),
     )
     for chart in drawn:
@@ -101,7 +102,7 @@ def test_a_scale_has_two_ends(values: list[float]) -> None:
 
 
 def test_scores_are_counted_in_bars() -> None:
-    found = Scores(0, "run", "", [0.0, 0.5, 0.5, 0.5, 1.0], 0.5, 0.2)
+    found = Scores(0, "run", [0.0, 0.5, 0.5, 0.5, 1.0], Summary(mean=0.5, std=0.3, p10=0.2))
     text = inline(scores([found], Axis(domain=(0.0, 1.0)), lambda value: f"{value:g}"), "t")
     assert re.findall(r'data-tip="run[^:"]*: (\d) client', text) == ["1", "3", "1"]
 

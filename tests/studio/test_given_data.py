@@ -105,14 +105,17 @@ def test_the_package_itself_has_run_compare_and_resume(tmp_path: Path) -> None:
     assert unalike.resume(tmp_path / "run", data=arrays()).results[0].accuracy == whole.accuracy
 
 
-PRIVATE: dict[str, Any] = {**QUICK, "noise_multiplier": 1.0, "clip": 0.5, "delta": 0.01}
+PRIVATE: dict[str, Any] = {**QUICK, "noise_multiplier": 1.0, "clip": 0.5, "delta": 0.01, "simulate_noise": True}
 
 
 def test_a_private_run_computes_nothing_from_all_rows(tmp_path: Path) -> None:
+    x, y, client = arrays()
     with pytest.raises(UserError, match=r"the scaling of the inputs would come from .*data\.normalize=false"):
-        run("fedavg", data=sales(), out=tmp_path / "run", **COLUMNS, **PRIVATE)
+        run("fedavg", data=from_arrays(x, y, client, classes=2), out=tmp_path / "run", **PRIVATE)
     assert not (tmp_path / "run").exists(), "it is refused before anything starts"
-    result = run("fedavg", data=sales(), normalize=False, **COLUMNS, **PRIVATE)
+    with pytest.raises(UserError, match=r"the number of classes .*would come from .*data\.options\.classes=NUMBER"):
+        run("fedavg", data=from_arrays(x, y, client, normalize=False), **PRIVATE)
+    result = run("fedavg", data=from_arrays(x, y, client, classes=2, normalize=False), **PRIVATE)
     assert result.privacy.private, "the ledger knows of no release but the noisy one"
     words = sales().assign(returned=lambda t: t["returned"].map({0: "no", 1: "yes"}), colour=["red", "blue"] * 60)
     with pytest.raises(

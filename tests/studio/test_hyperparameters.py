@@ -93,13 +93,15 @@ def test_a_hyperparameter_without_a_default_must_be_given(tmp_path: Path) -> Non
 
 def test_every_mistake_is_told_once() -> None:
     with pytest.raises(UserError) as told:
-        Hyperparameters.of("fedavg").read({"local": {"lr": "fast", "epoch": 2}, "mu": "a", "finetune": {"lr": -2.0}})
+        Hyperparameters.of("fedavg").read(
+            {"local": {"lr": "fast", "epoch": 2}, "secure": "a", "finetune": {"lr": -2.0}}
+        )
     assert str(told.value) == (
         "fedavg, local.lr = 'fast' (--lr): input should be a valid number, unable to parse string as a number; or "
         "input should be a valid dictionary; "
         "fedavg has no hyperparameter 'local.epoch'; did you mean 'local.epochs'?; "
-        "fedavg, mu = 'a': input should be a valid number, unable to parse string as a number; "
-        "fedavg, finetune.lr = -2.0: expected 0 or more"
+        "fedavg, finetune.lr = -2.0: expected 0 or more; "
+        "fedavg, secure = 'a': input should be a valid boolean, unable to interpret input"
     )
     with pytest.raises(UserError, match=r"^r: data.unseen = 'x' \(--unseen\): input .* integer; or input .* list$"):
         checked({"method": "fedavg", "data": {"unseen": "x"}}, "r")
@@ -116,12 +118,12 @@ def test_privacy_is_a_capability_that_a_method_declares() -> None:
     data = {"name": "digits", "clients": 30}
     for unit in ("client", "point"):
         recipe = checked({"method": "odpfl", "data": data, "privacy": {"epsilon": 3.0, "unit": unit}}, "r")
-        with pytest.raises(UserError, match=f"odpfl has no {unit}-level privacy by .*; fedavg has it"):
+        with pytest.raises(UserError, match=f"odpfl has no {unit}-level privacy.*; fedavg.* has it"):
             prepare(recipe)
     own = {"encoder": "sphere", "newcomer_epsilon": 1.0}  # protects a newcomer's rows, and nobody in training
     prepared = prepare(checked({"method": "odpfl", "data": data, "hyperparameters": own}, "r"))
     told = forecast(prepared.recipe, prepared.method, prepared.roster, prepared.delta)
-    assert (told.noise, told.epsilon) == ("none", math.inf)
+    assert (told.noise, told.epsilon) == (None, math.inf)
 
 
 def test_a_method_that_does_not_say_whom_it_asks_is_not_refused(tmp_path: Path) -> None:

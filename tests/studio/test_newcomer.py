@@ -63,7 +63,7 @@ def run_command(*arguments: object) -> object:
     import typer
 
     app = typer.Typer()
-    personalize.register(app)
+    app.add_typer(personalize.app)
     app.callback()(lambda: None)
     result = CliRunner().invoke(app, ["personalize", *map(str, arguments)])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -155,7 +155,7 @@ def test_without_labels_a_method_that_needs_them_says_so(
     file = newcomer(tmp_path, x=rows[0])
     with pytest.raises(UserError, match="cannot personalize for a client without labels") as told:
         run_command(runs["pefll"], "--data", file)
-    settings = {"data": "digits", "partition": "iid", "clients": 12, "model": "logistic"}
+    settings = {"data": "digits", "partition": "iid", "clients": 12, "model": "mlp"}
     methods = {name: prepare(plan_for([name], settings).runs[0][1]).method for name in METHODS}
     able = ", ".join(name for name, method in methods.items() if serves_unlabeled(method))
     assert str(told.value).endswith(f"a method that needs none: {able}")

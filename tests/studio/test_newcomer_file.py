@@ -284,7 +284,10 @@ def test_targets_that_are_numbers_and_labels_in_part(tmp_path: Path) -> None:
     run = trained(tmp_path, tmp_path / "all.npz")
     file = archive(tmp_path, x=x[:4], y=np.array([1, 2, 3, np.nan]))
     with pytest.raises(DataError, match=r"lack 1 of 4 labels.*--set data.options.partial_labels=drop"):
-        read_newcomer(run, file)
+        read_newcomer(run, file, {"partial_labels": "error"})
+    kept = read_newcomer(run, file)
+    assert kept.clients.known is not None and kept.clients.known.tolist() == [True, True, True, False]
+    assert kept.notes == ["labels: 3 of 4 rows have one; all rows describe the client, those with a label train"]
     came = read_newcomer(run, file, {"partial_labels": "drop"})
     assert came.clients.y is not None and came.clients.y.tolist() == [1, 2, 3] and len(came.clients.x) == 3
     assert came.notes == ["left out for lack of a value: 1 row; no prediction is made for it"]

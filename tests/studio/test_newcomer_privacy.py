@@ -224,3 +224,51 @@ def test_a_ledger_is_begun_by_private_calls_or_by_name_and_is_a_file_of_its_own(
     told = json.loads(str(run_command(*words, "--json", "--ledger", tmp_path / "named.json")))
     assert told["epsilon"] is None and told["ledger"] == str(tmp_path / "named.json")
     assert (tmp_path / "named.json").exists()
+
+
+def spheres(folder: Path, **more: Any) -> FinishedRun:
+    """PeFLL on the unit sphere: eight shops, whose labels enter their descriptors."""
+    recipe = {
+        "method": "pefll",
+        "rounds": 1,
+        "data": {"name": str(written(folder, sales(8, 0), "all.csv")), "unseen": 0.25, "options": SHOPS},
+        "model": {"name": "logistic"},
+        "hyperparameters": {"cohort": 1, "descriptor": 4, "local": {"steps": 2}, "sphere": True, **more},
+    }
+    run_recipe(checked(recipe, "test"), folder / "run")
+    return FinishedRun.open(folder / "run")
+
+
+def test_a_private_newcomer_of_pefll_is_charged_in_its_own_ledger(tmp_path: Path) -> None:
+    run, file = spheres(tmp_path), written(tmp_path, sales(1, 7))
+    told = json.loads(run_command(run.path, "--data", file, "--epsilon", 1, "--json", "--out", tmp_path / "a"))
+    assert told["epsilon"] == pytest.approx(1, rel=1e-3) and list(told["sent"]) == ["descriptor"]
+    assert any("standard deviation" in note for note in told["notes"])
+    again = json.loads(run_command(run.path, "--data", file, "--epsilon", 1, "--json", "--out", tmp_path / "b"))
+    assert 1.2 < again["epsilon"] < 2, "both calls are in the newcomer's ledger"
+    came = read_newcomer(run, file)
+    exact = serve(run, came.clients, "mine").descriptor
+    noisy = torch.stack([serve_private(run, came.clients) for _ in range(60)])
+    assert exact is not None
+    wanted = Gaussian.for_budget(1.0, run.newcomer_delta(12)).std(2 / 12)
+    assert float((noisy - exact).std()) == pytest.approx(wanted, rel=0.25)
+
+
+def serve_private(run: FinishedRun, clients: Any) -> torch.Tensor:
+    found = serve(run, clients, "mine", epsilon=1.0, expect=False).descriptor
+    assert found is not None
+    return found
+
+
+def test_a_run_of_pefll_without_the_sphere_says_how_to_get_one(tmp_path: Path) -> None:
+    run = spheres(tmp_path, sphere=False)
+    came = read_newcomer(run, written(tmp_path, sales(1, 7)))
+    with pytest.raises(UserError, match=r"unalike run pefll --set sphere=true"):
+        serve(run, came.clients, "mine", epsilon=1.0)
+
+
+def test_a_private_newcomer_masks_its_model_by_its_labels_all_the_same(tmp_path: Path) -> None:
+    run = spheres(tmp_path, mask_labels=True)
+    mine = sales(1, 7).assign(returned="no")
+    came = read_newcomer(run, written(tmp_path, mine)).clients
+    assert set(serve(run, came, "mine", epsilon=1.0, expect=False).predict(came)) == {"no"}

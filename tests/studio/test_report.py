@@ -11,11 +11,14 @@ import pytest
 
 from tests.studio.report_pages import SCALE, edit, report
 from tests.studio.run_folders import make_run
-from unalike.studio.report.charts import plane
-from unalike.studio.report.page import ReportError, write_report
+from unalike.studio.errors import UserError
+from unalike.studio.report.page import write_report
 from unalike.studio.report.read import read_runs
 from unalike.studio.report.words import how_often, spoken
+from unalike.studio.runs.map_data import plane
 from unalike.studio.words import duration, size
+
+pytestmark = pytest.mark.usefixtures("drawings")
 
 
 @pytest.fixture
@@ -71,10 +74,10 @@ def test_all_that_files_hold_is_escaped(tmp_path: Path) -> None:
     evil = '<script>alert("1")</script>'
     edit(folder / "result.json", method=evil, data=evil, metric=evil)
     edit(folder / "versions.json", **{evil: evil})
-    table = (folder / "simulation" / "clients.csv").read_text()
-    (folder / "simulation" / "clients.csv").write_text(table.replace("client-000", '"' + evil.replace('"', '""') + '"'))
-    people = json.loads((folder / "simulation" / "clients.json").read_text())
-    edit(folder / "simulation" / "clients.json", names=[evil, *people["names"][1:]], class_names=[evil] * 10)
+    table = (folder / "simulation" / "scores.csv").read_text()
+    (folder / "simulation" / "scores.csv").write_text(table.replace("client-000", '"' + evil.replace('"', '""') + '"'))
+    people = json.loads((folder / "simulation" / "map.json").read_text())
+    edit(folder / "simulation" / "map.json", names=[evil, *people["names"][1:]], class_names=[evil] * 10)
     rows = json.loads((folder / "transcript.json").read_text())
     hostile = {"array": evil, "task": evil, "noise": evil, "note": evil, "seen_as": evil, "sampling": evil}
     (folder / "transcript.json").write_text(json.dumps([{**rows[0], **hostile}]))
@@ -90,8 +93,8 @@ def test_all_that_files_hold_is_escaped(tmp_path: Path) -> None:
     "name",
     [
         "metrics.jsonl",
-        "simulation/clients.csv",
-        "simulation/clients.json",
+        "simulation/scores.csv",
+        "simulation/map.json",
         "transcript.json",
         "recipe.toml",
         "versions.json",
@@ -119,12 +122,12 @@ def test_the_result_alone_is_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("result.json", '{"method": "fed', "result.json is not valid JSON (line 1, column 12"),
+        ("result.json", '{"method": "fed', "result.json: Invalid JSON: EOF while parsing a string at line 1 column 15"),
         ("result.json", '{"method": "fedavg"}', "result.json: data: Field required"),
-        ("metrics.jsonl", '{"round": 1}\n{"rou', "metrics.jsonl is not valid JSON (line 2"),
+        ("metrics.jsonl", '{"round": 1}\n{"rou', "metrics.jsonl, line 2: Invalid JSON: EOF"),
         ("metrics.jsonl", '{"round": "first"}\n', "metrics.jsonl, line 1: round"),
-        ("simulation/clients.csv", "client,group,score\na,seen,high\n", "clients.csv, row 2: score"),
-        ("simulation/clients.json", '{"names": ["a"], "group": [], "n": [1]}', "group has 0 entries for 1 names"),
+        ("simulation/scores.csv", "client,group,score\na,seen,high\n", "scores.csv, row 2: score"),
+        ("simulation/map.json", '{"names": ["a"], "group": [], "n": [1]}', "group has 0 entries for 1 names"),
         ("transcript.json", "[1]", "transcript.json: 0"),
         ("recipe.toml", "method = ", "recipe.toml is not valid TOML"),
         ("versions.json", b"\xff\xfe", "versions.json is not UTF-8 text"),
@@ -135,7 +138,7 @@ def test_a_broken_file_is_named_with_the_fault_and_nothing_is_written(
 ) -> None:
     folder = make_run(tmp_path / "run", "fedavg")
     (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
-    with pytest.raises(ReportError) as caught:
+    with pytest.raises(UserError) as caught:
         write_report([folder], tmp_path / "report.html")
     assert says in str(caught.value) and "repeat the run" in str(caught.value)
     assert not (tmp_path / "report.html").exists()
@@ -144,17 +147,17 @@ def test_a_broken_file_is_named_with_the_fault_and_nothing_is_written(
 def test_an_unfinished_run_is_told_apart_from_no_run(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "fedavg")
     (folder / "result.json").unlink()
-    with pytest.raises(ReportError, match=r"has not ended.*unalike resume"):
+    with pytest.raises(UserError, match=r"has not ended.*unalike resume"):
         write_report([folder], tmp_path / "report.html")
-    with pytest.raises(ReportError, match="no such folder"):
+    with pytest.raises(UserError, match="no such folder"):
         write_report([tmp_path / "nowhere"], tmp_path / "report.html")
-    with pytest.raises(ReportError, match="at least one"):
+    with pytest.raises(UserError, match="at least one"):
         write_report([], tmp_path / "report.html")
 
 
 def test_runs_of_different_metrics_are_not_compared(tmp_path: Path, runs: list[Path]) -> None:
     edit(runs[0] / "result.json", metric="negative mean squared error")
-    with pytest.raises(ReportError, match="cannot be compared"):
+    with pytest.raises(UserError, match="cannot be compared"):
         write_report(runs, tmp_path / "report.html")
 
 
@@ -238,3 +241,21 @@ def test_no_text_tells_a_reader_on_a_phone_to_hover(tmp_path: Path, runs: list[P
     page = report(tmp_path, *runs)
     assert "over" in page.words and "hover" not in page.words.lower()
     assert "The server sees the array of every single client." in page.words
+
+
+def test_budgets_weights_and_clusters_are_drawn_where_a_run_has_them(tmp_path: Path, runs: list[Path]) -> None:
+    run = runs[1]
+    assert "How clients were treated" not in report(tmp_path, run).words
+    own = {"declared": 2.0, "spent": 1.5, "delta": 1e-4}
+    edit(run / "result.json", privacy={"private": True, "epsilon": 1.5, "delta": 1e-4, "clients": {"a": own}})
+    treated = {"names": ["a", "b"], "weight": [0.75, 0.25], "cluster": [0, None], "place": [[1.0, 2.0], [0.0, 1.0]]}
+    (run / "treated.json").write_text(json.dumps(treated))
+    page = report(tmp_path, run)
+    tips = {str(attributes["data-tip"]) for _, attributes in page.tags if "data-tip" in attributes}
+    assert {"a\nspent 1.5 of ε = 2", "a\nweight 0.75, ε = 2", "a\ncluster 1", "b\nno cluster yet"} <= tips
+    assert "1 cluster, in the plane of first updates" in page.words
+    edit(run / "treated.json", place=None)
+    assert "1 cluster, a column each" in report(tmp_path, run).words
+    edit(run / "treated.json", weight=[1.0])
+    with pytest.raises(UserError, match="weight has 1 entries for 2 names"):
+        report(tmp_path, run)

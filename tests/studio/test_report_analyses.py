@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.studio.report_pages import report
+from tests.studio.report_pages import SCALE, report
 from tests.studio.run_folders import make_run
 from unalike.studio.errors import UserError
 from unalike.studio.report.page import write_report
+
+pytestmark = pytest.mark.usefixtures("drawings")
 
 
 @pytest.fixture
@@ -20,19 +23,15 @@ def runs(tmp_path: Path) -> list[Path]:
 
 def analysed(folder: Path, **changes: object) -> Path:
     """The run with analyses of its clients: a curve, a map and a line of bytes."""
-    clients = json.loads((folder / "simulation" / "clients.json").read_text())
-    spots = [[i % 7, i // 7] for i in range(len(clients["names"]))]
+    clients = json.loads((folder / "simulation" / "map.json").read_text())
     point = {"mean": 0.5, "error": 0.1}
     found = {
         "round": 20,
         "quick": False,
-        "map": {
-            "names": clients["names"],
-            "group": clients["group"],
-            "main_class": ["three"] * len(spots),
-            "pca": spots,
-            "t_sne": spots,
-        },
+        "map": [
+            {"name": name, "group": group, "main_class": "three", "pca": [i % 7, i // 7], "t_sne": [i % 7, i // 7]}
+            for i, (name, group) in enumerate(zip(clients["names"], clients["group"], strict=True))
+        ],
         "correlation": {"mean": 0.625, "low": -0.25, "high": 0.875, "clients": 7, "untrained": 0.125},
         "alpha": [{"at": at, **point} for at in (0.1, 1, 10)],
         "size": [{"epsilon": None, "points": [{"at": 5, **point}, {"at": 100, "mean": 0.75, "error": 0.1}]}],
@@ -40,7 +39,7 @@ def analysed(folder: Path, **changes: object) -> Path:
         "left_out": {"blur": "it holds features, no images"},
         **changes,
     }
-    (folder / "analyses.json").write_text(json.dumps(found))
+    (folder / "simulation" / "analyses.json").write_text(json.dumps(found))
     return folder
 
 
@@ -65,7 +64,7 @@ def test_analyses_have_a_section_where_they_are(tmp_path: Path) -> None:
 
 
 def test_curves_of_analysed_runs_share_a_chart_and_maps_stand_side_by_side(tmp_path: Path, runs: list[Path]) -> None:
-    analysed(runs[2], map=None, correlation=None)
+    analysed(runs[2], map=[], correlation=None)
     analysed(runs[3])
     page = report(tmp_path, *runs)
     text = (tmp_path / "report.html").read_text()
@@ -89,13 +88,6 @@ def test_epsilon_has_a_line_each_and_the_line_without_noise_is_not_drawn_twice(t
     ]
 
 
-def test_a_file_of_an_older_version_has_neither_delta_nor_a_correlation_before_training(tmp_path: Path) -> None:
-    curves = [{"epsilon": e, "points": [{"at": 5, "mean": 0.5, "error": 0.0}]} for e in (None, 0.5)]
-    old = {"mean": 0.625, "low": -0.25, "high": 0.875, "clients": 7}
-    page = report(tmp_path, analysed(make_run(tmp_path / "run", "pefll"), size=curves, correlation=old))
-    assert "and privacy, δ unknown (P2 Fig. 5)" in page.words and "not measured" in page.parts["td"]
-
-
 @pytest.mark.parametrize(
     "extreme",
     [
@@ -108,7 +100,7 @@ def test_a_file_of_an_older_version_has_neither_delta_nor_a_correlation_before_t
     ],
 )
 def test_numbers_that_no_analysis_gives_are_drawn_all_the_same(tmp_path: Path, extreme: dict[str, object]) -> None:
-    nothing: dict[str, object] = {"map": None, "correlation": None, "alpha": [], "size": [], "bytes": []}
+    nothing: dict[str, object] = {"map": [], "correlation": None, "alpha": [], "size": [], "bytes": []}
     page = report(tmp_path, analysed(make_run(tmp_path / "run", "pefll"), **{**nothing, **extreme}))
     assert "nan" not in page.words
     charts = [
@@ -137,13 +129,29 @@ def test_maps_of_many_analysed_runs_have_fewer_dots_each(tmp_path: Path, monkeyp
         assert chart[: chart.index("</svg>")].count("data-tip") == dots
 
 
+def test_clients_that_turn_their_images_are_coloured_by_rotation(tmp_path: Path) -> None:
+    """T1 Fig. 5.1: one colour for each rotation, whatever the scores, and its angle written beside."""
+    folder = make_run(tmp_path / "run", "pefll")
+    turned = [(0.0, 90.0, 180.0, 270.0)[i % 4] for i in range(30)]
+    places = [
+        {"name": str(i), "group": "seen", "main_class": "3", "rotation": angle, "pca": [i, 0], "t_sne": [i, 0]}
+        for i, angle in enumerate(turned)
+    ]
+    report(tmp_path, analysed(folder, map=places))
+    text = (tmp_path / "report.html").read_text()
+    chart = text[text.index('aria-label="PCA of descriptors') :]
+    chart = chart[: chart.index("</svg>")]
+    assert all(f">{angle}°<" in chart for angle in (0, 90, 180, 270)) and "coloured by rotation" in text
+    places[3]["rotation"] = None  # not of everybody: then classes are written
+    report(tmp_path, analysed(folder, map=places))
+    assert "coloured by rotation" not in (tmp_path / "report.html").read_text()
+
+
 def test_names_in_analyses_are_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     folder = make_run(tmp_path / "run", "pefll")
-    count = len(json.loads((folder / "simulation" / "clients.json").read_text())["names"])
-    spots = [[float(i), 0.0] for i in range(count)]
-    hostile = {"names": [evil] * count, "group": ["seen"] * count, "main_class": [evil] * count}
-    page = report(tmp_path, analysed(folder, map={**hostile, "pca": spots, "t_sne": spots}, left_out={"blur": evil}))
+    places = [{"name": evil, "group": "seen", "main_class": evil, "pca": [i, 0], "t_sne": [i, 0]} for i in range(30)]
+    page = report(tmp_path, analysed(folder, map=places, left_out={"blur": evil}))
     assert [name for name, _ in page.tags].count("script") == 1 and evil in page.words
 
 
@@ -152,3 +160,17 @@ def test_a_broken_file_of_analyses_is_named_and_nothing_is_written(tmp_path: Pat
     with pytest.raises(UserError, match=r"analyses.json: alpha.0.at.*unalike analyse"):
         write_report([folder], tmp_path / "report.html")
     assert not (tmp_path / "report.html").exists()
+
+
+def test_what_is_about_single_clients_lies_in_simulation_and_a_report_does_without_it(tmp_path: Path) -> None:
+    runs = [analysed(make_run(tmp_path / "whole" / name, name)) for name in ("fedavg", "pefll")]
+    assert "client-000" in str(report(tmp_path, *runs).tags)
+    for run in runs:
+        shutil.copytree(run, tmp_path / "handed" / run.name, ignore=shutil.ignore_patterns("simulation"))
+        assert not any("client-000" in file.read_text() for file in (tmp_path / "handed" / run.name).iterdir())
+    page = report(tmp_path, *(tmp_path / "handed" / run.name for run in runs))
+    left_out = "is left out: scores, maps and analyses of single clients."
+    assert f"pefll: no simulation/ in pefll; what is made from that {left_out}" in page.words
+    assert "client-000" not in str(page.tags) and "Analyses" not in page.parts["h2"] and "no map" in page.words
+    mean = json.loads((runs[1] / "result.json").read_text())["accuracy"]["seen"]["mean"]
+    assert SCALE(mean) in page.words and "no client has a score in both; that may be chance" in page.words

@@ -17,7 +17,7 @@ def with_scores(folder: Path, scores: list[float], method: str) -> Run:
     """A run with these scores on seen clients and nothing else."""
     make_run(folder, "local", clients=4)
     rows = "".join(f"c{i},seen,{score}\n" for i, score in enumerate(scores))
-    (folder / "simulation" / "clients.csv").write_text("client,group,score\n" + rows)
+    (folder / "simulation" / "scores.csv").write_text("client,group,score\n" + rows)
     mean = {"mean": float(np.mean(scores)), "std": 0.0, "p10": min(scores)}
     edit(folder / "result.json", method=method, accuracy={"seen": mean, "unseen": None, "unlabeled": None})
     return read_runs([folder])[0]
@@ -32,6 +32,9 @@ def test_a_lead_counts_only_beyond_two_standard_errors(tmp_path: Path) -> None:
     assert not level(clear, base, "seen") and level(vague, base, "seen")
     assert finding([base, clear], SCALE) == "b is best on seen clients: 77.5%"
     assert finding([base, vague], SCALE) == "No run is clearly ahead on seen clients: c has 70.0%"
+    close = with_scores(tmp_path / "d", [0.6, 0.7, 0.8, 0.98], "d")  # below b for one client alone
+    shared = "b (77.5%) and d (77.0%) share the lead on seen clients"
+    assert finding([base, clear, close], SCALE) == shared
 
 
 def test_only_a_clear_lead_is_marked_in_the_table(tmp_path: Path) -> None:
@@ -73,9 +76,9 @@ def test_runs_over_different_clients_are_not_compared_client_by_client(tmp_path:
 def test_clients_of_the_same_settings_that_have_other_data_are_not_compared(tmp_path: Path) -> None:
     with_scores(tmp_path / "a", [0.5, 0.6, 0.7, 0.8], "a")
     with_scores(tmp_path / "b", [0.6, 0.7, 0.8, 1.0], "b")
-    edit(tmp_path / "b" / "simulation" / "clients.json", n=[1, 2, 3, 4])
+    edit(tmp_path / "b" / "simulation" / "map.json", n=[1, 2, 3, 4])
     lines = details(read_runs([tmp_path / "b", tmp_path / "a"]), SCALE)
-    assert "The clients of b and a differ in their n (clients.json)." in lines
+    assert "The clients of b and a differ in their n (map.json)." in lines
 
 
 def test_runs_of_several_seeds_are_compared_seed_by_seed(tmp_path: Path) -> None:

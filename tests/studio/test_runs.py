@@ -11,8 +11,10 @@ import signal
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,12 +26,16 @@ from typer.testing import CliRunner
 from tests.studio.helpers import SMALL, At, Crash, crash, metrics, timeless
 from unalike.commands.main import app
 from unalike.core.disk import beside, write_whole
+from unalike.core.federation import Cohort, Federation
 from unalike.core.schema import Schema
 from unalike.data import from_arrays
 from unalike.studio import Interrupted, UserError, compare, resume, run
 from unalike.studio.recipe.recipe import checked
 from unalike.studio.runs import folder as folders
+from unalike.studio.runs import run as run_module
 from unalike.studio.runs.checkpoint import load as load_checkpoint
+from unalike.studio.runs.measure import Measured
+from unalike.studio.runs.progress import Watcher
 from unalike.studio.runs.result import Result
 
 ALONE = {name: value for name, value in SMALL.items() if name != "cohort"}  # for Local, whose clients keep their models
@@ -52,7 +58,7 @@ def test_a_run_folder_has_everything(tmp_path: Path) -> None:
     assert stored == result.to_json()
     assert (stored["method"], stored["data"], stored["seed"], stored["rounds"]) == ("fedavg", "digits", 3, 8)
     assert set(stored["accuracy"]) == {"seen", "unseen", "unlabeled"}
-    assert stored["privacy"] == {"private": False, "epsilon": None, "delta": None, "unit": None}
+    assert not stored["privacy"].pop("private") and not any(stored["privacy"].values())
     assert stored["bytes"]["up"] > 0 and stored["bytes"]["down"] > 0
     recipe = tomllib.loads((out / "recipe.toml").read_text())
     assert recipe["seed"] == 3 and recipe["hyperparameters"]["local"]["lr"] == 0.1
@@ -60,10 +66,11 @@ def test_a_run_folder_has_everything(tmp_path: Path) -> None:
     assert [record["round"] for record in metrics(out)] == list(range(1, 9))
     assert [record["round"] for record in metrics(out) if "seen" in record] == [4, 8]
     assert len(list(csv.DictReader((out / "metrics.csv").read_text().splitlines()))) == 8
-    rows = list(csv.DictReader((out / "simulation" / "clients.csv").read_text().splitlines()))
+    rows = list(csv.DictReader((out / "simulation" / "scores.csv").read_text().splitlines()))
     assert [row["group"] for row in rows] == ["seen"] * 9 + ["unseen"] * 3 + ["unlabeled"] * 3
     scores = [float(row["score"]) for row in rows if row["group"] == "seen"]
     assert sum(scores) / 9 == pytest.approx(stored["accuracy"]["seen"]["mean"], abs=1e-6)
+    assert stored["accuracy"]["seen"]["worst"] == pytest.approx(min(scores), abs=1e-6)
     assert stored["accuracy"]["seen"]["p10"] == pytest.approx(float(torch.tensor(scores).quantile(0.1)), abs=1e-6)
     transcript = json.loads((out / "transcript.json").read_text())
     assert {row["array"] for row in transcript} == {"update", "loss"}
@@ -74,7 +81,7 @@ def test_a_run_folder_has_everything(tmp_path: Path) -> None:
     assert roster.schema.shift is not None and roster.schema.shape == (1, 8, 8) and roster.schema.classes == 10
     kept = {file.name for file in (out / "clients").iterdir()}
     assert kept == {"fingerprint.json"}, "FedAvg's clients keep nothing"
-    assert not (out / "clients.csv").exists() and (out / "simulation" / "clients.json").exists()
+    assert not (out / "scores.csv").exists() and (out / "simulation" / "map.json").exists()
 
 
 def test_the_same_settings_give_the_same_result_and_writing_changes_nothing(tmp_path: Path) -> None:
@@ -162,17 +169,27 @@ def test_a_resumed_run_ends_like_an_uninterrupted_one(method: str, crashed_after
     resumed = resume(tmp_path / "broken").results[0]
     assert resumed.accuracy == whole.accuracy and resumed.bytes == whole.bytes
     assert timeless(tmp_path / "broken") == timeless(tmp_path / "whole")
-    for name in ("simulation/clients.csv", "transcript.json", "ledger.json", "schema.json"):
+    for name in ("simulation/scores.csv", "transcript.json", "ledger.json", "schema.json"):
         assert (tmp_path / "broken" / name).read_text() == (tmp_path / "whole" / name).read_text(), name
     same_tensors(tmp_path / "whole", tmp_path / "broken", "checkpoint.safetensors")
     if method == "local":
         same_tensors(tmp_path / "whole", tmp_path / "broken", "clients/8.safetensors")
 
 
-def test_failures_and_empty_private_cohorts_survive_a_resume(tmp_path: Path) -> None:
+def test_failures_and_empty_private_cohorts_survive_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    sample = Federation.sample
+
+    def watched(self: Federation, *arguments: Any, **named: Any) -> Cohort:
+        cohort = sample(self, *arguments, **named)
+        sizes.append(len(cohort))
+        return cohort
+
+    monkeypatch.setattr(Federation, "sample", watched)
     lossy = {**SMALL, "drop": 0.15}
     # with this seed a Poisson cohort of one expected client is empty in round 4, the first after the checkpoint
     private = {**SMALL, "seed": 1, "cohort": 0.1, "noise_multiplier": 1.0, "clip": 0.5, "delta": 0.01}
+    private["simulate_noise"] = True  # so that both runs have the same noise
     for name, settings in (("lossy", lossy), ("private", private)):
         whole = run("fedavg", out=tmp_path / name, **settings)
         with pytest.raises(Crash):
@@ -184,7 +201,8 @@ def test_failures_and_empty_private_cohorts_survive_a_resume(tmp_path: Path) -> 
     assert sum(failed) == Result.load(tmp_path / "lossy").failures
     assert sum(failed[:3]) and sum(failed[3:]), "nobody failed before or after the checkpoint: choose another seed"
     replies = json.loads((tmp_path / "private" / "transcript.json").read_text())[0]
-    assert replies["times"] < 8, "no cohort was empty: choose another seed"
+    assert 0 in sizes, "no cohort was empty: choose another seed"
+    assert replies["times"] == 8, "an empty cohort sends its noise like any other"
 
 
 DIES = """
@@ -294,6 +312,15 @@ def test_a_disk_that_fills_up_with_what_clients_keep_leaves_the_last_checkpoint(
     saved = load_checkpoint(tmp_path / "run")
     assert saved is not None and saved.round == 3 and saved.kept
     monkeypatch.undo()
+    file = tmp_path / "run" / "clients" / "3.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1])
+    with pytest.raises(UserError, match=r"clients/3\.safetensors is damaged"):
+        resume(tmp_path / "run")
+    file.unlink()
+    with pytest.raises(UserError, match=r"clients/3\.safetensors is missing: what the clients keep"):
+        resume(tmp_path / "run")
+    file.write_bytes(content)
     whole = run("local", out=tmp_path / "whole", **ALONE)
     assert resume(tmp_path / "run").results[0].accuracy == whole.accuracy
     same_tensors(tmp_path / "run", tmp_path / "whole", "clients/8.safetensors")
@@ -389,7 +416,7 @@ def test_seeds_give_mean_and_deviation_over_seeds(tmp_path: Path) -> None:
 def test_a_comparison_is_over_the_same_clients_and_can_be_resumed(tmp_path: Path) -> None:
     whole = compare("local", "fedavg", "fedavg-finetune", out=tmp_path / "whole", **SMALL)
     names = ("local", "fedavg", "fedavg-finetune")
-    maps = [(tmp_path / "whole" / name / "simulation" / "clients.json").read_text() for name in names]
+    maps = [(tmp_path / "whole" / name / "simulation" / "map.json").read_text() for name in names]
     assert maps[0] == maps[1] == maps[2]
     assert (tmp_path / "whole" / "report.html").exists()
 
@@ -405,6 +432,58 @@ def test_a_comparison_is_over_the_same_clients_and_can_be_resumed(tmp_path: Path
     resumed = resume(tmp_path / "broken")
     assert [r.accuracy for r in resumed.results] == [r.accuracy for r in whole.results]
     assert [r.label for r in resumed.results] == ["local", "fedavg", "fedavg-finetune"]
+
+
+@pytest.mark.parametrize("stopped_in", [2, 3])  # rounds: between two, and the last one of the first run
+def test_a_stopped_comparison_names_its_own_folder_and_keeps_its_labels(stopped_in: int, tmp_path: Path) -> None:
+    recipe, out = tmp_path / "two.toml", tmp_path / "both"
+    recipe.write_text(
+        '[[compare]]\nlabel = "ε = 8"\nmethod = "fedavg"\n[[compare]]\nlabel = "Größe"\nmethod = "local"\n'
+    )
+    settings = {**ALONE, "rounds": 3}
+    watcher = At(stopped_in - 1, lambda: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(Interrupted) as stopped:
+        compare(str(recipe), out=out, watcher=watcher, **settings)
+    assert str(stopped.value).endswith(f"Go on with: unalike resume {out}")
+    assert {path.name for path in out.iterdir() if path.is_dir()} == {"epsilon-8"}
+    if stopped_in == 2:
+        with pytest.raises(UserError, match=rf"unalike resume {out}\b"):
+            compare(str(recipe), out=out, **settings)
+        assert [result.label for result in resume(out / "epsilon-8").results] == ["ε = 8"], "a run knows its own label"
+    resumed = resume(out)
+    assert [result.label for result in resumed.results] == ["ε = 8", "Größe"]
+    assert {path.name for path in out.iterdir() if path.is_dir()} == {"epsilon-8", "grosse"}
+    assert resumed.results[1].accuracy == run("local", **settings).accuracy
+
+
+def test_training_and_measuring_are_timed_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, points = [0.0], list[bool]()
+
+    def measure(*arguments: Any, newcomers: bool = True) -> list[Measured]:
+        now[0] += 100
+        points.append(newcomers)
+        return really(*arguments, newcomers=newcomers)
+
+    class Second(Watcher):
+        def round(self, record: Mapping[str, Any]) -> None:
+            now[0] += 1
+            if record["round"] == 5 and len(points) == 1:
+                raise Crash
+
+    really = run_module.measure
+    monkeypatch.setattr(run_module, "measure", measure)
+    monkeypatch.setattr(run_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    with pytest.raises(Crash):
+        run("local", out=tmp_path / "run", watcher=Second(), **ALONE)  # measured in round 4, saved in round 3
+    assert [(record["seconds"], record["measuring"]) for record in metrics(tmp_path / "run")][3:] == [
+        (3, 100),
+        (4, 100),
+    ]
+    result = resume(tmp_path / "run", watcher=Second()).results[0]
+    assert (result.seconds, result.measuring) == (7, 200) and points == [False, False, True]
+    assert "time of training alone (measuring took 3 min 20 s more)" in " ".join(str(result).split())
+    unseen = ["unseen" in record and record["unseen"] is not None for record in metrics(tmp_path / "run")]
+    assert unseen == [False] * 7 + [True], "newcomers would train anew from the start at every measurement"
 
 
 def test_a_mistake_in_the_last_method_is_told_before_the_first_one_trains(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
 
 if TYPE_CHECKING:
     from unalike.studio.figures.file import Figure
@@ -15,8 +17,33 @@ if TYPE_CHECKING:
 
 def printed() -> Console:
     """Where results are printed: as wide as the terminal, and wide enough for any table when piped."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=120)
+    console = Console(highlight=False, markup=False)
+    return console if console.is_terminal else Console(highlight=False, markup=False, width=120)
+
+
+def say(*parts: str | Table) -> None:
+    """Print lines as they are, and tables with lines that break between words only."""
+    console = printed()
+    for part in parts:
+        if isinstance(part, Table):
+            _fit(part, console)
+        console.print(part, soft_wrap=isinstance(part, str))
+
+
+def _fit(table: Table, console: Console) -> None:
+    """Give every column room for its longest word, if there is so much, and the rest to those that need the least."""
+    ranges = []
+    for column in table.columns:
+        cells = [Measurement.get(console, console.options, cell) for cell in (column.header, *column.cells)]
+        most = max(cell.maximum for cell in cells)
+        ranges.append(Measurement(most if column.no_wrap else max(cell.minimum for cell in cells), most))
+    needed = 1 + sum(1 + least for least, _ in ranges)  # with the borders
+    table.padding = (0, 1) if needed + 2 * len(ranges) <= console.width else (0, 0)
+    room = console.width - needed - 2 * table.padding[1] * len(ranges)
+    if room >= 0:
+        for column, (least, most) in sorted(zip(table.columns, ranges, strict=True), key=lambda one: one[1].span):
+            column.width = least + min(room, most - least)
+            room -= column.width - least
 
 
 def progress_console() -> Console:
@@ -89,9 +116,7 @@ def write_figure(file: Path, chart: Figure) -> None:
 
 def print_files(**files: Path | None) -> None:
     """Say what was written where."""
-    for what, file in files.items():
-        if file is not None:
-            printed().print(f"{what}: {file}", soft_wrap=True, markup=False)
+    say(*(f"{what}: {file}" for what, file in files.items() if file is not None))
 
 
 def epsilon_text(epsilon: float | None) -> str:
@@ -101,4 +126,5 @@ def epsilon_text(epsilon: float | None) -> str:
 
 def guarantee(privacy: Mapping[str, Any]) -> str:
     """What ``privacy`` promises to each client."""
-    return f"ε = {epsilon_text(privacy['epsilon'])} at δ = {privacy['delta']:.3g} for each client"
+    simulated = " (simulated noise, which protects nobody)" if privacy.get("noise") == "simulated" else ""
+    return f"ε = {epsilon_text(privacy['epsilon'])} at δ = {privacy['delta']:.3g} for each client{simulated}"

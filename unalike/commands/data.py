@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from unalike.commands import options
-from unalike.commands.console import check_free, print_files, printed, write_figure
-from unalike.commands.options import examples, settings_from
+from unalike.commands.console import check_free, print_files, say, write_figure
+from unalike.commands.options import Dealing, Plot, Seed, Set, command, flag, planned
 
 if TYPE_CHECKING:
     from unalike.data import Description
@@ -19,27 +18,28 @@ if TYPE_CHECKING:
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
+app = typer.Typer()
+
+
+@command(
+    app,
+    "unalike data digits --partition dirichlet --alpha 0.1 --clients 20",
+    "unalike data digits --partition pathological --plot digits.html",
+    "unalike data digits --schema digits.json",
+)
 def data(
     data: Annotated[str, typer.Argument(metavar="DATASET", hidden=True)],
-    partition: options.Partition = None,
-    alpha: options.Alpha = None,
-    classes: options.Classes = None,
-    clients: options.ClientCount = None,
-    samples: options.Samples = None,
-    unseen: options.Unseen = None,
-    labeled: options.Labeled = None,
-    client_column: options.ClientColumn = None,
-    label_column: options.LabelColumn = None,
-    seed: options.Seed = None,
-    set_: options.Set = None,
-    show: Annotated[int, typer.Option(help="How many clients to list.", min=0)] = 10,
-    plot: Annotated[Path | None, typer.Option(help="A new file for the figure: .html, .pdf, .png or .svg.")] = None,
+    dealing: Dealing,
+    seed: Seed = None,
+    set_: Set = None,
+    show: Annotated[int, flag("How many clients to list.", min=0)] = 10,
+    plot: Plot = None,
     written: Annotated[
         Path | None,
-        typer.Option(
-            "--schema",
-            help="A new file for what rows look like: columns, values of text, classes. Check it, make it public, and "
+        flag(
+            "A new file for what rows look like: columns, values of text, classes. Check it, make it public, and "
             "train with --set data.schema=FILE.",
+            "--schema",
         ),
     ] = None,
 ) -> None:
@@ -47,20 +47,16 @@ def data(
 
     DATASET is a name of `unalike datasets`, a file or a folder.
     """
-    settings = settings_from(locals())
     check_free(plot=plot, schema=written)
     from unalike.data import describe
-    from unalike.studio.recipe.settings import plan_for
     from unalike.studio.runs.folder import disk_errors_told, save_schema
     from unalike.studio.runs.prepare import load_data
 
-    plan = plan_for(["fedavg"], settings, set_ or [])
-    population = load_data(plan.runs[0][1])
+    population = load_data(planned(["fedavg"], dealing, seed=seed, set_=set_).runs[0][1])
     description = describe(population)
-    console = printed()
-    console.print(_summary(description))
+    say(_summary(description))
     if show:
-        console.print(_clients(description, population, show))
+        say(_clients(description, population, show))
     if plot is not None:
         from unalike.studio.figures.clients import population_chart
 
@@ -72,9 +68,7 @@ def data(
 
 
 def _summary(description: Description) -> Table:
-    table = Table(title=description.title, show_header=False, title_justify="left")
-    table.add_column(no_wrap=True)
-    table.add_column()
+    table = Table("", "", title=description.title, show_header=False, title_justify="left")
     for name, value in description.summary.items():
         table.add_row(name, value)
     return table
@@ -83,33 +77,19 @@ def _summary(description: Description) -> Table:
 def _clients(description: Description, population: Population, count: int) -> Table:
     """The first clients, each with a small plot of its labels (one bar for each class)."""
     plotted = population.classes is not None and population.classes <= 62
-    histogram = population.histogram() if plotted else None
-    title = "the first clients" + (f"; labels {_class_range(population)}" if plotted else "")
-    table = Table(title=title, title_justify="left")
-    for index, name in enumerate(description.header):
-        table.add_column(name, justify="left" if index == 0 else "right")
+    names = population.class_names or range(population.classes or 0)
+    title = "the first clients" + (f"; labels {names[0]} … {names[-1]}" if plotted else "")
+    table = Table(description.header[0], title=title, title_justify="left")
+    for name in description.header[1:]:
+        table.add_column(name, justify="right")
     if plotted:
         table.add_column("labels", no_wrap=True)
-    for index, row in enumerate(description.rows(count)):
-        table.add_row(*row, *([] if histogram is None else [_bars(histogram[index].tolist())]))
+    bars = map(_bars, population.histogram().tolist()) if plotted else None
+    for row in description.rows(count):
+        table.add_row(*row, *([] if bars is None else [next(bars)]))
     return table
 
 
-def _class_range(population: Population) -> str:
-    names = population.class_names or [str(number) for number in range(population.classes or 0)]
-    return f"{names[0]} … {names[-1]}"
-
-
 def _bars(counts: list[int]) -> str:
-    most = max(1, *counts) if counts else 1
+    most = max(1, *counts)
     return "".join(_BARS[-(-count * (len(_BARS) - 1) // most)] for count in counts)
-
-
-def register(app: typer.Typer) -> None:
-    app.command(
-        epilog=examples(
-            "unalike data digits --partition dirichlet --alpha 0.1 --clients 20",
-            "unalike data digits --partition pathological --plot digits.html",
-            "unalike data digits --schema digits.json",
-        )
-    )(data)

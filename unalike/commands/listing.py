@@ -1,76 +1,87 @@
-"""``unalike methods``, ``datasets`` and ``recipes``."""
+"""``unalike methods``, ``datasets``, ``recipes`` and ``examples``: lists of what there is."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.table import Table
 
-from unalike.commands.console import printed
-from unalike.commands.options import examples
+from unalike.commands.console import say
+from unalike.commands.options import command, examples
 
 if TYPE_CHECKING:
-    from unalike.data.sources.catalog import Listed
+    from unalike.data.sources.catalog import Entry
 
 
-def methods(
-    name: Annotated[str | None, typer.Argument(hidden=True)] = None,
-) -> None:
+app = typer.Typer()
+
+
+@command(app, "unalike methods", "unalike methods fedavg")
+def methods(name: Annotated[str | None, typer.Argument(hidden=True)] = None) -> None:
     """List the methods, or show one with its hyperparameters and their defaults.
 
     NAME is the method to show, or file.py:Class; without it all are listed.
     """
     from unalike.methods import METHODS
 
-    console = printed()
     if name is None:
         table = _table("method", "what it does", "paper")
         for key, entry in METHODS.items():
             table.add_row(key, entry.summary, entry.paper)
-        console.print(table)
-        console.print("unalike methods NAME shows a method's hyperparameters.", style="dim")
+        say(table)
+        say("unalike methods NAME shows a method's hyperparameters.")
         return
     import tomli_w
 
     from unalike.studio.recipe.hyperparameters import describe, method_named
+    from unalike.studio.recipe.keys import flattened
 
     values = describe(name)
     if name in METHODS:
         entry = METHODS[name]
-        console.print(f"# {entry.title}: {entry.summary} ({entry.paper})", markup=False)
-    document = (method_named(name).make.__doc__ or "").strip()
-    for line in document.splitlines():
-        console.print(f"# {line.strip()}".rstrip(), markup=False, soft_wrap=True)
-    console.print(tomli_w.dumps({"method": name, "hyperparameters": values}), markup=False, soft_wrap=True)
+        say(f"# {entry.title}: {entry.summary} ({entry.paper})")
+    document = _plain(method_named(name).make.__doc__ or "").strip()
+    say(*(f"# {line.strip()}".rstrip() for line in document.splitlines()))
+    say(tomli_w.dumps({"method": name, "hyperparameters": values}))
+    preset = method_named(name).preset
+    if preset is not None:
+        changed = ", ".join(f"{key} = {value}" for key, value in flattened(preset).items())
+        say(f"# --preset paper: {changed}")
 
 
-def _where(source: Listed) -> str:
+def _plain(text: str) -> str:
+    """A docstring's text as a terminal shows it."""
+    return text.replace("``", "")
+
+
+def _where(source: Entry) -> str:
     return "yes" if source.local else "to download" if source.downloadable else "to make: its error tells how"
 
 
+@command(app, "unalike datasets")
 def datasets() -> None:
     """List the data sets, the partitions and the models that go by a name."""
     from unalike.data import list_partitions, list_sources
     from unalike.networks import architectures
 
-    console = printed()
     table = _table("data set", "what it is", "here?")
     for source in list_sources():
-        table.add_row(source.name, source.description, _where(source))
-    console.print(table)
+        table.add_row(source.name, _plain(source.description), _where(source))
+    say(table)
     table = _table("partition", "how rows are dealt out to clients")
     for name, about in list_partitions().items():
-        table.add_row(name, about)
-    console.print(table)
+        table.add_row(name, _plain(about))
+    say(table)
     table = _table("model", "what it is")
     for name, about in architectures.names().items():
-        table.add_row(name, about)
-    console.print(table)
-    console.print("Your own data: --data my.npz, my.csv (with --client-column), or a folder.", style="dim")
+        table.add_row(name, _plain(about))
+    say(table)
+    say("Your own data: --data my.npz, my.csv (with --client-column), or a folder.")
 
 
-recipes_app = typer.Typer(rich_markup_mode="rich", invoke_without_command=True)
+recipes_app = typer.Typer(name="recipes", invoke_without_command=True)
+app.add_typer(recipes_app)
 
 
 @recipes_app.callback(epilog=examples("unalike recipes", "unalike recipes show digits-pathological"))
@@ -80,37 +91,54 @@ def recipes(context: typer.Context) -> None:
         return
     from unalike.studio.recipe.recipe import plan_of, read_toml, shipped
 
-    table = _table("recipe", "what it is", "methods")
+    table = _table("recipe", "what it is")
     for name, file in shipped().items():
         plan = plan_of(read_toml(file), str(file))
-        table.add_row(name, plan.title, ", ".join(label for label, _ in plan.runs))
-    printed().print(table)
+        table.add_row(name, f"{plan.title}: {', '.join(label for label, _ in plan.runs)}")
+    say(table)
 
 
-@recipes_app.command(epilog=examples("unalike recipes show digits-pathological"))
+@command(recipes_app, "unalike recipes show digits-pathological")
 def show(name: Annotated[str, typer.Argument(hidden=True)]) -> None:
     """Print a recipe with its comments.
 
     NAME is a name of `unalike recipes`.
     """
+    _print("recipes", name)
+
+
+@command(app, "unalike examples", "unalike examples my_method", name="examples")
+def programs(name: Annotated[str | None, typer.Argument(hidden=True)] = None) -> None:
+    """List example programs, or print one, to be saved and run: unalike examples my_method > my_method.py
+
+    NAME is the example to print; without it all are listed.
+    """
+    if name is not None:
+        _print("examples", name)
+        return
+    import ast
+
+    from unalike.studio.recipe.recipe import shipped
+
+    table = _table("example", "what it shows")
+    for name, file in shipped("examples").items():
+        about = ast.get_docstring(ast.parse(file.read_bytes())) or ""
+        table.add_row(name, _plain(about.partition("\n")[0]))
+    say(table)
+
+
+def _print(what: Literal["recipes", "examples"], name: str) -> None:
     from unalike.core.suggest import nearest
     from unalike.studio.errors import UserError
     from unalike.studio.recipe.recipe import shipped
 
-    known = shipped()
+    known = shipped(what)
     if name not in known:
-        raise UserError(f"no recipe is called {name!r}{nearest(name, list(known))}")
+        raise UserError(f"no {what.rstrip('s')} is called {name!r}{nearest(name, list(known))}")
     typer.echo(known[name].read_text(encoding="utf-8"), nl=False)
 
 
 def _table(*columns: str) -> Table:
-    table = Table(title_justify="left")
-    for index, column in enumerate(columns):
-        table.add_column(column, no_wrap=index == 0)
+    table = Table(*columns)
+    table.columns[0].no_wrap = True
     return table
-
-
-def register(app: typer.Typer) -> None:
-    app.command(epilog=examples("unalike methods", "unalike methods fedavg"))(methods)
-    app.command(epilog=examples("unalike datasets"))(datasets)
-    app.add_typer(recipes_app, name="recipes")

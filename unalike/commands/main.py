@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
 from typing import Annotated, Any
 
 import click
 import typer
 
 from unalike import __version__
-from unalike.commands import analyse, data, demo, estimate, kmeans, listing, mdm, personalize, predict, privacy, run
+from unalike.commands import (
+    analyse,
+    data,
+    demo,
+    estimate,
+    kmeans,
+    listing,
+    mdm,
+    personalize,
+    plan,
+    predict,
+    privacy,
+    reproduce,
+    run,
+    score,
+)
 from unalike.commands.console import progress_console
 from unalike.commands.options import examples
 
@@ -23,8 +37,6 @@ class Commands(typer.core.TyperGroup):
     """A group whose commands end with a message, not with a traceback, when the user can put things right."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        if os.environ.get(TRACEBACK):
-            return super().invoke(ctx)
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):
@@ -33,12 +45,15 @@ class Commands(typer.core.TyperGroup):
             _say("stopped at once; `unalike resume RUN` goes on from the last checkpoint")
             raise typer.Exit(INTERRUPTED) from None
         except Exception as error:
+            if os.environ.get(TRACEBACK):
+                raise
             raise typer.Exit(_explain(error)) from None
 
 
 def _explain(error: Exception) -> int:
     """Tell what the user can put right, and give the exit code; any other error is raised again."""
     from unalike.core.federation import QuorumError
+    from unalike.core.outside import CannotLoad, line_of, told
     from unalike.data import DataError
     from unalike.privacy import BudgetExceeded, SecureSumAborted
     from unalike.studio.errors import Interrupted, UserError
@@ -47,8 +62,10 @@ def _explain(error: Exception) -> int:
         case Interrupted():
             _say(str(error))
             return INTERRUPTED
-        case UserError() | DataError():
+        case UserError() | DataError() | CannotLoad():
             _say(str(error), "error")
+        case _ if line_of(error) and not isinstance(error, QuorumError | BudgetExceeded | SecureSumAborted):
+            _say(f"{told(error)}\n(set {TRACEBACK}=1 to see the whole way there)", "error")  # the user's own code
         case ValueError() | TypeError() | OSError() | QuorumError() | BudgetExceeded() | SecureSumAborted():
             _say(f"{error}\n(set {TRACEBACK}=1 to see where this comes from)", "error")
         case _:
@@ -87,21 +104,23 @@ def unalike(
     """Personalized, private federated learning among clients that are not alike."""
 
 
-COMMANDS: tuple[Callable[[typer.Typer], None], ...] = (
-    demo.register,
-    run.register,
-    personalize.register,
-    predict.register,
-    analyse.register,
-    data.register,
-    listing.register,
-    kmeans.register,
-    mdm.register,
-    privacy.register,
-    estimate.register,
-)
-for _register in COMMANDS:
-    _register(app)
+for _part in (
+    demo,
+    run,
+    personalize,
+    predict,
+    score,
+    analyse,
+    data,
+    listing,
+    kmeans,
+    mdm,
+    privacy,
+    estimate,
+    reproduce,
+    plan,
+):
+    app.add_typer(_part.app)
 
 
 def main() -> None:

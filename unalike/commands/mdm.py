@@ -10,26 +10,36 @@ import typer
 from rich.table import Table
 
 from unalike.commands import options
-from unalike.commands.console import bar, check_free, errors_told, guarantee, print_files, printed, write_figure
-from unalike.commands.options import columns_from, examples
+from unalike.commands.console import bar, check_free, errors_told, guarantee, print_files, say, write_figure
+from unalike.commands.options import columns_from, command, flag
+
+app = typer.Typer()
 
 
+@command(
+    app,
+    "unalike mdm --data mdm:medium-2 --components 2 --rounds 100 --cohort 1000 --seed 0 --json",
+    "unalike mdm --data digits --partition dirichlet:0.3 --clients 60 --components 1-4 --out digits.json",
+    "unalike run fedavg --data digits --partition mdm:digits.json --clients 40",
+    "unalike mdm --data acs:income --feature race,age --bins age=18/30/45/65 --components 3 --out race-age.json",
+)
 def mdm(
-    data: Annotated[
-        str | None,
-        typer.Option(help="A name of `unalike datasets`, or your own file or folder.", rich_help_panel="Data"),
-    ] = None,
+    data: Annotated[str | None, flag("A name of `unalike datasets`, or your own file or folder.", panel="Data")] = None,
     counts: Annotated[
-        Path | None, typer.Option(help="Or ready histograms: a CSV, NPZ or NPY file, one row for each client.")
+        Path | None, flag("Or ready histograms: a CSV, NPZ or NPY file, one row for each client.")
     ] = None,
-    components: Annotated[str, typer.Option(help="How many; a range (1-6) or list (1,2,4) chooses one.")] = "2",
-    rounds: Annotated[int, typer.Option(help="EM steps.", min=1)] = 100,
-    cohort: Annotated[int, typer.Option(help="Clients asked in a round.", min=1)] = 1000,
-    start: Annotated[
-        str, typer.Option(help="How clients choose their first component: concentration or random.")
-    ] = "concentration",
+    feature: Annotated[
+        str | None, flag("Columns to model in place of the label, jointly: race,label (label is the label).")
+    ] = None,
+    bins: Annotated[
+        list[str] | None, flag("Of a number: NAME=FIRST:LAST:WIDTH, or NAME=A/B/C, where each begins.")
+    ] = None,
+    components: Annotated[str, flag("How many; a range (1-6) or list (1,2,4) chooses one.")] = "2",
+    rounds: Annotated[int, flag("EM steps.", min=1)] = 100,
+    cohort: Annotated[int, flag("Clients asked in a round.", min=1)] = 1000,
+    start: Annotated[str, flag("How clients choose their first component: concentration or random.")] = "concentration",
     validation: Annotated[
-        float | None, typer.Option(help="Clients kept apart to choose by: a number or share.  [default: 0.2]")
+        float | None, flag("Clients kept apart to choose by: a number or share. (default: 0.2)")
     ] = None,
     partition: options.Partition = None,
     clients: options.ClientCount = None,
@@ -37,21 +47,23 @@ def mdm(
     label_column: options.LabelColumn = None,
     epsilon: options.Epsilon = None,
     delta: options.Delta = None,
-    clip: Annotated[float, typer.Option(help="Of a client's share in the sums for A, with --epsilon.")] = 20.0,
-    largest: Annotated[
-        int | None, typer.Option(help="The most samples a client may have; needed with --epsilon.", min=1)
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of data, cohorts and noise.")] = 0,
-    compared: Annotated[
-        bool, typer.Option("--compare", help="Measure how near simulated clients are to the true ones.")
-    ] = False,
-    plot: Annotated[Path | None, typer.Option(help="A new file for the figure: .html, .pdf, .png or .svg.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the mixture to this new file (--partition mdm:FILE).")] = None,
+    unit: Annotated[str, flag("Who is protected: client, or point (one of its rows).")] = "client",
+    local: Annotated[bool, flag("Clients add the noise themselves and trust nobody.", "--local")] = False,
+    secure: Annotated[bool, flag("Sum under masks: the server sees no client's own.", "--secure")] = False,
+    clip: Annotated[float, flag("Of a client's share in the sums for A, with --epsilon.")] = 20.0,
+    simulate_noise: options.SimulateNoise = False,
+    largest: Annotated[int | None, flag("The most samples a client may have; needed with --epsilon.", min=1)] = None,
+    seed: Annotated[int, flag("Of data, cohorts and noise.")] = 0,
+    compared: Annotated[bool, flag("Measure how near simulated clients are to the true ones.", "--compare")] = False,
+    plot: options.Plot = None,
+    out: Annotated[Path | None, flag("Write the mixture to this new file (--partition mdm:FILE).")] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Learn how clients' label histograms differ, and simulate clients like them (T1 ch. 3)."""
+    """Learn how clients' histograms differ, of labels or of other features, and simulate clients like them.
+
+    The method is that of Scott (2026, chapter 3): a mixture of Dirichlet-multinomials, fitted by sums alone.
+    """
     check_free(plot=plot, out=out)
-    from unalike import simulate
     from unalike.analytics.mdm.study import histograms, histograms_in, study
     from unalike.studio.errors import UserError
     from unalike.studio.runs.folder import disk_errors_told
@@ -59,16 +71,20 @@ def mdm(
     candidates = _candidates(components)
     with errors_told():
         if counts is not None and data is None:
+            if feature is not None:
+                raise UserError("--feature is of --data; ready histograms are of one feature already")
             given = histograms_in(counts)
         elif data is not None and counts is None:
             columns = columns_from(client_column, label_column)
-            given = histograms(data, partition=partition, clients=clients, seed=seed, **columns)
+            names = [] if feature is None else [name.strip() for name in feature.split(",")]
+            how: dict[str, Any] = {"partition": partition, "clients": clients, "seed": seed, **columns}
+            given = histograms(data, feature=names, bins=_bins(bins or []), **how)
         else:
             raise UserError("give the clients' data with --data, or ready histograms with --counts (one of the two)")
-        with bar(rounds * len(candidates), silent=as_json) as progress:
+        with bar(rounds, silent=as_json) as progress:
             done = study(
                 given,
-                simulate,
+                options.federate(epsilon, simulate_noise),
                 components=candidates,
                 rounds=rounds,
                 cohort=cohort,
@@ -76,6 +92,9 @@ def mdm(
                 validation=validation,
                 epsilon=epsilon,
                 delta=delta,
+                unit=unit,  # type: ignore[arg-type]  # it checks this, too
+                local=local,
+                secure=secure,
                 clip=clip,
                 largest=largest,
                 compared=compared or plot is not None,
@@ -83,6 +102,7 @@ def mdm(
                 progress=progress,
             )
     result = {"data": str(data or counts), **done.values}
+    result["privacy"] = result["privacy"] and {**result["privacy"], **options.noise_told(epsilon, simulate_noise)}
     title = f"{result['data']}: {result['components']} component{'' if result['components'] == 1 else 's'}"
     if out is not None:
         with disk_errors_told(out.parent):
@@ -115,18 +135,34 @@ def _candidates(text: str) -> list[int]:
     return found
 
 
+def _bins(texts: list[str]) -> dict[str, list[float]]:
+    """``income=0:200000:5000`` or ``age=18/30/65``."""
+    found: dict[str, list[float]] = {}
+    for text in texts:
+        name, _, edges = text.partition("=")
+        try:
+            if ":" in edges:
+                first, last, width = (float(part) for part in edges.split(":"))
+                found[name] = [first + width * i for i in range(int((last - first) / width + 1e-9) + 1)]
+            else:
+                found[name] = [float(part) for part in edges.split("/")]
+        except (ValueError, ZeroDivisionError):
+            from unalike.studio.errors import UserError
+
+            raise UserError(
+                f"--bins {text}: expected NAME=FIRST:LAST:WIDTH or NAME=A/B/C, for example income=0:200000:5000"
+            ) from None
+    return found
+
+
 def _print(result: dict[str, Any], names: list[str] | None, title: str) -> None:
-    console = printed()
-    table = Table(title=title, title_justify="left")
-    table.add_column("weight", justify="right")
-    table.add_column("precision α₀", justify="right")
-    table.add_column("largest mean shares")
+    table = Table("weight", "precision α₀", "largest mean shares", title=title, title_justify="left")
     for weight, alpha in zip(result["tau"], result["alpha"], strict=True):
         total = sum(alpha)
         order = sorted(range(len(alpha)), key=lambda j: -alpha[j])[:4]
         shares = ", ".join(f"{names[j] if names else j}: {alpha[j] / total:.2f}" for j in order)
         table.add_row(f"{weight:.3f}", f"{total:.4g}", shares)
-    console.print(table)
+    say(table)
     lines = [f"log-likelihood per client {result['log_likelihood']:.4f}, {result['seconds']:.2f} s"]
     if result["relative_error"] is not None:
         errors = result["relative_error"]
@@ -140,16 +176,6 @@ def _print(result: dict[str, Any], names: list[str] | None, title: str) -> None:
             f"(halves of the true ones: {d['halves_of_true']:.4f})"
         )
     if result["privacy"] is not None:
-        lines.append(guarantee(result["privacy"]))
-    for line in [*lines, *(f"note: {note}" for note in result["notes"])]:
-        console.print(line, markup=False, soft_wrap=True)
-
-
-def register(app: typer.Typer) -> None:
-    app.command(
-        epilog=examples(
-            "unalike mdm --data mdm:medium-2 --components 2 --rounds 100 --cohort 1000 --seed 0 --json",
-            "unalike mdm --data digits --partition dirichlet:0.3 --clients 60 --components 1-4 --out digits.json",
-            "unalike run fedavg --data digits --partition mdm:digits.json --clients 40",
-        )
-    )(mdm)
+        row = "each row of a client" if result["privacy"]["unit"] == "point" else "each client"
+        lines.append(guarantee(result["privacy"]).replace("each client", row))
+    say(*lines, *(f"note: {note}" for note in result["notes"]))

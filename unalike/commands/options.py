@@ -1,128 +1,218 @@
-"""Flags that several commands share."""
+"""Flags that several commands share, in groups: a parameter that is a group stands for all of its flags."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-_DATA, _TRAINING, _PRIVACY, _RUNNING = "Data", "Training", "Privacy", "Running"
+if TYPE_CHECKING:
+    from unalike.core.federation import Federation
+    from unalike.studio.recipe.recipe import Plan
 
-Data = Annotated[
-    str | None,
-    typer.Option(
-        help="A name of `unalike datasets`, or your own file or folder. (default: digits)", rich_help_panel=_DATA
-    ),
-]
+Function = TypeVar("Function", bound=Callable[..., None])
+
+
+def flag(text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+    """An option: what its --help says, its flags if they cannot be told from the parameter, the panel it is in."""
+    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
+
+
+_data, _training, _privacy, _running = (partial(flag, panel=one) for one in ("Data", "Training", "Privacy", "Running"))
+
 Partition = Annotated[
     str | None,
-    typer.Option(
-        help="How rows are dealt out: iid, dirichlet, pathological, shards, ... (default: the data's own clients; "
-        "iid for a data set by name that has none)",
-        rich_help_panel=_DATA,
+    _data(
+        "How rows are dealt out: iid, dirichlet, pathological, shards, ... (default: the data's own clients; iid "
+        "for a data set by name that has none)"
     ),
-]
-Alpha = Annotated[
-    float | None, typer.Option(help="Of the dirichlet partition: small makes clients unlike.", rich_help_panel=_DATA)
-]
-Classes = Annotated[
-    int | None, typer.Option(help="Of the pathological partition: classes per client.", rich_help_panel=_DATA)
 ]
 ClientCount = Annotated[
-    int | None,
-    typer.Option(
-        "--clients", help="How many clients. (default: all of the data's own, else 100)", rich_help_panel=_DATA
-    ),
+    int | None, _data("How many clients. (default: all of the data's own, else 100, or fewer of 40 rows)")
 ]
-Samples = Annotated[int | None, typer.Option(help="At most so many rows per client.", rich_help_panel=_DATA)]
-Unseen = Annotated[
-    float | None,
-    typer.Option(
-        help="Share of clients that arrive after training (from 1 on: number). (default: 0.1)", rich_help_panel=_DATA
-    ),
+ClientColumn = Annotated[str | None, _data("Of a CSV or Parquet file. (default: client)")]
+LabelColumn = Annotated[str | None, _data("Of a CSV or Parquet file. (default: y)")]
+Seed = Annotated[int | None, _training("Of data, cohorts, batches and noise.")]
+Epsilon = Annotated[float | None, _privacy("The ε that the run may cost.")]
+Delta = Annotated[float | None, _privacy("δ. (default: n^-1.1 for n clients or points)")]
+SimulateNoise = Annotated[
+    bool, _privacy("Seed the noise, so that a run can be repeated: it then protects nobody.", "--simulate-noise")
 ]
-Labeled = Annotated[float | None, typer.Option(help="Share of training clients with labels.", rich_help_panel=_DATA)]
-ClientColumn = Annotated[
-    str | None, typer.Option(help="Of a CSV or Parquet file. (default: client)", rich_help_panel=_DATA)
-]
-LabelColumn = Annotated[str | None, typer.Option(help="Of a CSV or Parquet file. (default: y)", rich_help_panel=_DATA)]
-
-ModelName = Annotated[
-    str | None, typer.Option("--model", help="mlp, lenet, cnn, ..., or file.py:Class.", rich_help_panel=_TRAINING)
-]
-Rounds = Annotated[int | None, typer.Option(help="Rounds of training. (default: 50)", rich_help_panel=_TRAINING)]
-CohortSize = Annotated[
-    float | None,
-    typer.Option(
-        "--cohort",
-        help="Clients per round; below 1: their share. (default: as in `unalike methods TARGET`)",
-        rich_help_panel=_TRAINING,
-    ),
-]
-LocalEpochs = Annotated[int | None, typer.Option(help="Epochs at a client in a round.", rich_help_panel=_TRAINING)]
-LocalSteps = Annotated[int | None, typer.Option(help="Or steps in place of epochs.", rich_help_panel=_TRAINING)]
-BatchSize = Annotated[int | None, typer.Option("--batch", help="Batch size at a client.", rich_help_panel=_TRAINING)]
-Rate = Annotated[float | None, typer.Option("--lr", help="Learning rate at a client.", rich_help_panel=_TRAINING)]
-Seed = Annotated[int | None, typer.Option(help="Of data, cohorts, batches and noise.", rich_help_panel=_TRAINING)]
-Seeds = Annotated[int | None, typer.Option(help="Repeat with so many seeds: mean ± std.", rich_help_panel=_TRAINING)]
+Out = Annotated[Path | None, _running("New folder for all results. (default: runs/...)")]
+Quiet = Annotated[bool, _running("No progress.", "--quiet", "-q")]
+Json = Annotated[bool, _running("Print the result as JSON and nothing else.", "--json")]
 Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Any key of a recipe, e.g. local.momentum=0.9.", rich_help_panel=_TRAINING
-    ),
+    list[str] | None, _training("Any key of a recipe, e.g. local.momentum=0.9.", "--set", metavar="KEY=VALUE")
 ]
+RuntimeName = Annotated[
+    str | None, _running("Where clients are: simulate (in this process) or ray (on workers). (default: simulate)")
+]
+WorkerCount = Annotated[int | None, _running("With --runtime ray: how many. (default: one for each processor)")]
+Address = Annotated[str | None, _running("Of a Ray cluster that runs already. (default: one is started here)")]
+Deadline = Annotated[float | None, _running("Seconds that a worker may take for one request. (default: no limit)")]
+Plot = Annotated[Path | None, flag("A new file for the figure: .html, .pdf, .png or .svg.")]
 
-Epsilon = Annotated[float | None, typer.Option(help="The ε that the run may cost.", rich_help_panel=_PRIVACY)]
-Delta = Annotated[
-    float | None, typer.Option(help="δ. (default: n^-1.1 for n clients or points)", rich_help_panel=_PRIVACY)
-]
-NoiseMultiplier = Annotated[float | None, typer.Option(help="Noise / clip.", rich_help_panel=_PRIVACY)]
-Clip = Annotated[
-    float | None, typer.Option(help="Bound on an update (client) or gradient (point).", rich_help_panel=_PRIVACY)
-]
-Unit = Annotated[str | None, typer.Option(help="Who is protected: client or point.", rich_help_panel=_PRIVACY)]
 
-EvalEvery = Annotated[int | None, typer.Option(help="Rounds between evaluations.", rich_help_panel=_RUNNING)]
-CheckpointEvery = Annotated[
-    int | None, typer.Option(help="Rounds between checkpoints. (default: 10)", rich_help_panel=_RUNNING)
-]
-BlockSize = Annotated[
-    int | None, typer.Option("--block", help="Clients computed at once. (default: measured)", rich_help_panel=_RUNNING)
-]
-Threads = Annotated[
-    int | None, typer.Option(help="Threads of PyTorch. (default: its own; small samples: 1)", rich_help_panel=_RUNNING)
-]
-Device = Annotated[
-    str | None,
-    typer.Option(help="Where clients are computed: cpu, cuda, mps or auto. (default: cpu)", rich_help_panel=_RUNNING),
-]
-Out = Annotated[
-    Path | None, typer.Option(help="New folder for all results. (default: runs/...)", rich_help_panel=_RUNNING)
-]
-QuietFlag = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=_RUNNING)]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON and nothing else.", rich_help_panel=_RUNNING)
-]
+def federate(epsilon: float | None, simulated: bool) -> Callable[..., Federation]:
+    """Where the clients of an analysis live; with an ε its noise is the operating system's, unless it is simulated."""
+    from unalike import simulate
+
+    return partial(simulate, noise="system" if epsilon is not None and not simulated else "seeded")
+
+
+def noise_told(epsilon: float | None, simulated: bool) -> dict[str, str | None]:
+    """Beside an ε in JSON: where its noise came from, which is nowhere where there is none."""
+    return {"noise": None if epsilon is None else "simulated" if simulated else "system"}
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """Which data, and how it is dealt out to clients."""
+
+    data: Annotated[
+        str | None, _data("A name of `unalike datasets`, or your own file or folder. (default: digits)")
+    ] = None
+    partition: Partition = None
+    alpha: Annotated[float | None, _data("Of the dirichlet partition: small makes clients unlike.")] = None
+    classes: Annotated[int | None, _data("Of the pathological partition: classes per client.")] = None
+    clients: ClientCount = None
+    samples: Annotated[int | None, _data("At most so many rows per client.")] = None
+    unseen: Annotated[
+        float | None, _data("Share of clients that arrive after training (from 1 on: number). (default: 0.1)")
+    ] = None
+    labeled: Annotated[float | None, _data("Share of training clients with labels.")] = None
+    client_column: ClientColumn = None
+    label_column: LabelColumn = None
+
+
+@dataclass(frozen=True)
+class Training:
+    """How clients train, and how private it is."""
+
+    model: Annotated[str | None, _training("mlp, lenet, cnn, ..., or file.py:Class.")] = None
+    rounds: Annotated[int | None, _training("Rounds of training. (default: 50)")] = None
+    preset: Annotated[
+        str | None, _training("paper: the settings of the method's paper, where nothing else is set.")
+    ] = None
+    cohort: Annotated[
+        float | None, _training("Clients per round; below 1: their share. (default: as in `unalike methods TARGET`)")
+    ] = None
+    local_epochs: Annotated[int | None, _training("Epochs at a client in a round.")] = None
+    local_steps: Annotated[int | None, _training("Or steps in place of epochs.")] = None
+    batch: Annotated[int | None, _training("Batch size at a client.")] = None
+    lr: Annotated[float | None, _training("Learning rate at a client.")] = None
+    set_: Set = None
+    epsilon: Epsilon = None
+    epsilons: Annotated[
+        str | None, _privacy("Each client's own ε: a file, column:NAME, uniform:LOW,HIGH or dist1 to dist9.")
+    ] = None
+    delta: Delta = None
+    noise_multiplier: Annotated[float | None, _privacy("Noise / clip.")] = None
+    clip: Annotated[float | None, _privacy("Bound on an update (client) or gradient (point).")] = None
+    unit: Annotated[str | None, _privacy("Who is protected: client or point.")] = None
+    trust: Annotated[
+        str | None, _privacy("Who may see sums before they have noise: server or nobody. (default: server)")
+    ] = None
+    simulate_noise: Annotated[
+        bool | None, _privacy("Seed cohorts, batches and noise, to repeat a run: protects nobody.", "--simulate-noise")
+    ] = None
+    accept_delta: Annotated[
+        bool | None, _privacy("Allow a δ of 1/n or more, which protects little.", "--accept-delta")
+    ] = None
+
+
+@dataclass(frozen=True)
+class Running:
+    """How a run is repeated, measured and computed."""
+
+    seed: Seed = None
+    seeds: Annotated[int | None, _training("Repeat with so many seeds: mean ± std.")] = None
+    eval_every: Annotated[int | None, _running("Rounds between evaluations.")] = None
+    checkpoint_every: Annotated[int | None, _running("Rounds between checkpoints. (default: 10)")] = None
+    block: Annotated[int | None, _running("Clients computed at once. (default: measured)")] = None
+    threads: Annotated[int | None, _running("Threads of PyTorch. (default: its own; small samples: 1)")] = None
+    device: Annotated[str | None, _running("Where clients are computed: cpu, cuda, mps or auto. (default: cpu)")] = None
+    runtime: RuntimeName = None
+    workers: WorkerCount = None
+    address: Address = None
+    deadline: Deadline = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the results of a run go."""
+
+    out: Out = None
+    quiet: Quiet = False
+    as_json: Json = False
+
+
+def command(app: typer.Typer, *lines: str, name: str | None = None) -> Callable[[Function], Function]:
+    """Add a function to ``app`` as a command, with these lines as the examples of its --help.
+
+    In the place of a parameter whose type is a dataclass, the command has a flag for each field; a parameter of the
+    function's own takes the place of a field of the same name.
+    """
+
+    def add(function: Function) -> Function:
+        own = inspect.signature(function, eval_str=True).parameters
+        groups: dict[str, Any] = {
+            name: one.annotation for name, one in own.items() if dataclasses.is_dataclass(one.annotation)
+        }
+        flags = {name: one.replace(kind=one.KEYWORD_ONLY) for name, one in own.items() if name not in groups}
+        for group in groups.values():
+            types = get_type_hints(group, include_extras=True)
+            for one in dataclasses.fields(group):
+                made = inspect.Parameter(
+                    one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=types[one.name]
+                )
+                flags.setdefault(one.name, made)
+
+        def called(**given: Any) -> None:
+            made = {
+                name: group(**{one.name: given[one.name] for one in dataclasses.fields(group)})
+                for name, group in groups.items()
+            }
+            function(**{name: made[name] if name in made else given[name] for name in own})
+
+        called.__name__, called.__doc__ = function.__name__, function.__doc__
+        called.__annotations__ = {name: one.annotation for name, one in flags.items()}
+        called.__signature__ = inspect.Signature(list(flags.values()))  # type: ignore[attr-defined]  # Typer reads it
+        app.command(name, epilog=examples(*lines))(called)
+        return function
+
+    return add
+
+
+def planned(targets: Sequence[str], *groups: object, **more: Any) -> Plan:
+    """What flags ask for: the runs of ``targets`` with the settings in these groups, and ``more`` of them."""
+    from unalike.studio.recipe.settings import plan_for
+
+    settings = settings_from(*groups, **more)
+    overrides = settings.pop("set_", None)
+    return plan_for(targets, settings, overrides or [])
+
+
+def settings_from(*groups: object, **more: Any) -> dict[str, Any]:
+    """The settings in groups of flags, by name."""
+    values = {name: value for group in groups for name, value in vars(group).items()} | more
+    for name in ("cohort", "unseen"):  # 10 is a number of clients, 0.1 a share
+        value = values.get(name)
+        if isinstance(value, float) and value >= 1 and value.is_integer():
+            values[name] = int(value)
+    return values
 
 
 def columns_from(client_column: str | None, label_column: str | None) -> dict[str, str]:
     """Those columns of the user's file that were named."""
     columns = {"client_column": client_column, "label_column": label_column}
     return {name: value for name, value in columns.items() if value is not None}
-
-
-def settings_from(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A command's parameters that are settings of a run."""
-    from unalike.studio.recipe.keys import KEYS, PARTITION_OPTIONS
-
-    values = {name: value for name, value in given.items() if name in KEYS or name in PARTITION_OPTIONS}
-    for name in ("cohort", "unseen"):  # 10 is a number of clients, 0.1 a share
-        value = values.get(name)
-        if isinstance(value, float) and value >= 1 and value.is_integer():
-            values[name] = int(value)
-    return values
 
 
 def examples(*lines: str) -> str:

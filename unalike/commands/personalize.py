@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from rich.table import Table
 
-from unalike.commands.console import check_free, print_files, printed
-from unalike.commands.options import Json, examples
+from unalike.commands.console import check_free, print_files, say
+from unalike.commands.options import Json, columns_from, command, flag
 
 if TYPE_CHECKING:
     from unalike.studio.newcomer.serve import Served
@@ -19,31 +20,39 @@ if TYPE_CHECKING:
 _OTHER_LEDGER = "unalike personalize, with --ledger FILE for another place"  # where the disk refuses this one
 
 
+app = typer.Typer()
+
+
+@command(
+    app,
+    "unalike run pefll --data digits --partition pathological --rounds 50 --out runs/pefll",
+    "unalike personalize runs/pefll --data mine.npz --predictions answers.csv",
+    "unalike run fedavg --data shops.csv --client-column shop --label-column returned --out runs/shops",
+    "unalike personalize runs/shops --client s07",
+)
 def personalize(
     run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
-    data: Annotated[Path | None, typer.Option(help="The newcomer's rows: NPZ with x (and y), CSV or Parquet.")] = None,
+    data: Annotated[Path | None, flag("The newcomer's rows: NPZ with x (and y), CSV or Parquet.")] = None,
     client: Annotated[
-        str | None, typer.Option(help="Which of several clients of the file; without --data: of the training clients.")
+        str | None, flag("Which of several clients of the file; without --data: of the training clients.")
     ] = None,
-    unlabeled: Annotated[bool, typer.Option("--unlabeled", help="Do not use labels, even if there are some.")] = False,
-    label_column: Annotated[str | None, typer.Option(help="Of a CSV or Parquet file. (default: the run's)")] = None,
+    unlabeled: Annotated[bool, flag("Do not use labels, even if there are some.", "--unlabeled")] = False,
+    classes: Annotated[
+        str | None, flag("The classes that the client has, e.g. cat,dog: no other is predicted.")
+    ] = None,
+    label_column: Annotated[str | None, flag("Of a CSV or Parquet file. (default: the run's)")] = None,
     set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="How to read the file, e.g. data.options.missing=drop."),
+        list[str] | None, flag("How to read the file, e.g. data.options.missing=drop.", "--set", metavar="KEY=VALUE")
     ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Protect each row: noise on what is sent. Costs add up over calls.")
-    ] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="δ that ε is stated at. (default: n^-1.1 for n rows, at most 0.01)")
-    ] = None,
+    epsilon: Annotated[float | None, flag("Protect each row: noise on what is sent. Costs add up over calls.")] = None,
+    delta: Annotated[float | None, flag("δ that ε is stated at. (default: n^-1.1 for n rows, at most 0.01)")] = None,
     out: Annotated[
-        Path | None, typer.Option(help="The model's file. (default: DATA.model.safetensors, CLIENT.model.safetensors)")
+        Path | None, flag("The model's file. (default: DATA.model.safetensors, CLIENT.model.safetensors)")
     ] = None,
-    onnx: Annotated[bool, typer.Option("--onnx", help="Also write the model as an ONNX graph.")] = False,
-    predictions: Annotated[Path | None, typer.Option(help="Also write the model's answers for the rows.")] = None,
+    onnx: Annotated[bool, flag("Also write the model as an ONNX graph.", "--onnx")] = False,
+    predictions: Annotated[Path | None, flag("Also write the model's answers for the rows.")] = None,
     ledger: Annotated[
-        Path | None, typer.Option(help="Where to keep what ε has cost each row so far. (default: DATA.ledger.json)")
+        Path | None, flag("Where to keep what ε has cost each row so far. (default: DATA.ledger.json)")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -60,6 +69,9 @@ def personalize(
     Without --data, --client names a training client, and its own model is taken from
     the folder.
 
+    With --classes the model never predicts another class. The client rules them out for itself: this needs no labels,
+    and nothing of it is sent.
+
     With an ε, each call is entered in the newcomer's ledger, and the ε that is told is that of all calls in there on
     the same rows, to runs that read the same columns. Keep the ledger with the data, and as private.
     """
@@ -70,45 +82,56 @@ def personalize(
     from unalike.studio.runs.folder import disk_errors_told
 
     if data is None:
-        flags: dict[str, object] = {"--label-column": label_column, "--set": set_, "--epsilon": epsilon}
-        flags |= {"--delta": delta, "--unlabeled": unlabeled or None}
-        flags |= {"--predictions": predictions, "--ledger": ledger}
-        _own(run, client, [flag for flag, value in flags.items() if value is not None], out, onnx, as_json)
+        flags: dict[str, object] = {
+            "--classes": classes,
+            "--label-column": label_column,
+            "--set": set_,
+            "--epsilon": epsilon,
+            "--delta": delta,
+        }
+        flags |= {"--unlabeled": unlabeled or None, "--predictions": predictions, "--ledger": ledger}
+        _own(run, client, [name for name, value in flags.items() if value is not None], out, onnx, as_json)
         return
-    target = out or beside(data, ".model.safetensors")
-    graph = target if target.suffix == ".onnx" else target.with_suffix(".onnx") if onnx else None
     finished = FinishedRun.open(run)
     private = epsilon is not None or finished.newcomer_epsilon is not None
     usual = beside(data, ".ledger.json")
     if ledger is None and (private or usual.exists()):  # in a ledger that is there, what has no noise counts, too
         ledger = usual
-    _check_outputs(target, graph, predictions, ledger)
-    given = {**file_options(set_ or []), **({} if label_column is None else {"label_column": label_column})}
+    files = _files(out or beside(data, ".model.safetensors"), onnx, predictions, ledger)
+    given = {**file_options(set_ or []), **columns_from(None, label_column)}
     newcomer = read_newcomer(finished, data, given, client=client, unlabeled=unlabeled)
-    served = serve(finished, newcomer.clients, newcomer.name, epsilon=epsilon, delta=delta, left_out=newcomer.left_out)
+    served = serve(
+        finished,
+        newcomer.clients,
+        newcomer.name,
+        epsilon=epsilon,
+        delta=delta,
+        classes=None if classes is None else words_in(classes),
+        left_out=newcomer.left_out,
+    )
     served.notes.extend(newcomer.notes)
     spent, delta = served.epsilon, served.delta
     if ledger is not None and served.rows:  # before the model: what was sent counts, even if nothing comes of it
         with disk_errors_told(ledger.parent, again=_OTHER_LEDGER):
             spent, delta = enter(ledger, served.ledger, served.rows, served.delta)
     else:
-        ledger = None
-    _write_model(served, target, graph)
+        files = files._replace(ledger=None)
+    _write_model(served, files)
     if predictions is not None:
         with disk_errors_told(predictions.parent):
             words = served.predict(newcomer.clients)
             predictions.write_text("prediction\n" + "".join(f"{word}\n" for word in words), encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps(_plain(_Result(served, spent, delta, ledger, target, graph, predictions)), indent=2))
+        _print_json(served, spent, delta, files)
     else:
-        _show(_Result(served, spent, delta, ledger, target, graph, predictions))
+        _show(served, spent, delta, files)
 
 
 def _own(run: Path, client: str | None, flags: list[str], out: Path | None, onnx: bool, as_json: bool) -> None:
     """A training client's model, from the folder alone."""
     from unalike.studio.errors import UserError
-    from unalike.studio.newcomer.own import own_model
     from unalike.studio.runs.finished import FinishedRun
+    from unalike.studio.runs.own_model import own_model
 
     if client is None:
         raise UserError("give a newcomer's rows with --data FILE, or name a training client with --client NAME")
@@ -117,70 +140,55 @@ def _own(run: Path, client: str | None, flags: list[str], out: Path | None, onnx
     finished = FinishedRun.open(run)
     served = own_model(finished, client)
     word = "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in client).lstrip(".")
-    target = out or Path(f"{word or 'client'}.model.safetensors")
-    graph = target if target.suffix == ".onnx" else target.with_suffix(".onnx") if onnx else None
-    _check_outputs(target, graph, None, None)
-    _write_model(served, target, graph)
+    files = _files(out or Path(f"{word or 'client'}.model.safetensors"), onnx, None, None)
+    _write_model(served, files)
     if as_json:
-        typer.echo(json.dumps(_plain(_Result(served, 0.0, served.delta, None, target, graph, None)), indent=2))
+        _print_json(served, 0.0, served.delta, files)
         return
-    console = printed()
     origin = "made from the server's state" if served.received else "kept by the client"
-    told = f"{client} took part in training; its model after round {finished.round} was {origin}"
-    console.print(told, soft_wrap=True, markup=False)
-    _show_files(served, target, graph, None)
+    say(f"{client} took part in training; its model after round {finished.round} was {origin}")
+    _show_files(served, files)
 
 
-def _write_model(served: Served, target: Path, graph: Path | None) -> None:
-    from unalike.studio.runs.folder import disk_errors_told
+class _Files(NamedTuple):
+    """What is written: the model, its ONNX graph (which may be all of it), its answers, and what rows have spent."""
 
-    with disk_errors_told(target.parent):
-        if graph is not None:
-            _write_graph(served, graph)
-        if target != graph:
-            served.save(target)
-
-
-class _Result(NamedTuple):
-    """What to tell: the service, (ε, δ) of all calls in the ledger, and the files written."""
-
-    served: Served
-    spent: float
-    delta: float
-    ledger: Path | None
     model: Path
     graph: Path | None
     predictions: Path | None
+    ledger: Path | None
 
 
-def _check_outputs(target: Path, graph: Path | None, predictions: Path | None, ledger: Path | None) -> None:
-    """All that could go wrong with the files to be written, before any work."""
+def _files(model: Path, onnx: bool, predictions: Path | None, ledger: Path | None) -> _Files:
+    """The files to be written; all that could go wrong with them is said before any work."""
     from unalike.studio.errors import UserError
     from unalike.studio.newcomer.ledger import read_ledger
     from unalike.studio.newcomer.serve import onnx_is_there
     from unalike.studio.runs.folder import check_writable, disk_errors_told
 
+    graph = model if model.suffix == ".onnx" else model.with_suffix(".onnx") if onnx else None
     if graph is not None and not onnx_is_there():
         raise UserError("writing an ONNX graph needs onnx and onnxscript: pip install 'unalike[onnx]'")
-    for file, flag, others in (
-        (predictions, "--predictions", {target: "--out", graph: "--out"}),
-        (ledger, "--ledger", {target: "--out", graph: "--out", predictions: "--predictions"}),
+    for file, name, others in (
+        (predictions, "--predictions", {model: "--out", graph: "--out"}),
+        (ledger, "--ledger", {model: "--out", graph: "--out", predictions: "--predictions"}),
     ):
         if file is not None and file in others:
-            raise UserError(f"{others[file]} and {flag} are both {file}; choose another file for one of them")
-    check_free(out=target)
+            raise UserError(f"{others[file]} and {name} are both {file}; choose another file for one of them")
+    check_free(out=model)
     check_free(out=graph, predictions=predictions)
-    for file in (target, graph, predictions):
-        if file is None:
-            continue
-        with disk_errors_told(file.parent):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            check_writable(file)
     if ledger is not None:
         read_ledger(ledger)
-        with disk_errors_told(ledger.parent, again=_OTHER_LEDGER):
-            ledger.parent.mkdir(parents=True, exist_ok=True)
-            check_writable(ledger)
+    for file in filter(None, (model, graph, predictions, ledger)):
+        with disk_errors_told(file.parent, again=_OTHER_LEDGER if file == ledger else None):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            check_writable(file)
+    return _Files(model, graph, predictions, ledger)
+
+
+def words_in(text: str) -> list[str]:
+    """The words of a list that is written with commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def file_options(settings: list[str]) -> dict[str, Any]:
@@ -197,23 +205,30 @@ def file_options(settings: list[str]) -> dict[str, Any]:
     return dict(data.get("options", {}))
 
 
-def _write_graph(served: Served, graph: Path) -> None:
+def _write_model(served: Served, files: _Files) -> None:
     from unalike.studio.errors import UserError
+    from unalike.studio.runs.folder import disk_errors_told
 
-    try:
-        served.save_onnx(graph)
-    except OSError:
-        raise
-    except Exception as error:  # whatever the exporter does not know of a network of the user's own
-        raise UserError(
-            f"no ONNX graph could be made: the exporter does not know this network ({type(error).__name__}: {error}). "
-            "No model was written; leave out --onnx, or let --out end in .safetensors"
-        ) from error
+    with disk_errors_told(files.model.parent):
+        try:
+            if files.graph is not None:
+                served.save_onnx(files.graph)
+        except OSError:
+            raise
+        except Exception as error:  # whatever the exporter does not know of a network of the user's own
+            raise UserError(
+                "no ONNX graph could be made: the exporter does not know this network "
+                f"({type(error).__name__}: {error}). No model was written; leave out --onnx, or let --out end in "
+                ".safetensors"
+            ) from error
+        if files.model != files.graph:
+            served.save(files.model)
 
 
-def _plain(result: _Result) -> dict[str, object]:
-    served, spent, delta, ledger, model, graph, predictions = result
-    return {
+def _print_json(served: Served, spent: float, delta: float, files: _Files) -> None:
+    """The service, and (ε, δ) of all calls in the ledger."""
+    paths = {name: None if file is None else str(file) for name, file in files._asdict().items()}
+    result = {
         "run": str(served.run.path),
         "samples": served.samples,
         "sent": served.sent,
@@ -222,68 +237,52 @@ def _plain(result: _Result) -> dict[str, object]:
         "epsilon": spent if math.isfinite(spent) else None,
         "epsilon_of_this_call": served.epsilon if math.isfinite(served.epsilon) else None,
         "delta": delta if math.isfinite(spent) else None,
-        "ledger": None if ledger is None else str(ledger),
-        "model": str(model),
-        "onnx": None if graph is None else str(graph),
-        "onnx_input": None if graph is None else served.onnx_input,
-        "predictions": None if predictions is None else str(predictions),
+        "ledger": paths["ledger"],
+        "model": paths["model"],
+        "onnx": paths["graph"],
+        "onnx_input": None if files.graph is None else served.onnx_input,
+        "predictions": paths["predictions"],
+        "distance": None if served.distance is None else asdict(served.distance),
         "notes": served.notes,
     }
+    typer.echo(json.dumps(result, indent=2))
 
 
-def _show(result: _Result) -> None:
+def _show(served: Served, spent: float, delta: float, files: _Files) -> None:
     from unalike.studio.words import counted
 
-    served, spent, delta, ledger, model, graph, predictions = result
-    console = printed()
-    table = Table(
-        "", "what", "bytes", title=f"{served.name}: {counted(served.samples, 'sample')}", title_justify="left"
-    )
+    title = f"{served.name}: {counted(served.samples, 'sample')}"
+    table = Table("", "what", "bytes", title=title, title_justify="left")
     for direction, arrays in (("sent", served.sent), ("received", served.received)):
         for name, size in arrays.items():
             table.add_row(direction, name, f"{size:,}")
-    console.print(table)
+    say(table)
     if served.descriptor is not None:
         numbers = ", ".join(f"{value:.3f}" for value in served.descriptor[:8].tolist())
         more = ", ..." if len(served.descriptor) > 8 else ""
-        console.print(f"descriptor ({len(served.descriptor)} numbers): {numbers}{more}", markup=False)
+        say(f"descriptor ({len(served.descriptor)} numbers): {numbers}{more}")
+    if served.distance is not None and not served.distance.unlike:  # else it is a note
+        say(served.distance.told)
     if not served.sent:
-        console.print("privacy: nothing was sent, so nothing is revealed")
-    elif ledger is not None and math.isfinite(spent):
-        alone = "" if spent == served.epsilon else f" (this call alone: {served.epsilon:.3g})"
-        told = f"privacy of each row: ε = {spent:.3g} at δ = {delta:g}{alone}, for all calls on it in {ledger}"
-        console.print(told, soft_wrap=True, markup=False)
+        say("privacy: nothing was sent, so nothing is revealed")
+    elif files.ledger is not None and math.isfinite(spent):
+        more = "" if spent == served.epsilon else f" (this call alone: {served.epsilon:.3g})"
+        say(f"privacy of each row: ε = {spent:.3g} at δ = {delta:g}{more}, for all calls on it in {files.ledger}")
     elif math.isfinite(served.epsilon):
-        told = (
-            f"privacy of each row: ε = {served.epsilon:.3g} at δ = {served.delta:g} for this call alone; all together "
-        )
-        told += f"have none (ε = ∞), because a call without noise is in {ledger}"
-        console.print(told, soft_wrap=True, markup=False)
+        alone = f"ε = {served.epsilon:.3g} at δ = {served.delta:g} for this call alone"
+        none = f"have none (ε = ∞), because a call without noise is in {files.ledger}"
+        say(f"privacy of each row: {alone}; all together {none}")
     else:
-        entered = "" if ledger is None else f"; entered in {ledger}"
-        told = "privacy: none was asked for (ε = ∞); what was sent depends on the data without noise"
-        console.print(told + entered, soft_wrap=True, markup=False)
-    _show_files(served, model, graph, predictions)
+        entered = "" if files.ledger is None else f"; entered in {files.ledger}"
+        say(f"privacy: none was asked for (ε = ∞); what was sent depends on the data without noise{entered}")
+    _show_files(served, files)
 
 
-def _show_files(served: Served, model: Path, graph: Path | None, predictions: Path | None) -> None:
+def _show_files(served: Served, files: _Files) -> None:
     """What there is to note, and what was written where."""
-    console = printed()
-    for note in served.notes:
-        console.print(f"note: {note}", markup=False)
-    print_files(model=model)
-    if graph is not None:
-        what = "" if graph == model else f"the same for any ONNX runtime: {graph}, "
-        console.print(f"{what}its input x is {served.onnx_input}", soft_wrap=True, markup=False)
-    print_files(predictions=predictions)
-
-
-def register(app: typer.Typer) -> None:
-    app.command(
-        epilog=examples(
-            "unalike run pefll --data digits --partition pathological --rounds 50 --out runs/pefll",
-            "unalike personalize runs/pefll --data mine.npz --predictions answers.csv",
-            "unalike run fedavg --data shops.csv --client-column shop --label-column returned --out runs/shops",
-            "unalike personalize runs/shops --client s07",
-        )
-    )(personalize)
+    say(*(f"note: {note}" for note in served.notes))
+    print_files(model=files.model)
+    if files.graph is not None:
+        what = "" if files.graph == files.model else f"the same for any ONNX runtime: {files.graph}, "
+        say(f"{what}its input x is {served.onnx_input}")
+    print_files(predictions=files.predictions)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from unalike.commands.console import check_free, print_files, printed
-from unalike.commands.options import Json, columns_from, examples
-from unalike.commands.personalize import file_options
+from unalike.commands.console import check_free, print_files, say
+from unalike.commands.options import Json, columns_from, command, flag
+from unalike.commands.personalize import file_options, words_in
 
 if TYPE_CHECKING:
     from unalike.studio.newcomer.predict import Predicted
@@ -21,25 +21,33 @@ if TYPE_CHECKING:
 _SHOWN = 20  # clients in the printed table
 
 
+app = typer.Typer()
+
+
+@command(
+    app,
+    "unalike run pefll --data shops.csv --client-column shop --label-column returned --out runs/shops",
+    "unalike predict runs/shops --data new.csv --out predictions.csv",
+    "unalike predict runs/shops --data new.csv --client s12 --id-column order --json",
+    "unalike predict runs/shops --data new.csv --set data.options.missing=mean",
+)
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
-    data: Annotated[Path, typer.Option(help="The rows: CSV, Parquet, NPZ with x, or a folder of such files.")],
-    out: Annotated[Path | None, typer.Option(help="The CSV to write. (default: DATA.predictions.csv)")] = None,
-    client: Annotated[str | None, typer.Option(help="Only this client of the file.")] = None,
-    client_column: Annotated[str | None, typer.Option(help="Whose a row is. (default: the run's)")] = None,
+    data: Annotated[Path, flag("The rows: CSV, Parquet, NPZ with x, or a folder of such files.")],
+    out: Annotated[Path | None, flag("The CSV to write. (default: DATA.predictions.csv)")] = None,
+    client: Annotated[str | None, flag("Only this client of the file.")] = None,
+    client_column: Annotated[str | None, flag("Whose a row is. (default: the run's)")] = None,
     label_column: Annotated[
-        str | None, typer.Option(help="The right answers, if known; '': there are none. (default: the run's)")
+        str | None, flag("The right answers, if known; '': there are none. (default: the run's)")
     ] = None,
-    id_column: Annotated[str | None, typer.Option(help="What a row is called. (default: its number, from 1)")] = None,
-    unlabeled: Annotated[
-        bool, typer.Option("--unlabeled", help="Make the models without labels; they only score.")
-    ] = False,
-    seen: Annotated[
-        bool, typer.Option("--seen", help="The clients took part in training: use the models that they have.")
-    ] = False,
+    id_column: Annotated[str | None, flag("What a row is called. (default: its number, from 1)")] = None,
+    unlabeled: Annotated[bool, flag("Make the models without labels; they only score.", "--unlabeled")] = False,
+    classes: Annotated[
+        str | None, flag("The classes that each client has, e.g. cat,dog: no other is predicted.")
+    ] = None,
+    seen: Annotated[bool, flag("The clients took part in training: use the models that they have.", "--seen")] = False,
     set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="How to read the file, e.g. data.options.missing=mean."),
+        list[str] | None, flag("How to read the file, e.g. data.options.missing=mean.", "--set", metavar="KEY=VALUE")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -60,6 +68,7 @@ def predict(
     only score, if the method can do without.
     """
     from unalike.core.disk import write_whole
+    from unalike.studio.errors import UserError
     from unalike.studio.newcomer.file import NewcomerFile
     from unalike.studio.newcomer.ledger import beside, enter, read_ledger
     from unalike.studio.newcomer.predict import as_table, predict_client
@@ -83,11 +92,14 @@ def predict(
     file = NewcomerFile.read(finished, data, given, id_column=id_column)
     names = list(file.clients) if client is None else [file.only(client)]
     if seen and names == [""]:
-        raise _whose(data)
+        raise UserError(f"{data} does not say whose a row is, which --seen needs; name the column with --client-column")
+    if seen and classes is not None:
+        raise UserError("--classes is for newcomers; the clients of --seen have their models already")
+    declared = None if classes is None else words_in(classes)
     predicted: list[Predicted] = []
     spent: dict[str, tuple[float, float]] = {}
     for name in names:
-        one = predict_client(file, name, unlabeled=unlabeled, seen=seen)
+        one = predict_client(file, name, unlabeled=unlabeled, seen=seen, classes=declared)
         if counted and one.served.rows:  # before the next: what was sent counts, even if nothing comes of it
             with disk_errors_told(ledger.parent, again=again):
                 spent[one.name] = enter(ledger, one.served.ledger, one.served.rows, one.served.delta)
@@ -118,12 +130,6 @@ def _known(run: FinishedRun, names: list[str]) -> list[str]:
     return [f"{listed(both, 5)} also took part in training; as newcomers they get models by these rows (or add --seen)"]
 
 
-def _whose(data: Path) -> Exception:
-    from unalike.studio.errors import UserError
-
-    return UserError(f"{data} does not say whose a row is, which --seen needs; name the column with --client-column")
-
-
 def _result(classes: bool, predicted: list[Predicted], notes: list[str]) -> dict[str, Any]:
     from unalike.studio.newcomer.predict import mean_score
 
@@ -150,41 +156,27 @@ def _result(classes: bool, predicted: list[Predicted], notes: list[str]) -> dict
 
 
 def _show(result: dict[str, Any], target: Path) -> None:
+    from unalike.studio.runs.result import score as shown
     from unalike.studio.words import counted
 
-    console = printed()
     clients, score, metric = result["clients"], result["score"], result["metric"]
     title = f"{counted(result['rows'], 'row')} of {counted(len(clients), 'client')}"
     table = Table("client", "rows", *([] if score is None else [metric]), title=title, title_justify="left")
     for line in clients[:_SHOWN]:
-        own = "-" if line["score"] is None else f"{line['score']:.4g}"
+        own = "-" if line["score"] is None else shown(line["score"], metric)
         table.add_row(line["client"], f"{line['rows']:,}", *([] if score is None else [own]))
     if len(clients) > _SHOWN:
         table.add_row(f"and {len(clients) - _SHOWN:,} more", "", *([] if score is None else [""]))
-    console.print(table)
+    say(table)
     if score is not None:
-        console.print(f"{metric} over all rows with a label: {score:.4g}")
+        say(f"{metric} over all rows with a label: {shown(score, metric)}")
     if result["ledger"] is not None:
         finite = [line["epsilon"] for line in clients if "epsilon" in line]
         worst = "∞" if None in finite else f"{max(finite):.3g}"
-        console.print(
-            f"privacy of each row: ε = {worst} at most, for all calls on it in {result['ledger']}", markup=False
-        )
+        say(f"privacy of each row: ε = {worst} at most, for all calls on it in {result['ledger']}")
     elif any(line["sent"] for line in clients):
-        console.print("privacy: none was asked for (ε = ∞); what clients sent depends on their rows without noise")
+        say("privacy: none was asked for (ε = ∞); what clients sent depends on their rows without noise")
     else:
-        console.print("privacy: nothing was sent, so nothing is revealed")
-    for note in result["notes"]:
-        console.print(f"note: {note}", markup=False)
+        say("privacy: nothing was sent, so nothing is revealed")
+    say(*(f"note: {note}" for note in result["notes"]))
     print_files(predictions=target)
-
-
-def register(app: typer.Typer) -> None:
-    app.command(
-        epilog=examples(
-            "unalike run pefll --data shops.csv --client-column shop --label-column returned --out runs/shops",
-            "unalike predict runs/shops --data new.csv --out predictions.csv",
-            "unalike predict runs/shops --data new.csv --client s12 --id-column order --json",
-            "unalike predict runs/shops --data new.csv --set data.options.missing=mean",
-        )
-    )(predict)

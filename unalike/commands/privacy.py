@@ -14,18 +14,15 @@ import typer
 from rich import box
 from rich.table import Table
 
-from unalike.commands import options
-from unalike.commands.console import errors_told, printed, progress_console
-from unalike.commands.options import examples, settings_from
+from unalike.commands.console import errors_told, progress_console, say
+from unalike.commands.options import Dealing, Json, Training, command, examples, flag, planned, settings_from
 
 if TYPE_CHECKING:
     from unalike.privacy.ledger import Ledger
     from unalike.studio.audit.training import Audit
-    from unalike.studio.recipe.recipe import Recipe
-    from unalike.studio.runs.prepare import Prepared
     from unalike.studio.runs.privacy import Forecast
 
-app = typer.Typer(rich_markup_mode="rich", no_args_is_help=True)
+app = typer.Typer(name="privacy", no_args_is_help=True)
 Target = Annotated[str, typer.Argument(metavar="RECIPE", hidden=True)]
 
 
@@ -34,75 +31,80 @@ def privacy() -> None:
     """What a run will cost, what it has cost, and whether an attack agrees."""
 
 
-@app.command(
-    epilog=examples(
-        "unalike privacy plan fedavg --clients 1000 --cohort 100 --epsilon 4",
-        "unalike privacy plan fedavg --clients 1000 --cohort 100 --noise-multiplier 1 --clip 0.5",
-    )
+@command(
+    app,
+    "unalike privacy plan fedavg --clients 1000 --cohort 100 --epsilon 4",
+    "unalike privacy plan fedavg --clients 1000 --cohort 100 --noise-multiplier 1 --clip 0.5",
 )
-def plan(
-    target: Target,
-    data: options.Data = None,
-    partition: options.Partition = None,
-    clients: options.ClientCount = None,
-    unseen: options.Unseen = None,
-    model: options.ModelName = None,
-    rounds: options.Rounds = None,
-    cohort: options.CohortSize = None,
-    local_epochs: options.LocalEpochs = None,
-    local_steps: options.LocalSteps = None,
-    batch: options.BatchSize = None,
-    epsilon: options.Epsilon = None,
-    delta: options.Delta = None,
-    noise_multiplier: options.NoiseMultiplier = None,
-    clip: options.Clip = None,
-    unit: options.Unit = None,
-    set_: options.Set = None,
-    as_json: options.Json = False,
-) -> None:
+def plan(target: Target, dealing: Dealing, training: Training, as_json: Json = False) -> None:
     """Tell ε before a run; with --epsilon, find the least noise that keeps to it.
 
     RECIPE is a recipe (its name or a .toml file), or a method.
     """
-    settings = settings_from(locals())
-    from unalike.studio.runs.prepare import prepare
-    from unalike.studio.runs.privacy import forecast
+    from unalike.studio.runs.cost import cost
+    from unalike.studio.words import large_delta
 
-    rows = []
-    for label, recipe in _recipes(target, settings, set_):
-        prepared = prepare(recipe)
-        rows.append((label, forecast(prepared.recipe, prepared.method, prepared.roster, prepared.delta)))
+    rows = [(label, *cost(recipe)) for label, recipe in planned([target], dealing, training).runs]
     if as_json:
-        plain = [{"run": label, **asdict(one), "epsilon": _number(one.epsilon)} for label, one in rows]
+        plain = [{"run": label, "data": data, **asdict(one)} for label, one, data, _ in rows]
+        plain = [{**one, "private": math.isfinite(one["epsilon"])} for one in plain]
+        plain = [{name: _finite(value) for name, value in one.items()} for one in plain]
         typer.echo(json.dumps(plain[0] if len(plain) == 1 else plain, indent=2))
         return
-    printed().print(_plan_table(rows))
+    say(_plan_table([(label, one) for label, one, *_ in rows]))
+    say(*dict.fromkeys(line for _, one, *_ in rows for line in _promised(one)))
+    say(*dict.fromkeys(f"planned for {whom}" for *_, whom in rows))
+    say(*dict.fromkeys(filter(None, (large_delta(one.delta) for _, one, *_ in rows if math.isfinite(one.epsilon)))))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: an infinite ε is null."""
+    return None if isinstance(value, float) and math.isinf(value) else value
+
+
+def _promised(one: Forecast) -> list[str]:
+    """What stands beside a planned ε."""
+    from unalike.studio.words import guarantees
+
+    if math.isinf(one.epsilon):
+        return []
+    lines = guarantees(one.epsilon, _finite(one.epsilon_server), one.source, one.trust, one.accepted_delta)
+    if one.drawn is not None:
+        lines.append(f"that is for a client that is drawn {one.drawn} times; hardly anybody is drawn so often")
+    if one.trust == "nobody" and one.unit == "client":
+        lines.append(
+            "every shard adds the whole noise to its part: √s times as much on the sum of s shards "
+            f"({one.added:.3g} times here)"
+        )
+    return lines
 
 
 def _plan_table(rows: list[tuple[str, Forecast]]) -> Table:
-    from unalike.studio.words import epsilon as shown
+    from unalike.studio.words import stated as shown
 
-    table = Table(box=box.SIMPLE_HEAD, caption="noise is the standard deviation over the clip", caption_justify="left")
-    for column in ("run", "protects one", "clip", "noise", "rounds", "sampling", "ε", "δ", "accounting"):
-        table.add_column(column, overflow="fold")
+    caption = "noise: its standard deviation over the clip; rate: of Poisson cohorts, or of batches for points"
+    columns = ("run", "protects", "clip", "noise", "rounds", "rate", "ε", "δ", "accounting")
+    table = Table(*columns, box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
     for label, one in rows:
-        unit = one.unit if math.isfinite(one.epsilon) else "–"
+        unit = f"one {one.unit}" if math.isfinite(one.epsilon) else "nobody"
         clip = "–" if one.clip is None else f"{one.clip:g}"
-        cells = [unit, clip, one.noise, str(one.rounds), one.sampling, shown(one.epsilon), f"{one.delta:.3g}"]
-        table.add_row(label, *cells, one.method)
+        noise, rate = _spread(one.noise, one.most_noise), _spread(one.rate, one.most_rate)
+        cells = [noise, str(one.rounds), rate, shown(_finite(one.epsilon), one.source), f"{one.delta:.3g}"]
+        table.add_row(label, unit, clip, *cells, one.accounting)
     return table
 
 
-@app.command(
-    epilog=examples(
-        "unalike run fedavg --clients 200 --cohort 40 --rounds 10 --epsilon 4 --out runs/private",
-        "unalike privacy show runs/private",
-    )
+def _spread(least: float | None, most: float | None) -> str:
+    ends = dict.fromkeys(f"{end:.4g}" for end in (least, most) if end is not None)
+    return " to ".join(ends) or "–"
+
+
+@command(
+    app,
+    "unalike run fedavg --clients 200 --cohort 40 --rounds 10 --epsilon 4 --out runs/private",
+    "unalike privacy show runs/private",
 )
-def show(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
-    as_json: options.Json = False,
-) -> None:
+def show(run_folder: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)], as_json: Json = False) -> None:
     """List everything that left a client in a run, and what it has cost.
 
     RUN is the folder of a finished run.
@@ -122,52 +124,34 @@ def show(
         content = {"released": rows, **spent, "accounting": ledger.method, "notes": ledger.notes, "clients": own}
         typer.echo(json.dumps(content, indent=2))
         return
-    console = printed()
-    console.print(_released_table(rows, spent))
-    for line in _spent_lines(ledger, spent, own):
-        console.print(line, markup=False, soft_wrap=True)
+    say(_released_table(rows, spent))
+    say(*_spent_lines(ledger, spent, own))
 
 
 def _released_table(rows: list[dict[str, Any]], spent: dict[str, Any]) -> Table:
     from unalike.studio.report.words import spoken
-    from unalike.studio.words import epsilon as shown
-    from unalike.studio.words import size
+    from unalike.studio.words import counted, size
 
-    table = Table(title="What left the clients", title_justify="left", box=box.SIMPLE_HEAD)
-    columns = (
-        "array",
-        "task",
-        "shape",
-        "seen as",
-        "unit",
-        "clip",
-        "noise",
-        "sampling",
-        "rounds",
-        "times",
-        "bytes",
-        "ε",
-    )
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    columns = ("array", "seen as", "protection", "rounds", "bytes", "ε")
+    table = Table(*columns, title="What left the clients", title_justify="left", box=box.SIMPLE_HEAD)
     for row in rows:
-        noisy = row["noise"] is not None
-        total = f"in {shown(spent['epsilon'])}" if spent["private"] else "noisy"
-        table.add_row(
-            row["array"],
-            row["task"],
-            "×".join(map(str, row["shape"])) or "1",
-            row["seen_as"],
-            row["unit"] or "–",
-            "–" if row["clip"] is None else f"{row['clip']:g}",
-            _short(spoken(row["noise"])) if noisy else "none",
-            _short(spoken(row["sampling"])) if row["sampling"] else "–",
-            f"{row['first']}–{row['last']}",
-            str(row["times"]),
-            size(row["bytes"]),
-            total if noisy else "∞",
-        )
+        noisy, total = row["noise"] is not None, _total(spent)
+        array = f"{row['array']} [{'×'.join(map(str, row['shape'])) or '1'}] of {row['task']}"
+        given = [
+            *([f"one {row['unit']}"] if row["unit"] else []),
+            *([f"clip {row['clip']:g}"] if row["clip"] is not None else []),
+            *([_short(spoken(row[name])) for name in ("noise", "sampling") if row[name]]),
+        ]
+        rounds = f"{row['first']}–{row['last']}, {counted(row['times'], 'time')}"
+        cells = [row["seen_as"], ", ".join(given) or "none", rounds, size(row["bytes"]), total if noisy else "∞"]
+        table.add_row(array, *cells)
     return table
+
+
+def _total(spent: dict[str, Any]) -> str:
+    from unalike.studio.words import stated
+
+    return f"in {stated(spent['epsilon'], spent.get('noise'))}" if spent["private"] else "noisy"
 
 
 def _short(text: str) -> str:
@@ -176,6 +160,8 @@ def _short(text: str) -> str:
 
 
 def _spent_lines(ledger: Ledger, spent: dict[str, Any], own: list[float]) -> list[str]:
+    from unalike.studio.words import guarantees
+
     if not spent["private"]:
         return ["ε = ∞: something was released without noise, so no privacy is promised."]
     accounting = ledger.method if not own else "PLD"
@@ -187,60 +173,46 @@ def _spent_lines(ledger: Ledger, spent: dict[str, Any], own: list[float]) -> lis
         middle = statistics.median(own)
         lines.append(f"By client: ε from {own[0]:.4f} over {middle:.4f} (median) to {own[-1]:.4f}; {len(own)} clients.")
     lines += [f"Note: {note}." for note in ledger.notes]
-    lines.append(
-        "The noise was seeded (a simulation), and the scores of the run were measured aside: none left a client."
-    )
+    beside = guarantees(spent["epsilon"], spent.get("epsilon_server"), spent.get("noise"), spent.get("trust"))
+    lines += [f"{line[:1].upper()}{line[1:]}." if not line.startswith("ε") else f"{line}." for line in beside]
+    lines.append("The scores of the run were measured aside, in the simulation: none left a client.")
     return lines
 
 
-@app.command(
-    epilog=examples(
-        "unalike privacy audit fedavg --clients 200 --cohort 20 --rounds 10 --epsilon 2",
-        "unalike privacy audit fedavg --clients 200 --cohort 20 --rounds 10 --epsilon 2 --cut-noise 0.1",
-        "unalike privacy audit kmeans --epsilon 2 --delta 1e-4 --unit point",
-    )
+@command(
+    app,
+    "unalike privacy audit fedavg --clients 200 --cohort 20 --rounds 10 --epsilon 2",
+    "unalike privacy audit fedavg --clients 200 --cohort 20 --rounds 10 --epsilon 2 --cut-noise 0.1",
+    "unalike privacy audit kmeans --epsilon 2 --delta 1e-4 --unit point",
+    "unalike privacy audit mdm --epsilon 4 --delta 1e-4",
 )
 def audit(
     target: Target,
-    data: options.Data = None,
-    partition: options.Partition = None,
-    clients: options.ClientCount = None,
-    model: options.ModelName = None,
-    rounds: options.Rounds = None,
-    cohort: options.CohortSize = None,
-    local_epochs: options.LocalEpochs = None,
-    local_steps: options.LocalSteps = None,
-    batch: options.BatchSize = None,
-    epsilon: options.Epsilon = None,
-    delta: options.Delta = None,
-    noise_multiplier: options.NoiseMultiplier = None,
-    clip: options.Clip = None,
-    unit: options.Unit = None,
-    set_: options.Set = None,
-    canaries: Annotated[int | None, typer.Option(help="How many.  [default: by ε]", min=100)] = None,
-    cut_noise: Annotated[
-        float, typer.Option(help="Scale the real noise down on purpose: 0.1 must be found out.")
-    ] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of the attack.", min=0)] = 0,
-    as_json: options.Json = False,
+    dealing: Dealing,
+    training: Training,
+    canaries: Annotated[int | None, flag("How many. (default: by ε)", min=100)] = None,
+    cut_noise: Annotated[float, flag("Scale the real noise down on purpose: 0.5 must be found out.")] = 1.0,
+    seed: Annotated[int, flag("Of the attack.", min=0)] = 0,
+    as_json: Json = False,
 ) -> None:
     """Attack a recipe's private training and compare the ε that this proves with the ledger's.
 
-    RECIPE is a recipe (its name or a .toml file), a method, or
-    `kmeans`, which attacks private clustering; --rounds then counts its Lloyd steps (none by default).
+    RECIPE is a recipe (its name or a .toml file), a method, or an analysis:
+    `kmeans` (--rounds counts its Lloyd steps, none by default), `mdm`, or the messages of `gaussian` or `bernoulli`
+    estimates. A long run is shortened; ε is then that of the shortened run.
     Ends with an error if the attack proves more than the ledger promises.
     """
-    settings = settings_from({name: value for name, value in locals().items() if name != "seed"})
     from unalike.studio.audit.training import audit as attack
     from unalike.studio.errors import UserError
     from unalike.studio.runs.prepare import prepare
 
     done: list[tuple[str, Audit]] = []
-    if target == "kmeans":
-        done.append((target, _attack_kmeans(settings, set_, canaries, cut_noise, seed)))
-    for label, recipe in _recipes(target, settings, set_) if target != "kmeans" else ():
+    if target in _ANALYSES:
+        done.append((target, _attack_analysis(target, settings_from(dealing, training), canaries, cut_noise, seed)))
+    for label, recipe in planned([target], dealing, training).runs if target not in _ANALYSES else ():
         prepared = prepare(recipe)
-        if not _is_private(prepared) and target.endswith(".toml"):
+        promised = prepared.recipe.privacy
+        if promised.epsilon is None and promised.noise_multiplier is None and target.endswith(".toml"):
             continue  # the run without privacy that a recipe compares with
         done.append((label, attack(prepared, canaries=canaries, cut_noise=cut_noise, seed=seed)))
     if not done:
@@ -249,7 +221,7 @@ def audit(
         plain = [{"run": label, **asdict(one), "holds": one.holds} for label, one in done]
         typer.echo(json.dumps(plain[0] if len(plain) == 1 else plain, indent=2))
     else:
-        printed().print(_audit_table(done))
+        say(_audit_table(done))
     broken = [label for label, one in done if not one.holds]
     if broken:
         raise UserError(
@@ -258,70 +230,58 @@ def audit(
         )
 
 
-def _attack_kmeans(
-    settings: dict[str, Any], overrides: list[str] | None, canaries: int | None, cut_noise: float, seed: int
-) -> Audit:
+_ANALYSES = {  # what may be set for each, beside the attack's own flags
+    "kmeans": ("epsilon", "delta", "unit", "rounds", "trust"),
+    "mdm": ("epsilon", "delta", "rounds", "trust"),
+    "gaussian": ("epsilon", "delta"),
+    "bernoulli": ("epsilon",),
+}
+
+
+def _attack_analysis(target: str, settings: dict[str, Any], canaries: int | None, cut_noise: float, seed: int) -> Audit:
     from unalike.analytics.kmeans.budget import Privacy
+    from unalike.studio.audit.analytics import audit_estimate, audit_mdm
     from unalike.studio.audit.kmeans import audit_kmeans
     from unalike.studio.errors import UserError
 
     given = {name: value for name, value in settings.items() if value is not None}
-    asked = {name: given.pop(name) for name in ("epsilon", "delta", "unit", "rounds") if name in given}
-    if given or overrides:
-        flags = [f"--{name.replace('_', '-')}" for name in given] + ["--set"] * bool(overrides)
+    asked = {name: given.pop(name) for name in _ANALYSES[target] if name in given}
+    if given:
+        flags = [f"--{name.rstrip('_').replace('_', '-')}" for name in given]
         raise UserError(
-            f"{', '.join(flags)}: kmeans is audited on points of the attack's own, so this has no meaning here; give "
-            "--epsilon, --delta, --unit and --rounds (Lloyd steps)"
+            f"{', '.join(flags)}: {target} is audited on clients of the attack's own, so this means nothing here; give "
+            + ", ".join(f"--{name}" for name in _ANALYSES[target])
         )
     if "epsilon" not in asked:
-        raise UserError("a clustering without --epsilon promises no privacy: give one, for example --epsilon 2")
-    steps = asked.pop("rounds", 0)
+        raise UserError(f"{target} without --epsilon promises no privacy: give one, for example --epsilon 2")
+    attack: dict[str, Any] = {"canaries": canaries, "cut_noise": cut_noise, "seed": seed}
     with errors_told(), progress_console().status("attacking") as status:
-        return audit_kmeans(
-            Privacy(**asked),
-            steps=steps,
-            canaries=canaries,
-            cut_noise=cut_noise,
-            seed=seed,
-            progress=lambda number, runs: status.update(f"attacking: run {number + 1} of {runs}"),
-        )
+        if target == "mdm":
+            return audit_mdm(**{"delta": 1e-5, **asked}, **attack)
+        if target != "kmeans":
+            return audit_estimate(target, **{"delta": 1e-5, **asked}, **attack)
+        steps, trust = asked.pop("rounds", 0), asked.pop("trust", "server")
+        attack["progress"] = lambda number: status.update(f"attacking: run {number}")
+        return audit_kmeans(Privacy(**asked), steps=steps, trust=trust, **attack)
 
 
 def _audit_table(done: list[tuple[str, Audit]]) -> Table:
     proof = done[0][1].proof
-    caption = f"proven with {proof.confidence:.0%} confidence; `at most` is all that so many canaries could prove"
-    table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
-    for column in ("run", "canaries", "rounds", "false alarms", "missed", "ε proven", "at most", "ε promised", "holds"):
-        table.add_column(column, overflow="fold")
+    caption = (
+        f"proven with {proof.confidence:.0%} confidence: ε and the noise if the releases are of the ledger's kinds and "
+        "only their noise may differ; `whatever it is` assumes nothing"
+    )
+    columns = ("run", "canaries", "rounds", "noise, of promised", "ε proven", "whatever it is", "ε promised", "holds")
+    table = Table(*columns, box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
     for label, one in done:
         table.add_row(
             label,
             f"{one.canaries:,} {one.unit}s",
-            str(one.rounds),
-            f"{one.proof.false_positives:.2%}",
-            f"{one.proof.false_negatives:.2%}",
+            str(one.rounds) if one.of_rounds is None else f"{one.rounds} of {one.of_rounds}",
+            f"at most {one.proof.noise:.0%}",
+            f"{one.proof.best:.2f}",
             f"{one.proof.epsilon:.2f}",
-            f"{one.proof.limit:.2f}",
             f"{one.promised:.2f}",
             "yes" if one.holds else "NO",
         )
     return table
-
-
-def _recipes(target: str, settings: dict[str, Any], overrides: list[str] | None) -> list[tuple[str, Recipe]]:
-    from unalike.studio.recipe.settings import plan_for
-
-    return plan_for([target], settings, overrides or []).runs
-
-
-def _is_private(prepared: Prepared) -> bool:
-    wanted = prepared.recipe.privacy
-    return wanted.epsilon is not None or wanted.noise_multiplier is not None
-
-
-def _number(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def register(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="privacy")

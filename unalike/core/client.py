@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from unalike.core.draws import Draws
+from unalike.core.draws import Draws, key
+from unalike.core.dropout import Masks
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema, Target
 from unalike.privacy.mechanisms import DrawsLike
+from unalike.privacy.system import SystemDraws
 
 
 class NoLabels(ValueError):
@@ -35,6 +38,7 @@ class Clients:
     names: Sequence[str] | None = None  # by id; None: a client is called by its number
     shift: Tensor | None = None  # inputs reach the model as (x - shift) * scale, computed block by block
     scale: Tensor | None = None
+    known: Tensor | None = None  # [rows] bool: which rows of labeled clients have their label; None: all of them
 
     @classmethod
     def from_sizes(
@@ -47,18 +51,25 @@ class Clients:
         names: Sequence[str] | None = None,
         shift: Tensor | None = None,
         scale: Tensor | None = None,
+        known: Tensor | None = None,
     ) -> Clients:
-        """Clients whose rows follow one another: the first ``sizes[0]`` rows belong to client 0, and so on."""
+        """Clients whose rows follow one another: the first ``sizes[0]`` rows belong to client 0, and so on.
+
+        ``known``: which rows have their label; a client without any is one without labels.
+        """
         sizes = sizes.to(torch.int64)
         if int(sizes.sum()) != len(x):
             raise ValueError(f"the client sizes add up to {int(sizes.sum())}, but there are {len(x)} rows")
         if y is not None and len(y) != len(x):
             raise ValueError(f"{len(x)} rows of inputs but {len(y)} labels")
+        if known is not None and (y is None or known.shape != y.shape or known.dtype != torch.bool):
+            raise ValueError("known says for each label whether it is there: expected bool of the shape of y")
         count = len(sizes)
         if labeled is None:
             labeled = torch.full((count,), y is not None)
         start = torch.cumsum(sizes, 0) - sizes
-        return cls(x, y, start, sizes, labeled, torch.arange(count), names, shift, scale)
+        made = cls(x, y, start, sizes, labeled, torch.arange(count), names, shift, scale, known)
+        return made if known is None else replace(made, labeled=labeled & (made.labels_there() > 0))
 
     def __len__(self) -> int:
         return len(self.start)
@@ -73,6 +84,13 @@ class Clients:
     def without_labels(self) -> Clients:
         """The same clients with their labels out of every task's reach."""
         return replace(self, labeled=torch.zeros_like(self.labeled))
+
+    def labels_there(self) -> Tensor:
+        """[clients] int64: how many rows of each client have a label, if it is a labeled one."""
+        if self.known is None:
+            return torch.where(self.labeled, self.size, 0)
+        before = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(self.known, 0)])
+        return torch.where(self.labeled, before[self.start + self.size] - before[self.start], 0)
 
     def roster(self) -> Roster:
         """Who these clients are, for a server; each declares the number of its rows."""
@@ -90,20 +108,43 @@ class Clients:
         part = slice(int(self.start[position]), int(self.start[position] + self.size[position]))
         return self.x[part], None if self.y is None else self.y[part]
 
-    def block(self, which: Tensor) -> Block:
-        """The clients at these positions, padded to the largest of them (padding repeats a client's first row)."""
-        size = self.size[which]
-        capacity = max(1, int(size.max()))
+    def pooled(self) -> tuple[Tensor, Tensor]:
+        """[samples] the numbers of all clients' rows, one client after the other, and whose they are (positions)."""
+        owner = torch.repeat_interleave(torch.arange(len(self)), self.size)
+        before = torch.cumsum(self.size, 0) - self.size
+        return torch.arange(len(owner)) + (self.start - before)[owner], owner
+
+    def block(self, which: Tensor, least: int = 1, tame: bool = False) -> Block:
+        """The clients at these positions, padded to the largest of them (padding repeats a client's first row).
+
+        least: they have room for so many rows at least. tame: numbers that are not finite, or beyond 1e6, are replaced.
+        One such row would make NaN of all that its client sends, and so take the other rows away with it. If one of the
+        clients is labeled in part, those of its rows that have a label come first.
+        """
+        size, labeled = self.size[which], self.labeled[which]
+        capacity = max(least, int(size.max()))
         position = torch.arange(capacity)
         rows = self.start[which, None] + torch.where(position < size[:, None], position, 0)
         rows = rows.clamp_(max=max(0, len(self.x) - 1))
+        taught: Tensor | None = None
+        if self.known is not None and bool(labeled.any()):
+            own = position < size[:, None]
+            there = self.known[rows] & own
+            taught = torch.where(labeled, there.sum(1), size)
+            if bool((taught == size).all()):
+                taught = None
+            else:
+                last = 2 - there.to(torch.int64) - own.to(torch.int64)  # labeled rows are 0, others 1, padding 2
+                rows = rows.gather(1, torch.argsort(last, dim=1, stable=True))
         x = self.x.index_select(0, rows.reshape(-1)).reshape(*rows.shape, *self.x.shape[1:])  # far faster than x[rows]
         if self.shift is not None or x.dtype == torch.uint8:
             x = x.to(torch.float32)
         if self.shift is not None and self.scale is not None:
             x.sub_(self.shift).mul_(self.scale)
-        labeled = self.labeled[which]
         y = None if self.y is None else self.y[rows]
+        if tame:
+            x = _tame(x)
+            y = None if y is None else _tame(y)
         return Block(
             x=x,
             y=y if y is None or y.is_floating_point() else y.to(torch.int64),
@@ -112,7 +153,15 @@ class Clients:
             ids=self.ids[which],
             all_labeled=bool(labeled.all()) and self.y is not None,
             full=bool((size == capacity).all()),
+            taught=taught,
         )
+
+
+_LARGEST = 1e6  # of an input or target that is released with protection
+
+
+def _tame(values: Tensor) -> Tensor:
+    return values.nan_to_num(0.0, 0.0, 0.0).clamp(-_LARGEST, _LARGEST) if values.is_floating_point() else values
 
 
 @dataclass(frozen=True)
@@ -126,6 +175,30 @@ class Block:
     ids: Tensor  # [clients]
     all_labeled: bool  # known before the vectorised call, because a task must not branch on data
     full: bool  # no client of the block is padded
+    taught: Tensor | None = None  # [clients] how many rows of each have a label, the first ones; None: all rows
+
+    def columns(self, key_of_ask: Tensor, bounds: Tensor) -> dict[str, Tensor]:
+        """All that differs from client to client: row i of every array makes the i-th client."""
+        columns = {"x": self.x, "n": self.n, "labeled": self.labeled, "bound": bounds, "key": key(key_of_ask, self.ids)}
+        if self.taught is not None:
+            columns["taught"] = self.taught
+        return columns if self.y is None else {**columns, "y": self.y}
+
+    def client(self, columns: Mapping[str, Tensor], kept: Kept, system: bool = False) -> Client:
+        """The client of a row of ``columns``; ``system``: its noise comes from the operating system."""
+        return Client(
+            columns["x"],
+            columns.get("y"),
+            columns["n"],
+            columns["labeled"],
+            columns["bound"],
+            all_labeled=self.all_labeled,
+            full=self.full,
+            kept=kept,
+            draws=Draws(columns["key"]),
+            noise=SystemDraws(columns["key"]) if system else Draws(columns["key"], 2),
+            taught=columns.get("taught"),
+        )
 
 
 @dataclass(frozen=True)
@@ -160,7 +233,8 @@ class Client:
         full: bool,
         kept: Kept,
         draws: Draws,
-        noise: DrawsLike | None = None,
+        noise: DrawsLike,
+        taught: Tensor | None = None,
     ) -> None:
         self.x = x
         self.n = n
@@ -168,24 +242,51 @@ class Client:
         self.bound = bound  # N̄, the size that the client declared: public, and at least n
         self.kept = kept
         self.draws = draws
-        self.noise = noise or draws  # for noise that protects: seeded in simulation, else the operating system's
+        self.masks = Masks(draws.apart(3))  # of dropout: drawn apart, so that a network with it draws the same batches
+        self.noise = noise  # for noise that protects: seeded in simulation, else the operating system's
         self.capacity = x.shape[0]
         self.full = full
         self._y = y
         self._all_labeled = all_labeled
+        self._taught = taught  # how many rows have a label, the first ones; None: all rows
 
     @property
     def y(self) -> Tensor:
         """The labels. A task that also serves unlabeled clients uses ``labels(default)`` and ``labeled`` instead."""
         if self._y is None or not self._all_labeled:
             raise NoLabels("the task reads labels, but the client has none; sample clients with labeled=True")
+        if self._taught is not None:
+            raise NoLabels(
+                "the task reads the labels of all rows, but some rows have none; it can read those of "
+                "client.with_labels, or labels(default) where client.known says which are there"
+            )
         return self._y
 
+    @property
+    def with_labels(self) -> Client:
+        """The client as it would be without its rows that lack a label; itself if no row does."""
+        if self._taught is None:
+            return self
+        client = copy(self)
+        client.n, client.full, client._taught = self._taught, False, None
+        return client
+
+    @property
+    def partly_labeled(self) -> bool:
+        """May rows of a client that has labels lack theirs? Known before the vectorised call."""
+        return self._taught is not None
+
+    @property
+    def known(self) -> Tensor:
+        """[capacity] True for the client's own rows that have a label."""
+        return self.with_labels.mask & self.labeled
+
     def labels(self, default: int = 0) -> Tensor:
-        """The labels, or ``default`` for every row of a client that has none (``labeled`` tells which is which)."""
+        """The labels, or ``default`` for every row that has none (``known`` tells which is which)."""
         if self._y is None:
             return torch.full((self.capacity,), default, device=self.n.device)
-        return torch.where(self.labeled, self._y, torch.full_like(self._y, default))
+        there = self.labeled if self._taught is None else self.known
+        return torch.where(there, self._y, torch.full_like(self._y, default))
 
     @property
     def mask(self) -> Tensor:

@@ -64,13 +64,24 @@ class Draws:
         self._key, self._domain = key, domain
         self._calls = 0
 
+    def apart(self, domain: int) -> Draws:
+        """A stream of its own from the same key: what it draws changes none of the draws here."""
+        return Draws(self._key if self._domain is None else key(self._key, self._domain), domain)
+
     def bits(self, count: int) -> Tensor:
         """``count`` uniform 64-bit integers (as signed int64)."""
+        stream = self._next()
+        return _mix(stream + torch.arange(1, count + 1, device=stream.device) * _GOLDEN)
+
+    def bits_at(self, elements: Tensor) -> Tensor:
+        """Those elements of a call of ``bits`` that have these numbers."""
+        return _mix(self._next() + (elements + 1) * _GOLDEN)
+
+    def _next(self) -> Tensor:
         self._calls += 1
         if self._domain is not None:
             self._key, self._domain = key(self._key, self._domain), None
-        stream = _mix(self._key + _signed(self._calls * _GOLDEN))
-        return _mix(stream + torch.arange(1, count + 1, device=stream.device) * _GOLDEN)
+        return _mix(self._key + _signed(self._calls * _GOLDEN))
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniform floats in [0, 1), 24 random bits each."""

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from unalike.core.draws import Draws, key
-from unalike.core.release import SIZE, Each, Mean, Release, Stays, Sum, Total
+from unalike.core.release import SECURE_SHAPE, SIZE, Each, Mean, Release, Rows, Stays, Total, protects, summed
 from unalike.core.request import Failure, Part, Purpose, Reply, Request, Runtime, Wanted
-from unalike.core.roster import Roster
+from unalike.core.roster import Declared, Roster
 from unalike.core.schema import Schema
 from unalike.core.secure import check_secure, secure_sum
+from unalike.core.shapes import Shapes, dry_run
 from unalike.core.task import Task
+from unalike.core.terms import Noise, Terms, Trust
 from unalike.core.transcript import Entry, Traffic, Transcript
 from unalike.privacy.account import BARE
+from unalike.privacy.checks import check_delta
 from unalike.privacy.dpsgd import LocalCost
-from unalike.privacy.ledger import Budget, Charge, Ledger
+from unalike.privacy.ledger import Budget, Charge, ClientId, Ledger
+from unalike.privacy.mechanisms import DrawsLike
 from unalike.privacy.sampling import Everyone, FixedSize, Local, Poisson, Sampling
+from unalike.privacy.system import SystemDraws
 
 _COHORTS, _ASKS = 1, 2  # domains of the seed, so that choosing clients and their own draws never coincide
 
@@ -52,23 +60,28 @@ class Held:
 
     handle: str
     name: str
+    shape: tuple[int, ...] | None = None  # at one client, where it is known
 
 
 Input = Tensor | PerClient | Held | float
 Models = Tensor | Held  # of a cohort: [C, d] where the server makes them, else where the clients hold them
 
 
-@dataclass(frozen=True)
-class Replies(Mapping[str, Tensor]):
+class Replies(dict[str, Tensor]):
     """What an ask released, by name, and which clients did not answer.
 
     ``Each`` arrays have one row for each client in ``answered`` (positions in the cohort, ascending).
     """
 
-    released: Mapping[str, Tensor]
-    answered: Tensor
-    failures: list[Failure]
-    handles: Mapping[str, Held] = field(default_factory=dict)
+    def __init__(
+        self,
+        released: Mapping[str, Tensor],
+        answered: Tensor,
+        failures: Sequence[Failure],
+        handles: Mapping[str, Held],
+    ) -> None:
+        super().__init__(released)
+        self.answered, self.failures, self.handles = answered, failures, handles
 
     def held(self, name: str) -> Held:
         """An array that stayed with the clients (``Stays``), to be used there by a later ask."""
@@ -77,17 +90,8 @@ class Replies(Mapping[str, Tensor]):
             raise KeyError(f"no array {name!r} stayed at its client in this ask; there are: {known}")
         return self.handles[name]
 
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self.released:
-            known = ", ".join(self.released) or "none"
-            raise KeyError(f"no array {name!r} was released by this ask; there are: {known}")
-        return self.released[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.released)
-
-    def __len__(self) -> int:
-        return len(self.released)
+    def __missing__(self, name: str) -> Tensor:
+        raise KeyError(f"no array {name!r} was released by this ask; there are: {', '.join(self) or 'none'}")
 
 
 @dataclass
@@ -100,6 +104,9 @@ class Federation:
     - ``run``: names the run at the clients, who keep things for it.
     - ``purpose``: what its asks are for; ``aside`` measures.
     - ``labels``: may tasks read labels?
+    - ``noise``, ``trust``: see ``Terms``. Unless told otherwise, the noise is the operating system's where a budget
+      states an ε, and seeded where none does.
+    - ``accept_delta``: take a budget whose δ is 1 / clients or more, which would allow to publish a client's data.
     """
 
     runtime: Runtime
@@ -117,18 +124,34 @@ class Federation:
     serial: int = 0  # of the last ask
     purpose: Purpose = "train"
     labels: bool = True
-    journal: Callable[[Ledger], None] | None = None  # told what an ask costs before it is sent, to save it
-    shapes: dict[str, dict[str, torch.Size]] = field(default_factory=dict)  # of arrays that were released, by task
+    noise: Noise | None = None  # never None after the start
+    trust: Trust = "server"
+    accept_delta: bool = False
+    journal: Callable[[Federation], None] | None = None  # told what an ask costs before it is sent, to save it
     _calls: int = field(default=0, init=False)  # asks and samples so far in this round
     _asides: int = field(default=0, init=False)
+    _begun: Counter[int] = field(default_factory=Counter, init=False)  # how often each round was begun
 
     def __post_init__(self) -> None:
         if self.roster is None:
             self.roster = self.runtime.roster
+        if self.noise is None:
+            self.noise = "seeded" if self.budget is None and self.roster.epsilon is None else "system"
+        self.terms()
+        if self.budget is not None and not self.accept_delta:  # points are more than clients: n is this at least
+            check_delta(self.budget.delta, len(self.roster))
         self._labeled = self.roster.labeled.nonzero().flatten()
 
+    def terms(self, sampling: Sampling = Everyone()) -> Terms:
+        """On what terms clients that were chosen so are asked."""
+        return Terms(self.noise or "system", self.trust, sampling.relation or "add_remove")
+
     def begin_round(self, number: int) -> Federation:
-        """Start round ``number``: draws depend on it, and the round's metrics and failures are fresh."""
+        """Start round ``number``: draws depend on it, and the round's metrics and failures are fresh.
+
+        A round that is begun again has other draws than before: a sample that is drawn twice is two samples.
+        """
+        self._begun[number] += 1
         self.round, self._calls = number, 0
         self.ledger.close_cohorts()
         self.metrics, self.failures = {}, []
@@ -140,10 +163,7 @@ class Federation:
 
     def cohort(self, positions: Tensor | Sequence[int]) -> Cohort:
         """The clients at these positions, chosen by the caller (so no privacy amplification by sampling)."""
-        chosen = torch.as_tensor(positions, dtype=torch.int64)
-        if len(torch.unique(chosen)) != len(chosen):
-            raise ValueError("a client is in a cohort once, but some position was given twice")
-        return self._chosen(chosen)
+        return self._chosen(_once(torch.as_tensor(positions, dtype=torch.int64)))
 
     def _chosen(self, chosen: Tensor) -> Cohort:
         sampling = Everyone(self.ledger.relation or "add_remove")  # one run, one neighbouring relation
@@ -165,14 +185,16 @@ class Federation:
         wanted = count if isinstance(count, int) else count * total
         if not 0 < wanted <= total:
             raise ValueError(f"cannot sample {count} of {total} clients; give 1..{total}, or a share above 0 up to 1.0")
-        random = self._generator()
-        if poisson:
-            size = int(random.binomial(total, wanted / total))
-            sampling: Sampling = Poisson(wanted / total)
+        size = max(1, round(wanted))
+        sampling: Sampling = Poisson(wanted / total) if poisson else FixedSize(size, total)
+        self._calls += 1
+        if self.noise == "system":
+            chosen = SystemDraws().chosen(total, wanted / total if poisson else size)
         else:
-            size = max(1, round(wanted))
-            sampling = FixedSize(size, total)
-        chosen = torch.from_numpy(random.choice(total, size, replace=False).astype(np.int64))
+            seed = int(self._key(_COHORTS)) & ((1 << 64) - 1)
+            random = np.random.Generator(np.random.Philox(seed))
+            size = int(random.binomial(total, wanted / total)) if poisson else size
+            chosen = torch.from_numpy(random.choice(total, size, replace=False).astype(np.int64))
         positions = chosen if pool is None else pool[chosen]
         return Cohort(self, positions, sampling, wanted if poisson else size, self._cohort_name())
 
@@ -192,6 +214,8 @@ class Federation:
             run=f"{self.run}/{self._asides}",
             purpose="measure",
             labels=labels,
+            noise=self.noise,
+            trust=self.trust,
         )
 
     def __enter__(self) -> Federation:
@@ -213,22 +237,29 @@ class Federation:
         """Numbers of this round for progress and metrics; take them from releases, so that they are accounted for."""
         self.metrics.update({name: float(value) for name, value in metrics.items()})
 
-    def draws(self) -> Draws:
-        """Fresh server-side draws, a function of (seed, round, call)."""
+    def draws(self) -> Draws | SystemDraws:
+        """Fresh server-side draws: the operating system's, or a function of (seed, round, call)."""
         self._calls += 1
-        return Draws(key(self.seed, _ASKS, self.round, self._calls, -1))
+        return SystemDraws() if self.noise == "system" else Draws(self._key(_ASKS, -1))
 
-    def _generator(self) -> np.random.Generator:
-        self._calls += 1
-        seed = int(key(self.seed, _COHORTS, self.round, self._calls)) & ((1 << 64) - 1)
-        return np.random.Generator(np.random.Philox(seed))
+    def _key(self, domain: int, *more: int) -> Tensor:
+        """Of the present call; a round that is begun again has keys of its own."""
+        again = max(0, self._begun[self.round] - 1)
+        return key(self.seed, domain, self.round, self._calls, *more, *([-2, again] if again else []))
+
+    @property
+    def _era(self) -> str:
+        """The present round: cohorts are of one, and never of an earlier beginning of it."""
+        return f"{self.round}.{self._begun[self.round]}"
 
     def _cohort_name(self) -> str:
-        return f"{self.round}.{self._calls}"
+        return f"{self._era}.{self._calls}"
 
-    def _next_key(self) -> Tensor:
-        self._calls += 1
-        return key(self.seed, _ASKS, self.round, self._calls)
+
+def _once(positions: Tensor) -> Tensor:
+    if len(torch.unique(positions)) != len(positions):
+        raise ValueError("a client is in a cohort once, but some position was given twice")
+    return positions
 
 
 @dataclass(frozen=True)
@@ -251,13 +282,38 @@ class Cohort:
         return self.federation.roster.bound[self.positions]
 
     @property
+    def declared(self) -> Declared:
+        """What the clients declare: sizes, and where they have them budgets and batch sizes."""
+        return self.federation.roster.declared(self.positions)
+
+    @property
     def ids(self) -> Tensor:
         """[C] the clients' ids."""
         return self.federation.roster.ids[self.positions]
 
     def only(self, rows: Tensor) -> Cohort:
         """Some of the cohort, by position in it: for example those who answered."""
-        return replace(self, positions=self.positions[rows])
+        return replace(self, positions=_once(self.positions[rows]))
+
+    def within_budget(self, task: Task) -> Cohort:
+        """Those whose own declared (ε, δ) allows one more ask of this task; where nobody declares one, all."""
+        budgets = self._budgets()
+        if not budgets or self.federation.simulation_only:
+            return self
+        releases = [release.resolved({}, self.declared) for release in task.releases()]
+        ledger, ids = self.federation.ledger, tuple(self.ids.tolist())
+        charges = {charge for one in releases if isinstance(one.cost, LocalCost) for charge in one.cost.charges(ids)}
+        after = ledger.after(charges)
+        allowed = [row for row, one in enumerate(ids) if budgets[one].allows(after, one)]
+        return self.only(torch.tensor(allowed, dtype=torch.int64))
+
+    def _budgets(self) -> dict[ClientId, Budget]:
+        """The clients' own, by id."""
+        declared = self.declared
+        if declared.epsilon is None or declared.delta is None:
+            return {}
+        limits = zip(self.ids.tolist(), declared.epsilon.tolist(), declared.delta.tolist(), strict=True)
+        return {client: Budget(epsilon, delta) for client, epsilon, delta in limits}
 
     def on(self, part: Part) -> Cohort:
         """The same clients, asked about another part of their data."""
@@ -272,31 +328,25 @@ class Cohort:
         Everything is checked before anything is sent: names, shapes, and that the privacy budget allows the release.
         """
         federation = self.federation
-        if self.name.split(".")[0] != str(federation.round):
+        if self.name.rpartition(".")[0] != federation._era:
             raise ValueError(f"this cohort is of an earlier round than {federation.round}; sample one in every round")
         shared, own, held = self._checked(task, inputs)
         if into is None:
             into = task.releases() or [Each()]
         asked = [into] if not isinstance(into, Sequence) else list(into)
-        federation.runtime.program.teach(task, asked)
-        releases = [release.resolved(shared, self.sizes) for release in asked]
+        federation.runtime.program.teach(task, asked, federation.terms(self.sampling))
+        releases = [release.resolved(shared, self.declared) for release in asked]
         secure = check_secure(self, releases)
         if not federation.simulation_only:
             self._charge([release for release in releases if not isinstance(release, Stays)])
         replies = self._deliver(task, releases, shared, own, held)
-        if secure is None:
+        if secure is None or SECURE_SHAPE not in replies:  # of nobody
             return replies
-        if secure.name not in replies:
-            return replies  # nobody was drawn
-        shape = tuple(replies[secure.name].tolist())
-        summed = secure_sum(self.only(replies.answered), task, secure, shape)
-        released = {**replies.released, secure.name: summed.value}
-        return replace(
-            replies,
-            released=released,
-            answered=replies.answered[summed.survivors],
-            failures=[*replies.failures, *summed.failures],
-        )
+        released = dict(replies)
+        shape = tuple(released.pop(SECURE_SHAPE)[0].tolist())
+        value, survivors, failures = secure_sum(self.only(replies.answered), task, secure, shape)
+        released[secure.name] = value
+        return Replies(released, replies.answered[survivors], [*replies.failures, *failures], replies.handles)
 
     def _deliver(
         self,
@@ -304,7 +354,7 @@ class Cohort:
         releases: Sequence[Release],
         shared: Mapping[str, Tensor],
         own: Mapping[str, Tensor],
-        held: Mapping[str, str] = MappingProxyType({}),
+        held: Mapping[str, Held] = MappingProxyType({}),
         protocol: bool = False,
     ) -> Replies:
         """Send what was checked and charged, and gather the replies.
@@ -312,7 +362,9 @@ class Cohort:
         An exchange of a secure sum (``protocol``) counts its own drop-outs and is one line of the transcript in all.
         """
         federation = self.federation
-        key_of_ask = federation._next_key()
+        federation._calls += 1
+        system = federation.noise == "system"
+        key_of_ask = SystemDraws().bits(1)[0] if system else federation._key(_ASKS)
         federation.serial += 1
         request = Request(
             run=federation.run,
@@ -320,92 +372,134 @@ class Cohort:
             task=task.name,
             ids=self.ids,
             part=self.part,
-            labels=federation.labels or self.part != "train",
+            labels=federation.labels or self.part == "test",
             purpose=federation.purpose,
             key=int(key_of_ask),
             wanted=tuple(map(Wanted.of, releases)),
             shared=shared,
             each=own,
-            held=held,
+            held={name: one.handle for name, one in held.items()},
         )
-        gathered = _Gathered(self, releases)
-        record = _Record(self, request)
+        shapes = None if protocol else self._shapes(task, releases, shared, own, held)
+        if shapes is None and not len(self) and any(one.noise is not None for one in releases) and not protocol:
+            raise ValueError(
+                f"nobody was drawn for {task.name}, and its noise cannot be released because the task does not run on "
+                "rows of zeros, which would give its shape; make it run without what earlier tasks keep"
+            )
+        gathered = _Gathered(self, request, releases, shapes)
+        record = _Record(self, request, protects(releases) and not protocol)
         if len(self):
             for reply in federation.runtime.deliver(request):
                 if gathered.add(reply):
                     record.add(releases, reply)
         answered, reasons = gathered.close()
-        if not protocol:
-            record.close(task, releases)
         names = {row: federation.roster.name(int(self.positions[row])) for row in reasons}
         failures = [Failure(names[row], task.name, federation.round, reasons[row]) for row in sorted(reasons)]
         federation.failures.extend(failures)
         count = len(answered)
         if not protocol and (count < federation.quorum * len(self) or (count == 0 and len(self))):
             examples = "\n  ".join(str(failure) for failure in failures[:3])
+            if record.private:  # neither how many there are nor why some fail is anybody's business
+                raise QuorumError(
+                    f"fewer clients answered {task.name} in round {federation.round} than the quorum of "
+                    f"{federation.quorum:.0%}; it was charged, because some did answer",
+                    failures,
+                )
             raise QuorumError(
                 f"only {count} of {len(self)} clients answered {task.name} in round {federation.round}; the quorum is "
                 f"{federation.quorum:.0%}. The first failures:\n  {examples}",
                 failures,
             )
-        shapes = federation.shapes.setdefault(task.name, {})
-        released = gathered.finish(answered, shapes, Draws(key(key_of_ask, -1)))
+        released = gathered.finish(answered, SystemDraws() if system else Draws(key(key_of_ask, -1)))
+        if not protocol:
+            record.close(task, releases, released)
         handles = {
-            name: Held(f"{request.serial}.{name}", name)
-            for release in releases
+            name: Held(f"{request.serial}.{name}", name, shapes[place].get(name) if shapes else None)
+            for place, release in enumerate(releases)
             if isinstance(release, Stays)
             for name in release.names
         }
         return Replies(released, answered, failures, handles)
+
+    def _shapes(
+        self,
+        task: Task,
+        releases: Sequence[Release],
+        shared: Mapping[str, Tensor],
+        own: Mapping[str, Tensor],
+        held: Mapping[str, Held],
+    ) -> list[Shapes] | None:
+        """What each client is to send, found by a dry run of the task, once for asks alike.
+
+        Shards in this process need none, because they run the same code; unless nobody was drawn, so that the shape of
+        the noise is to be known.
+        """
+        program, roster = self.federation.runtime.program, self.federation.roster
+        if (program.open and len(self)) or any(one.shape is None for one in held.values()):
+            return None
+        inputs = dict(shared)
+        inputs |= {name: value[0] if len(value) else value.new_zeros(value.shape[1:]) for name, value in own.items()}
+        inputs |= {name: torch.zeros(one.shape or ()) for name, one in held.items()}
+        inputs |= {name: value[0] for name, value in task.derived(roster.declared(torch.arange(1))).items()}
+        kind = (task.name, *map(Wanted.of, releases), *((name, value.shape) for name, value in inputs.items()))
+        if kind not in program.shapes:
+            program.shapes[kind] = dry_run(task, releases, roster.schema, roster.bound[0], inputs)
+        return program.shapes[kind]
 
     def _charge(self, releases: Sequence[Release]) -> None:
         """Enter the ask in the ledger, unless the budget forbids it; a release without noise is non-private on purpose.
 
         The events of one ask, and of several asks to the same cohort, are about the same sample of clients.
         """
-        charges: list[Charge] = []
+        federation, charges = self.federation, list[Charge]()
         ids = tuple(self.ids.tolist())
-        paid: list[LocalCost] = []  # several arrays that one private training made cost what the training cost
+        paid: list[LocalCost] = []  # by identity: two trainings that happen to cost the same are two
+        members: tuple[int, ...] | Literal["all"] | None = None
+        if federation.trust == "nobody":
+            members = "all" if len(ids) == len(federation.roster) else ids
         for release in releases:
             if release.cost is not None:
                 assert isinstance(release.cost, LocalCost), "the release is resolved before it is charged"
-                charges += [] if release.cost in paid else release.cost.charges(ids)
+                charges += [] if any(release.cost is one for one in paid) else release.cost.charges(ids)
                 paid.append(release.cost)
             elif release.noise is None:
                 charges.append(Charge(BARE))
             elif isinstance(release, Each):  # noise made at the client costs that client alone
                 charges.append(Charge(release.noise.event(), release.unit, Local(), clients=ids))
             else:
-                charges.append(Charge(release.noise.event(), release.unit, self.sampling, self.name))
-        self.federation.ledger.charge(charges, self.federation.budget)
-        if self.federation.journal is not None:
-            self.federation.journal(self.federation.ledger)
+                event = release.noise.event()
+                charges.append(Charge(event, release.unit, self.sampling, self.name, members=members))
+        federation.ledger.charge(charges, federation.budget, self._budgets())
+        if federation.journal is not None:
+            federation.journal(federation)
 
     def write(self, task: Task, release: Release, name: str, shape: tuple[int, ...], clients: int, size: int) -> None:
         """Enter one array of an ask in the transcript."""
         noise = None if release.noise is None else str(release.noise)
         unit: str | None = None if noise is None else release.unit
         clip: float | None = getattr(release, "clip", None)
+        local = isinstance(release, Each)
         if isinstance(release.cost, LocalCost):
+            local = True
             noise, unit, clip = release.cost.noise, "point", release.cost.clip
         note = "simulation only" if self.federation.simulation_only else None
-        if noise is not None and note is None:
+        if noise is not None and note is None and self.federation.noise == "seeded":
             note = "seeded noise: protects nobody outside a simulation"
         seen = "individual" if isinstance(release, Each) else "mean" if isinstance(release, Mean) else "sum"
         seen_as = f"secure {seen}" if getattr(release, "secure", False) else seen
-        number, how = self.federation.round, str(self.sampling)
-        entry = Entry(number, task.name, name, shape, clients, size, seen_as, unit, clip, noise, how, note)
-        self.federation.transcript.add(entry)
+        trust = None if noise is None else "nobody" if local else self.federation.trust
+        entry = Entry(task.name, name, shape, seen_as, unit, clip, noise, str(self.sampling), note, trust)
+        self.federation.transcript.add(entry, self.federation.round, clients, size)
 
     def _checked(
         self, task: Task, inputs: Mapping[str, Input]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, str]]:
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Held]]:
         if not isinstance(task, Task):
             raise TypeError(f"ask takes a function marked with @task, but got {task!r}")
         task.check_inputs(set(inputs))
         shared: dict[str, Tensor] = {}
         own: dict[str, Tensor] = {}
-        held: dict[str, str] = {}
+        held: dict[str, Held] = {}
         for name, value in inputs.items():
             if isinstance(value, PerClient):
                 rows = value.values.shape[0] if value.values.ndim else None
@@ -413,7 +507,7 @@ class Cohort:
                     raise ValueError(f"{task.name}: each({name}) has {rows} rows for a cohort of {len(self)} clients")
                 own[name] = value.values.detach()
             elif isinstance(value, Held):
-                held[name] = value.handle
+                held[name] = value
             elif isinstance(value, Tensor):
                 shared[name] = value.detach()
             elif isinstance(value, bool | int | float):
@@ -431,17 +525,29 @@ class _Gathered:
     A sum cannot be taken apart again, so a shard's sums are taken together, once, when all that it said fits.
     """
 
-    def __init__(self, cohort: Cohort, releases: Sequence[Release]) -> None:
-        self._cohort, self._releases = cohort, releases
-        self._collectors = [release.collect() for release in releases]
-        self._sums = {place for place, release in enumerate(releases) if release.adder() is not None}
+    def __init__(
+        self, cohort: Cohort, request: Request, releases: Sequence[Release], shapes: Sequence[Shapes] | None
+    ) -> None:
+        self._cohort, self._request, self._releases = cohort, request, releases
+        self._shown = [Rows() for _ in releases]
+        noised = cohort.federation.terms().at_shard
+        self._totals = {place: Total(release, noised) for place, release in enumerate(releases) if summed(release)}
+        self._shapes: list[Shapes] | None = None  # of what each client sends: by a dry run, or by the first who did
+        if shapes is not None:
+            named = zip(releases, shapes, strict=True)
+            self._shapes = [
+                {name: known[name] for name in (known if one.shown is None else one.shown)} for one, known in named
+            ]
+            for place, total in self._totals.items():
+                total.shape = shapes[place][total.name]
         self._by = np.full(len(cohort), -1)  # [C] the shard in which each client answered
         self._failed: dict[int, str] = {}
-        self._shapes: list[dict[str, tuple[int, ...]]] | None = None
         self._over: dict[int, str] = {}  # shards that have said all, or nonsense; and what is wrong with what follows
 
     def add(self, reply: Reply) -> bool:
         """Take a reply; False: nothing of it could be used, and its clients' failures say why."""
+        if (reply.run, reply.serial) != (self._request.run, self._request.serial):
+            return False  # late, or a lie
         for row, reason in reply.failed.items():
             if 0 <= row < len(self._by) and (reply.shard not in self._over or self._by[row] < 0):
                 self._by[row] = -1
@@ -456,16 +562,16 @@ class _Gathered:
             if sound is not None:
                 rows, sent = rows[sound], [{name: v[sound] for name, v in arrays.items()} for arrays in sent]
             self._by[rows.numpy()] = reply.shard
-            for collector, arrays in zip(self._collectors, sent, strict=True):
+            for shown, arrays in zip(self._shown, sent, strict=True):
                 if arrays and len(rows):
-                    collector.add(rows, arrays)
+                    shown.add(rows, arrays)
         if reply.partials:
             wrong = self._misfit(reply)
             if wrong is not None:
                 self._refuse(reply, wrong)
                 return False
             for place, partial in reply.partials.items():
-                self._collectors[place].merge(partial)
+                self._totals[place].merge(partial)
             self._over[reply.shard] = "went on after its sums"
         return True
 
@@ -491,18 +597,21 @@ class _Gathered:
             return "answered for clients that had answered or failed before"
         if len(reply.arrays) != len(self._releases):
             return f"answered for {len(reply.arrays)} releases, but there are {len(self._releases)}"
-        for collector, arrays in zip(self._collectors, reply.arrays, strict=True):
-            if collector.names is not None and set(arrays) != set(collector.names):
-                asked = ", ".join(collector.names) or "none"
+        for release, arrays in zip(self._releases, reply.arrays, strict=True):
+            if release.shown is not None and set(arrays) != set(release.shown):
+                asked = ", ".join(release.shown) or "none"
                 return f"sent the arrays {', '.join(arrays) or 'none'} of each client, but was asked for {asked}"
         return None
 
     def _sound(self, reply: Reply) -> Tensor | None:
         """[b] whose arrays fit those of the others and are finite, None if all do; the others are failures."""
         shapes = reply.shapes()
-        self._shapes = self._shapes or shapes
+        if self._shapes is None:
+            self._shapes = [dict(one) for one in shapes]
+        for known, came in zip(self._shapes, shapes, strict=True):
+            known.update({name: came.get(name) for name, shape in known.items() if shape is None})
         if shapes != self._shapes:
-            reason = f"sent arrays of shapes {shapes}, but others sent {self._shapes}"
+            reason = f"sent arrays of shapes {shapes}, expected {self._shapes}"
             self._failed.update(dict.fromkeys(reply.rows.tolist(), reason))
             return torch.zeros(len(reply.rows), dtype=torch.bool)
         sound: Tensor | None = None
@@ -517,8 +626,8 @@ class _Gathered:
 
     def _misfit(self, reply: Reply) -> str | None:
         """What is wrong with a shard's sums, if anything."""
-        if set(reply.partials) != self._sums:
-            return f"sent {len(reply.partials)} sums, but {len(self._sums)} were asked for"
+        if reply.partials.keys() != self._totals.keys():
+            return f"sent {len(reply.partials)} sums, but {len(self._totals)} were asked for"
         answered = self._by == reply.shard
         count = int(answered.sum())
         for place, partial in reply.partials.items():
@@ -527,14 +636,14 @@ class _Gathered:
                 return f"counts {partial.count} clients in a sum, but {count} answered"
             if release.names[1:] == (SIZE,) and partial.weight != self._cohort.sizes.numpy()[answered].sum():
                 return f"weighs its clients by {partial.weight:g}, which is not what they declared"
-            wrong = self._collectors[place].refuse(partial)
+            wrong = self._totals[place].refuse(partial)
             if wrong is not None:
                 return wrong
         return None
 
     def close(self) -> tuple[Tensor, dict[int, str]]:
         """The rows of those who answered, ascending, and why the others did not."""
-        for shard in np.unique(self._by).tolist() if self._sums else ():
+        for shard in np.unique(self._by).tolist() if self._totals else ():
             if shard >= 0 and shard not in self._over:
                 rows = np.flatnonzero(self._by == shard)
                 self._failed.update(dict.fromkeys(rows.tolist(), "its shard sent no sum"))
@@ -545,32 +654,39 @@ class _Gathered:
                 self._failed.setdefault(row, "did not answer")
         return torch.from_numpy(answered), self._failed
 
-    def finish(self, answered: Tensor, shapes: dict[str, torch.Size], draws: Draws) -> dict[str, Tensor]:
+    def finish(self, answered: Tensor, draws: DrawsLike) -> dict[str, Tensor]:
         released: dict[str, Tensor] = {}
-        cohort = self._cohort
-        for collector, release in zip(self._collectors, self._releases, strict=True):
-            if isinstance(collector, Total) and release.noise is not None and release.names[0] in shapes:
-                collector.expect(tuple(shapes[release.names[0]]))
-            made = collector.finish(answered, cohort.expected, cohort.sampling, draws)
-            shapes.update({name: value.shape for name, value in made.items() if isinstance(release, Sum)})
-            released.update(made)
+        for place, shown in enumerate(self._shown):
+            total = self._totals.get(place)
+            if total is None:
+                released |= shown.finish(answered)
+            else:
+                shards = getattr(self._cohort.federation.runtime, "shards", 1)  # one, unless the runtime has more
+                parts = shards if isinstance(shards, int) else len(shards)
+                released |= total.finish(self._cohort.expected, self._cohort.sampling, draws, parts)
         return released
 
 
 class _Record:
-    """Meters bytes and writes the transcript while replies stream in."""
+    """Meters bytes and writes the transcript while replies stream in.
 
-    def __init__(self, cohort: Cohort, request: Request) -> None:
-        self.cohort = cohort
+    private: who was drawn protects, so what is written says how many were to be expected, whoever came.
+    """
+
+    def __init__(self, cohort: Cohort, request: Request, private: bool) -> None:
+        self.cohort, self.private = cohort, private and isinstance(cohort.sampling, Poisson)
         self.arrays: dict[tuple[int, str], tuple[tuple[int, ...], int, int]] = {}  # shape, clients, bytes
         down, count = cohort.federation.traffic.down, len(request.ids)
+        clients = round(cohort.expected) if self.private else count
         for name, value in request.shared.items():
-            down[name] += value.nbytes * count
+            down[name] += value.nbytes * clients
         for name, value in request.each.items():
-            down[name] += value[0].nbytes * count if count else 0
+            down[name] += math.prod(value.shape[1:]) * value.element_size() * clients
 
     def add(self, releases: Sequence[Release], reply: Reply) -> None:
         """A client that is only part of a sum still sends its array: to its shard, which is as near as it wants."""
+        if self.private:
+            return
         for place, arrays in enumerate(reply.arrays):
             for name, value in arrays.items():
                 self._count(place, name, tuple(value.shape[1:]), len(value), value.nbytes)
@@ -587,7 +703,15 @@ class _Record:
         _, before, bytes_before = self.arrays.get((place, name), (shape, 0, 0))
         self.arrays[place, name] = (shape, before + clients, bytes_before + size)
 
-    def close(self, task: Task, releases: Sequence[Release]) -> None:
+    def close(self, task: Task, releases: Sequence[Release], released: Mapping[str, Tensor]) -> None:
+        if self.private:
+            clients = round(self.cohort.expected)
+            for place, release in enumerate(releases):
+                for name in release.names:
+                    if name in released:
+                        value = released[name]
+                        shape = tuple(value.shape if summed(release) else value.shape[1:])
+                        self._count(place, name, shape, clients, math.prod(shape) * value.element_size() * clients)
         for (place, name), (shape, clients, size) in self.arrays.items():
             if not getattr(releases[place], "secure", False):  # a secure sum writes its own line when it is opened
                 self.cohort.write(task, releases[place], name, shape, clients, size)

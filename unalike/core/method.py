@@ -1,4 +1,4 @@
-"""What a method is: hyperparameters, tasks, and three functions from state to state."""
+"""What a method is: hyperparameters, tasks, its first state, one round of training, and models for clients."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.model import Model
+from unalike.core.outside import first_line_of
 from unalike.core.task import Task
 from unalike.privacy.dpsgd import PointPrivacy, Steps
 from unalike.privacy.mechanisms import AdditiveNoise
@@ -66,22 +67,35 @@ class Method(Protocol):
     @property
     def model(self) -> Model:
         """What the personal models are parameters of."""
-        ...
 
     def start(self, seed: int) -> State:
         """The state before the first round."""
-        ...
 
     def round(self, state: State, federation: Federation) -> State:
         """One round of training."""
-        ...
 
     def personalize(self, state: State, cohort: Cohort) -> Models:
         """A model for every client of the cohort; the clients may be newcomers.
 
         [C, d] where the server makes the models. What a client makes stays there: ``replies.held(name)``.
         """
-        ...
+
+
+def started(method: Method, seed: int) -> State:
+    """The method's state before the first round."""
+    return _state(method.start(seed), method.start, "State(...)")
+
+
+def next_state(method: Method, state: State, federation: Federation) -> State:
+    """The method's state after the round that the federation has begun."""
+    return _state(method.round(state, federation), method.round, "state.replace(...)")
+
+
+def _state(found: object, made_by: Callable[..., Any], example: str) -> State:
+    if not isinstance(found, State):
+        returned = f"it returned {type(found).__name__}{first_line_of(made_by)}"
+        raise TypeError(f"{made_by.__qualname__} must return a State, as in `return {example}`, but {returned}")
+    return found
 
 
 def tasks_of(thing: object) -> list[Task]:
@@ -115,9 +129,9 @@ def train(
     if rounds < 0:
         raise ValueError(f"rounds={rounds}; expected 0 or more")
     if state is None:
-        state = method.start(federation.seed)
+        state = started(method, federation.seed)
     for number in range(federation.round + 1, federation.round + 1 + rounds):
-        state = method.round(state, federation.begin_round(number))
+        state = next_state(method, state, federation.begin_round(number))
         if after_round is not None:
             after_round(number, state)
     return state
@@ -157,7 +171,14 @@ class PointPrivate(Protocol):
 
     def dp_sgd(self, size: int) -> tuple[PointPrivacy, Steps] | None:
         """What a round does at a client with ``size`` samples; None where points are not protected."""
-        ...
+
+
+@runtime_checkable
+class NeedsRounds(Protocol):
+    """With fewer rounds than ``least_rounds`` a part of it would never begin."""
+
+    @property
+    def least_rounds(self) -> int: ...
 
 
 @runtime_checkable
@@ -169,11 +190,28 @@ class ServesUnlabeled(Protocol):
 
 
 @runtime_checkable
+class TrainsNewcomers(Protocol):
+    """A newcomer trains as long as all others did to get its model, so it is measured after the last round only."""
+
+    trains_newcomers: ClassVar[Literal[True]]
+
+
+@runtime_checkable
 class TrainsLocally(Protocol):
     """Its clients train with a ``LocalSGD``."""
 
     @property
     def local(self) -> Any: ...
+
+
+@runtime_checkable
+class TreatsApart(Protocol):
+    """Weighs clients or divides them into clusters by what the server has found out about each."""
+
+    def apart(self, state: State) -> dict[str, Tensor]:
+        """For the clients ``ids`` [C] those that it has of ``weight`` [C] in the last round, ``cluster`` [C] (−1: none
+        yet) and ``place`` [C, 2] in the plane in which clusters were found.
+        """
 
 
 @runtime_checkable
@@ -208,16 +246,28 @@ class ProtectsNewcomers(Method, DescribesData, Protocol):
 
     def sensitivity(self, samples: int) -> float | None:
         """How far one of so many samples can move the descriptor; None: nobody knows."""
-        ...
 
     def models(self, state: State, v: Tensor) -> Tensor:
         """What the server makes of descriptors."""
-        ...
+
+
+@runtime_checkable
+class TellsDistance(Protocol):
+    """Can tell how far a newcomer is from those who trained, by what the newcomer sent (P2 Theorem 1)."""
+
+    def nearest(self, state: State, sent: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
+        """Of newcomers, by the arrays [C, ...] that they sent: how far the nearest training client is [C]; and how far
+        each of some training clients is from the nearest of the others. None: nothing is known.
+        """
 
 
 @runtime_checkable
 class MasksClasses(Protocol):
     """Can keep a client from predicting classes that it does not have."""
+
+    @property
+    def mask_labels(self) -> bool:
+        """Does it, by the client's labels?"""
 
     def masking(self, masked: bool) -> Method: ...
 
@@ -232,4 +282,10 @@ class Auditable(Method, ClientPrivate, PointPrivate, TrainsLocally, Protocol):
     def attacked(self, model: Model, cohort: int | float, local: Any, noise: AdditiveNoise | None) -> Method: ...
 
 
-DECLARATIONS = ("serves_unlabeled", "asks_unlabeled", "client_private")  # told by a class, and no hyperparameters
+DECLARATIONS = (
+    "serves_unlabeled",
+    "asks_unlabeled",
+    "client_private",
+    "not_client_private",
+    "trains_newcomers",
+)  # told by a class, and no hyperparameters

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from unalike.core import dropout
 from unalike.core.device import beside
 
 _Slot = tuple[dict[str, Any], str, str]  # a module's parameters, one's name there, and its name in the whole
@@ -23,9 +24,12 @@ class Model:
     """An ``nn.Module`` seen as a function of its parameters, laid end to end in the module's own order.
 
     Constant buffers are part of the function. Batch norm is refused: its running statistics are neither parameters
-    (so they would not be averaged) nor constants, and its batch statistics leak across a client's samples. Dropout is
-    refused because its masks come from a global generator and would change with the block a client runs in.
+    (so they would not be averaged) nor constants, and its batch statistics leak across a client's samples. The
+    module is in training mode while a client trains (``core/dropout.py``: dropout's masks are the client's draws), else
+    in evaluation mode.
     """
+
+    kind: type[nn.Module] = nn.Module  # what it is made of, where that is one module
 
     def __init__(self, module: nn.Module) -> None:
         for name, part in module.named_modules():
@@ -35,16 +39,17 @@ class Model:
                     "neither averaged nor private in federated training; use nn.GroupNorm in its place (the `resnet18` "
                     "architecture is the group-norm variant)"
                 )
-            if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+            if isinstance(part, nn.AlphaDropout | nn.FeatureAlphaDropout) and part.p > 0:
                 raise ValueError(
                     f"{type(part).__name__} ({name}) draws from a global generator, so a run would not be "
-                    "reproducible; set p=0 or remove it"
+                    "reproducible; use nn.Dropout, whose masks Unalike draws at the client, or set p=0"
                 )
         names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         if not names:
             raise ValueError(f"{type(module).__name__} has no trainable parameters")
-        self._module = copy.deepcopy(module).eval()
-        self._twins: dict[tuple[int, torch.device | None], tuple[nn.Module, list[_Slot]]] = {}
+        self._module, self.kind = copy.deepcopy(module).eval(), type(module)
+        self._twins: dict[tuple[int, torch.device | None, bool], tuple[nn.Module, list[_Slot]]] = {}
+        self._drops: bool | None = None  # does it drop anything in training? Not known before it has been tried
         parameters = dict(self._module.named_parameters())
         self.shapes: dict[str, torch.Size] = {name: parameters[name].shape for name in names}
         self._sizes = [math.prod(shape) for shape in self.shapes.values()]
@@ -56,28 +61,39 @@ class Model:
     def __call__(self, theta: Tensor, *inputs: Tensor) -> Tensor:
         # torch.func.functional_call does the same, but walks the module twice in every call: a tenth of a small step
         tensors: dict[str, Any] = self.tensors(theta)
-        module, hung = self._hung(theta)
+        masks = dropout.masks()
+        module, hung = self._hung(theta, training=masks is not None)
         before = [slots[slot] for slots, slot, _ in hung]
         try:
             for slots, slot, name in hung:
                 slots[slot] = tensors[name]
-            result: Tensor = module(*inputs)
+            result: Tensor = module(*inputs) if masks is None else self._training(module, masks, inputs)
         finally:
             for (slots, slot, _), parameter in zip(hung, before, strict=True):
                 slots[slot] = parameter
+        return result
+
+    def _training(self, module: nn.Module, masks: dropout.Masks, inputs: tuple[Tensor, ...]) -> Tensor:
+        result: Tensor
+        if self._drops is False:
+            result = module(*inputs)
+            return result
+        with dropout.FromMasks(masks) as mode:  # it slows every operation down a little
+            result = module(*inputs)
+        self._drops = self._drops or mode.used
         return result
 
     def twin(self, theta: Tensor) -> nn.Module:
         """This thread's own copy of the module, to hang parameters into; its constants are where theta is."""
         return self._hung(theta)[0]
 
-    def _hung(self, theta: Tensor) -> tuple[nn.Module, list[_Slot]]:
+    def _hung(self, theta: Tensor, training: bool = False) -> tuple[nn.Module, list[_Slot]]:
         """This thread's module on theta's device, and the places where parameters hang in it."""
-        mine = threading.get_ident(), theta.device if self._has_constants else None
+        mine = threading.get_ident(), theta.device if self._has_constants else None, training
         if mine not in self._twins:
             tensors = itertools.chain(self._module.named_parameters(), self._module.named_buffers())
             shared = {id(one): one if name in self.shapes else beside(one, theta) for name, one in tensors}
-            module = copy.deepcopy(self._module, shared)  # copies no tensor
+            module = copy.deepcopy(self._module, shared).train(training)  # copies no tensor
             name_of = {id(parameter): name for name, parameter in module.named_parameters() if name in self.shapes}
             slots = [  # a parameter that is shared hangs in several places
                 (part._parameters, slot, name_of[id(parameter)])

@@ -1,13 +1,25 @@
-"""A class or function by its import path: ``package.module:Name`` or ``path/to/file.py:Name``."""
+"""Code from outside of Unalike: a class or function by its import path, and the line of it where something failed.
+
+An import path is ``package.module:Name`` or ``path/to/file.py:Name``.
+"""
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
+import inspect
+import linecache
 import sys
+import sysconfig
+import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+from unalike.core.suggest import nearest
+
+_PACKAGE = Path(__file__).parents[1]
+_INSTALLED = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
 
 
 class CannotLoad(ValueError):
@@ -27,9 +39,7 @@ def load(path: str) -> object:
     module = _from_file(Path(where)) if where.endswith(".py") else _from_package(where, path)
     if not hasattr(module, name):
         public = [key for key in vars(module) if not key.startswith("_")]
-        near = difflib.get_close_matches(name, public, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; it has: {', '.join(public) or 'nothing public'}"
-        raise CannotLoad(f"{where} has no {name!r}{hint}")
+        raise CannotLoad(f"{where} has no {name!r}{nearest(name, public)}")
     return getattr(module, name)
 
 
@@ -50,7 +60,7 @@ def _from_file(file: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise CannotLoad(f"importing {file} failed: {type(error).__name__}: {error}") from error
+        raise CannotLoad(f"importing {file} failed: {told(error)}") from error
     return module
 
 
@@ -62,4 +72,39 @@ def _from_package(where: str, path: str) -> ModuleType:
             f"cannot import {where!r} for {path!r}: {error}; install it, or name a file: 'path/to/file.py:Name'"
         ) from error
     except Exception as error:
-        raise CannotLoad(f"importing {where!r} failed: {type(error).__name__}: {error}") from error
+        raise CannotLoad(f"importing {where!r} failed: {told(error)}") from error
+
+
+def told(error: Exception, in_task: bool = False) -> str:
+    """An exception with the line of the user's own code that led to it, if there is one.
+
+    in_task: a client's side may be one of our methods or come from a package, so only PyTorch's and our other lines
+    are passed over.
+    """
+    message = error.args[0] if isinstance(error, KeyError) and error.args else error  # its str is a repr
+    return f"{type(error).__name__}: {message}{line_of(error, in_task)}"
+
+
+def line_of(error: Exception, in_task: bool = False) -> str:
+    """The last line on an exception's way that is the user's own, to be put below a message; empty: there is none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        file = Path(frame.filename)
+        if file.is_relative_to(_PACKAGE):
+            own = in_task and file.is_relative_to(_PACKAGE / "methods")
+        else:
+            own = not any(map(file.is_relative_to, _INSTALLED)) or (in_task and "torch" not in file.parts)
+        if own and file.exists():
+            return f"\n    {file.name}:{frame.lineno}, in {frame.name}: {frame.line}"
+    return ""
+
+
+def first_line_of(function: Any) -> str:
+    """Where a function begins, to be put below a message about what it returned; empty for one without a file."""
+    function = inspect.unwrap(getattr(function, "func", function))  # of a partial
+    code = getattr(function, "__code__", None)
+    if code is None or not Path(code.co_filename).exists():
+        return ""
+    number = code.co_firstlineno
+    while (line := linecache.getline(code.co_filename, number).strip()).startswith("@"):
+        number += 1
+    return f"\n    {Path(code.co_filename).name}:{number}, in {code.co_name}: {line}"

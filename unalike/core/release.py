@@ -12,26 +12,31 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
+from unalike.core.roster import Declared
 from unalike.core.suggest import nearest
+from unalike.core.terms import Terms
+from unalike.privacy.discrete import grid, rounding, to_grid
 from unalike.privacy.dpsgd import LocalCost
-from unalike.privacy.mechanisms import AdditiveNoise, DrawsLike, Norm, Randomizer
+from unalike.privacy.mechanisms import AdditiveNoise, DrawsLike, Norm, Randomizer, is_exact
 from unalike.privacy.mechanisms import clip as clipped
-from unalike.privacy.sampling import Local, Sampling
+from unalike.privacy.sampling import Everyone, Local, Sampling
 
 if TYPE_CHECKING:
     from unalike.core.client import Client
 
 Unit = Literal["client", "point"]
 SIZE = "size"  # as a weight: a client's declared size N̄, which both sides know, so that it is not sent
-SECURE_SHAPE = "shape"  # what a client tells about its array before a secure sum
+SECURE_SHAPE = "secure.shape"  # what a client tells about its array before a secure sum
 SECURE_ARRAY = "secure.array"  # under this name the client keeps the array itself for the exchanges
+SECURE_NOISE = "secure.noise"  # and under this the deviation of the noise that the sum is to have
+BOUND = "declared.bound"  # beside the inputs of an ask: N̄ of its clients [C], for a sensitivity that depends on it
 Inputs = Mapping[str, Tensor]
-Cost = LocalCost | Callable[[Tensor], LocalCost]  # of clients of given declared sizes
+Cost = LocalCost | Callable[[Declared], LocalCost]  # of clients by what they declare
 
 
 class Release(Protocol):
@@ -42,7 +47,6 @@ class Release(Protocol):
     @property
     def names(self) -> tuple[str, ...]:
         """The arrays that the task must send for this release; empty: all it sends."""
-        ...
 
     @property
     def noise(self) -> AdditiveNoise | Randomizer | None: ...
@@ -53,27 +57,19 @@ class Release(Protocol):
     @property
     def cost(self) -> Cost | None:
         """What the task itself has spent on these arrays, by making them private (local DP-SGD)."""
-        ...
 
-    def resolved(self, inputs: Inputs, bounds: Tensor) -> Release:
-        """The release with numbers in place of functions of the ask's inputs and its clients' declared sizes."""
-        ...
+    def resolved(self, inputs: Inputs, declared: Declared) -> Release:
+        """The release with numbers in place of functions of the ask's inputs and of what its clients declare."""
 
     def at_client(self, arrays: Mapping[str, Tensor], client: Client, draws: DrawsLike) -> dict[str, Tensor]:
         """The client half: what leaves this client, by itself or in a sum."""
-        ...
 
-    def staying(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def staying(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
         """What the client keeps at hand for a later ask."""
-        ...
 
-    def adder(self) -> Adder | None:
-        """Adds up what clients of one shard let out; None: the server sees each of them."""
-        ...
-
-    def collect(self) -> Collector:
-        """A fresh server half."""
-        ...
+    @property
+    def shown(self) -> tuple[str, ...] | None:
+        """The arrays that the server sees of each client; None: all that the task sends."""
 
 
 @dataclass(frozen=True)
@@ -86,35 +82,6 @@ class Partial:
     dtype: str = "float32"  # of what the clients sent
 
 
-class Adder(Protocol):
-    """The sum over a shard's clients, block by block."""
-
-    def add(self, arrays: Mapping[str, Tensor], bounds: Tensor) -> None: ...
-
-    def partial(self) -> Partial | None: ...
-
-
-class Collector(Protocol):
-    """The server half of a release: takes rows and partial sums, then gives the released values by name."""
-
-    @property
-    def names(self) -> Sequence[str] | None:
-        """The arrays that it takes for each client; None: any."""
-        ...
-
-    def add(self, rows: Tensor, arrays: Mapping[str, Tensor]) -> None: ...
-
-    def refuse(self, partial: Partial) -> str | None:
-        """What is wrong with a shard's part of the sum, if anything."""
-        ...
-
-    def merge(self, partial: Partial) -> None:
-        """Take a shard's part of the sum, which was not refused."""
-        ...
-
-    def finish(self, answered: Tensor, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]: ...
-
-
 def _check_bound(what: str, clip: float | None, sensitivity: Any, noise: AdditiveNoise | None, unit: Unit) -> None:
     for name, bound in (("clip", clip), ("sensitivity", sensitivity)):
         if bound is not None and not callable(bound) and not bound > 0:
@@ -125,6 +92,17 @@ def _check_bound(what: str, clip: float | None, sensitivity: Any, noise: Additiv
         raise ValueError(
             f"{what}: noise without a bound protects nobody; set clip=... (the release then clips every client's "
             "array), or sensitivity=... (if the task itself bounds what one unit can change)"
+        )
+    # what a client sends alone may differ by less than two clipped arrays do: by √2·clip where none is negative
+    alone = what == "Each"
+    if noise is not None and unit == "client" and not alone and clip is not None and sensitivity is not None:
+        raise ValueError(
+            f"{what}: clip={clip} bounds what one client changes, so sensitivity=... would say something else; give one"
+        )
+    if clip is not None and isinstance(sensitivity, float | int) and sensitivity > 2 * clip:
+        raise ValueError(
+            f"{what}: sensitivity={sensitivity} is more than any array clipped to {clip} can change; expected at most "
+            f"{2 * clip}"
         )
     if noise is not None and unit == "point" and sensitivity is None:
         raise ValueError(
@@ -178,11 +156,11 @@ class Each:
         self.clip, self.noise, self.unit, self.cost = clip, noise, unit, cost
         self.sensitivity = sensitivity if sensitivity is not None or clip is None else Local().sensitivity(clip)
 
-    def resolved(self, inputs: Inputs, bounds: Tensor) -> Each:
+    def resolved(self, inputs: Inputs, declared: Declared) -> Each:
         if not callable(self.cost):
             return self
         made = copy(self)
-        made.cost = self.cost(bounds)
+        made.cost = self.cost(declared)
         return made
 
     def at_client(self, arrays: Mapping[str, Tensor], client: Client, draws: DrawsLike) -> dict[str, Tensor]:
@@ -195,19 +173,20 @@ class Each:
         noise, bound = self.noise, self.sensitivity
         if noise is not None and callable(bound):
             unit = bound(client)  # a tensor, which the mechanism does not take: noise in units of it
-            sent = {name: noise.add(value / unit, 1.0, draws) * unit for name, value in sent.items()}
+            double = {
+                name: noise.add(value.to(torch.float64) / unit, 1.0, draws) * unit for name, value in sent.items()
+            }
+            sent = {name: value.to(sent[name].dtype) for name, value in double.items()}
         elif noise is not None and isinstance(bound, float | int):
             sent = {name: noise.add(value, bound, draws) for name, value in sent.items()}
         return sent
 
-    def staying(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def staying(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
         return {}
 
-    def adder(self) -> None:
-        return None
-
-    def collect(self) -> Collector:
-        return _Rows(self.names or None)
+    @property
+    def shown(self) -> tuple[str, ...] | None:
+        return self.names or None
 
 
 class Stays:
@@ -217,31 +196,27 @@ class Stays:
     noise: ClassVar[None] = None
     unit: ClassVar[Unit] = "client"
     cost: ClassVar[None] = None
+    shown: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, *names: str) -> None:
         if not names:
             raise ValueError("Stays: name the arrays that stay at their client")
         self.names = names
 
-    def resolved(self, inputs: Inputs, bounds: Tensor) -> Stays:
+    def resolved(self, inputs: Inputs, declared: Declared) -> Stays:
         return self
 
     def at_client(self, arrays: Mapping[str, Tensor], client: Client, draws: DrawsLike) -> dict[str, Tensor]:
         return {}
 
-    def staying(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def staying(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
         return {name: _array(arrays, name) for name in self.names}
 
-    def adder(self) -> None:
-        return None
 
-    def collect(self) -> Collector:
-        return _Rows(())
+class Rows:
+    """The server half of what each client shows."""
 
-
-class _Rows:
-    def __init__(self, names: Sequence[str] | None) -> None:
-        self.names = names
+    def __init__(self) -> None:
         self._rows: list[Tensor] = []
         self._arrays: list[Mapping[str, Tensor]] = []
 
@@ -249,12 +224,8 @@ class _Rows:
         self._rows.append(rows)
         self._arrays.append(arrays)
 
-    def refuse(self, partial: Partial) -> str | None:
-        return "sent a sum where each client's own arrays were asked for"
-
-    def merge(self, partial: Partial) -> None: ...
-
-    def finish(self, answered: Tensor, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]:
+    def finish(self, answered: Tensor) -> dict[str, Tensor]:
+        """The arrays in the order of the cohort."""
         if not self._arrays:
             return {}
         rows = torch.cat(self._rows)
@@ -270,7 +241,7 @@ class Sum:
 
     ``unit`` says whom the noise protects. For a client, one unit changes the sum by at most ``clip`` (twice that when
     the cohort has a fixed size and a client is replaced). For a point, the task bounds the change: ``sensitivity``, a
-    number or a function of the ask's inputs.
+    number or a function of the ask's inputs, with N̄ of its clients under ``BOUND``.
     ``secure`` sums under masks (``core/secure.py``): the server learns the sum and no client's own array.
     """
 
@@ -294,46 +265,73 @@ class Sum:
     def names(self) -> tuple[str, ...]:
         return (self.name,)
 
-    def resolved(self, inputs: Inputs, bounds: Tensor) -> Sum:
+    def resolved(self, inputs: Inputs, declared: Declared) -> Sum:
         known: dict[str, Any] = {}
         if callable(self.sensitivity):
-            known["sensitivity"] = float(self.sensitivity(inputs))
+            known["sensitivity"] = float(self.sensitivity({**inputs, BOUND: declared.bound}))
         if callable(self.cost):
-            known["cost"] = self.cost(bounds)
+            known["cost"] = self.cost(declared)
         return replace(self, **known) if known else self
 
     def at_client(self, arrays: Mapping[str, Tensor], client: Client, draws: DrawsLike) -> dict[str, Tensor]:
-        value = self._bounded(arrays)
+        value = self._bounded(arrays, is_exact(draws))
         return {SECURE_SHAPE: torch.tensor(value.shape, dtype=torch.int64)} if self.secure else {self.name: value}
 
-    def staying(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {SECURE_ARRAY: self._bounded(arrays).reshape(-1)} if self.secure else {}
+    def staying(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
+        return {SECURE_ARRAY: self._bounded(arrays, False).reshape(-1)} if self.secure else {}
 
-    def _bounded(self, arrays: Mapping[str, Tensor]) -> Tensor:
+    def _bounded(self, arrays: Mapping[str, Tensor], exact: bool) -> Tensor:
+        """The array as it counts in the sum: clipped, and put on the grid where the noise is exact."""
         value = _array(arrays, self.name)
-        return value if self.clip is None else clipped(value, self.clip, self.norm)
+        if self.clip is None:
+            return value
+        step = self._step(value.numel()) if exact else None
+        if step is None or self.secure:  # a secure sum has a grid of its own
+            return clipped(value, self.clip, self.norm)
+        bound = self.clip - rounding(value.numel(), step, self.norm)
+        return to_grid(clipped(value, bound, self.norm), step, self.norm)
+
+    def _step(self, numbers: int) -> float | None:
+        """Of the grid on which clients' arrays of so many numbers are added up exactly; None: they are on none."""
+        if self.noise is None or self.clip is None or self.unit == "point":
+            return None
+        return grid(self.clip, self.noise.std(self.clip), numbers, self.norm)
 
     @property
     def norm(self) -> Norm:
         """The norm of the clip: that in which the noise measures."""
         return "l2" if self.noise is None else self.noise.norm
 
-    def change(self, sampling: Sampling, rounding: float = 0.0) -> float:
+    def change(self, sampling: Sampling, moved: float = 0.0) -> float:
         """The most that one unit changes the sum, under the neighbouring relation of the sampling.
 
-        ``rounding``: by how much a client's array may have moved when it was put on a grid.
+        ``moved``: by how much a client's array may have moved when it was put on a grid.
         """
-        if self.sensitivity is not None:
-            assert not callable(self.sensitivity), "the release is resolved before it is sent"
-            return self.sensitivity + 2.0 * rounding  # the client's array was rounded with the point and without it
-        assert self.clip is not None
-        return sampling.sensitivity(self.clip + rounding)
+        if self.sensitivity is None:
+            assert self.clip is not None
+            return sampling.sensitivity(self.clip + moved)
+        assert not callable(self.sensitivity), "the release is resolved before it is sent"
+        if self.unit == "client":  # a bound on what it sends, like a clip
+            return sampling.sensitivity(self.sensitivity + moved)
+        return self.sensitivity + 2.0 * moved  # the client's array was rounded with the point and without it
 
-    def adder(self) -> Adder | None:
-        return None if self.secure else _Adder(self)
+    def secret_noise(self, terms: Terms) -> dict[str, Tensor]:
+        """What a client of a secure sum keeps to make its share of the noise: the whole deviation, and its clip."""
+        if not (self.secure and terms.at_shard and self.noise is not None):
+            return {}
+        std = self.noise.std(self.change(Everyone(terms.relation)))
+        return {SECURE_NOISE: torch.tensor([std, self.clip], dtype=torch.float64)}
 
-    def collect(self) -> Collector:
-        return _Shapes(self.name) if self.secure else Total(self)
+    def noisy(self, total: Tensor, sampling: Sampling, draws: DrawsLike) -> Tensor:
+        """The sum with its noise, where it has some."""
+        if self.noise is None:
+            return total
+        step = self._step(total.numel()) if is_exact(draws) else None
+        return self.noise.add(total, self.change(sampling), draws, step)
+
+    @property
+    def shown(self) -> tuple[str, ...]:
+        return (SECURE_SHAPE,) if self.secure else ()
 
     def divisor(self, answered: int, weight: float, expected: float) -> float:
         """What the sum is divided by before it is shown."""
@@ -376,8 +374,19 @@ class Mean(Sum):
         return float(answered) if self.weight is None else weight
 
 
-class _Adder:
-    """A running sum in double precision, so that the order of blocks hardly matters."""
+def protects(releases: Sequence[Release]) -> bool:
+    """Is all that they let out private, so that nothing else about a client may show either?"""
+    out = [one for one in releases if not isinstance(one, Stays)]
+    return bool(out) and all(one.noise is not None or one.cost is not None for one in out)
+
+
+def summed(release: Release) -> TypeGuard[Sum]:
+    """Is it added up at the shards? A secure sum has exchanges of its own."""
+    return isinstance(release, Sum) and not release.secure
+
+
+class Adder:
+    """The sum over a shard's clients, in double precision, so that the order of blocks hardly matters."""
 
     def __init__(self, release: Sum) -> None:
         self._name, self._weight_name = release.name, getattr(release, "weight", None)
@@ -391,8 +400,6 @@ class _Adder:
             part = value.sum(0, dtype=torch.float64)
         else:
             w = (bounds if weight == SIZE else arrays[weight]).to(torch.float64).reshape(-1)
-            if bool((w < 0).any()):
-                raise ValueError(f"Mean({self._name!r}): a client sent a negative weight {weight!r}")
             self._weight += float(w.sum())
             part = (w.to(value.dtype) @ value.reshape(len(w), -1)).reshape(value.shape[1:]).to(torch.float64)
         self._count, self._dtype = self._count + len(value), str(value.dtype).removeprefix("torch.")
@@ -402,72 +409,57 @@ class _Adder:
         return None if self._total is None else Partial(self._total, self._weight, self._count, self._dtype)
 
 
-class _Shapes:
-    """The server half of a secure sum until its exchanges: it learns the shape of what the clients hold."""
-
-    names = (SECURE_SHAPE,)
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._shape: Tensor | None = None
-
-    def add(self, rows: Tensor, arrays: Mapping[str, Tensor]) -> None:
-        self._shape = arrays[SECURE_SHAPE][0]
-
-    def refuse(self, partial: Partial) -> str | None:
-        return "sent an open sum where a secure one was asked for"
-
-    def merge(self, partial: Partial) -> None: ...
-
-    def finish(self, answered: Tensor, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]:
-        return {} if self._shape is None else {self._name: self._shape}
-
-
 class Total:
-    """Merges the shards' partial sums."""
+    """The server half of a sum: merges the shards' partial sums.
 
-    names = ()
+    noised: the shards have put the noise on their parts already.
+    """
 
-    def __init__(self, release: Sum) -> None:
-        self._release = release
+    def __init__(self, release: Sum, noised: bool = False) -> None:
+        self._release, self.name, self._noised = release, release.name, noised and release.noise is not None
+        self._parts = 0
+        self.shape: tuple[int, ...] | None = None  # that the sum is to have: by a dry run, or by the first partial
         self._total: Tensor | None = None
         self._weight, self._count, self._dtype = 0.0, 0, torch.float32
 
-    def add(self, rows: Tensor, arrays: Mapping[str, Tensor]) -> None: ...
-
     def refuse(self, partial: Partial) -> str | None:
+        """What is wrong with a shard's part of the sum, if anything."""
         name, clip, total = self._release.name, self._release.clip, partial.total
         if partial.count < 0 or not 0 <= partial.weight < math.inf:
             return f"sent a partial sum of {name!r} over {partial.count} clients of weight {partial.weight}"
         if not bool(torch.isfinite(total).all()):
             return f"sent a partial sum of {name!r} that is not finite"
-        if clip is not None:
+        if clip is not None and not self._noised:
             scale = partial.count if getattr(self._release, "weight", None) is None else partial.weight
             length = float(torch.linalg.vector_norm(total, ord=1 if self._release.norm == "l1" else 2))
             if not length <= clip * scale * (1 + 1e-5):
                 return f"sent a sum of {name!r} of norm {length:.4g}, beyond {partial.count} times its clip {clip:g}"
-        if self._total is not None and self._total.shape != total.shape:
-            return f"sent {name!r} of shape {tuple(total.shape)}, but others sent {tuple(self._total.shape)}"
+        if self.shape is not None and self.shape != tuple(total.shape):
+            return f"sent {name!r} of shape {tuple(total.shape)}, expected {self.shape}"
         return None
 
     def merge(self, partial: Partial) -> None:
-        total = partial.total
+        """Take a shard's part of the sum, which was not refused."""
+        total, self.shape = partial.total, tuple(partial.total.shape)
+        self._parts += 1
         dtype = getattr(torch, partial.dtype, None)
         self._dtype = dtype if isinstance(dtype, torch.dtype) and dtype.is_floating_point else torch.float32
         self._total = total.clone() if self._total is None else self._total.add_(total)
         self._weight, self._count = self._weight + partial.weight, self._count + partial.count
 
-    def expect(self, shape: tuple[int, ...]) -> None:
-        """If nobody was drawn, noise is released all the same: that nobody was drawn is nobody's business."""
-        if self._total is None:
-            self._total = torch.zeros(shape, dtype=torch.float64)
+    def finish(self, expected: float, sampling: Sampling, draws: DrawsLike, parts: int = 1) -> dict[str, Tensor]:
+        """The sum or mean, with its noise.
 
-    def finish(self, answered: Tensor, expected: float, sampling: Sampling, draws: DrawsLike) -> dict[str, Tensor]:
+        parts: so many shards there are. Where they add the noise, the server adds that of those of whom nobody was
+        drawn: how much noise there is must not tell whose clients are in the sum.
+        """
         release, total = self._release, self._total
+        if total is None and release.noise is not None and self.shape is not None:
+            total = torch.zeros(self.shape, dtype=torch.float64)  # that nobody was drawn is nobody's business
         if total is None:
             return {}
-        if release.noise is not None:
-            total = release.noise.add(total, release.change(sampling), draws)
+        for _ in range(max(0, parts - self._parts) if self._noised else 1):
+            total = release.noisy(total, sampling, draws)
         divisor = release.divisor(self._count, self._weight, expected)
         if self._count and not divisor > 0:
             raise ValueError(f"Mean({release.name!r}): the weights of all {self._count} replies are 0")

@@ -7,7 +7,7 @@ sensitivity, no noise level and no cost: whoever runs the task has these from th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, get_args
 
@@ -18,7 +18,9 @@ from unalike.core import wire
 from unalike.core.release import KINDS, Partial, Release
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema
+from unalike.core.shapes import Shapes
 from unalike.core.task import Task
+from unalike.core.terms import Terms
 
 Part = Literal["train", "validation", "test"]
 Purpose = Literal["train", "serve", "measure"]
@@ -67,6 +69,17 @@ class Request:
             return value[rows] if value.stride(0) else value[:1].expand(len(rows), *value.shape[1:])
 
         return replace(self, ids=self.ids[rows], each={name: own(value) for name, value in self.each.items()})
+
+    def reply(
+        self,
+        rows: Tensor | None = None,
+        arrays: Sequence[Mapping[str, Tensor]] = (),
+        failed: Mapping[int, str] | None = None,
+        partials: Mapping[int, Partial] | None = None,
+    ) -> Reply:
+        """A reply to this request; without rows, nobody answered."""
+        answered = torch.zeros(0, dtype=torch.int64) if rows is None else rows
+        return Reply(answered, arrays, failed or {}, partials or {}, self.run, self.serial)
 
     def encode(self) -> bytes:
         values: dict[str, Any] = {
@@ -153,12 +166,15 @@ class Reply:
 
     ``arrays`` has one mapping for each release: rows [b, ...] where the server sees each client, else nothing.
     ``partials`` has the shard's part of each sum by the release's place, once, with its last reply.
+    ``run`` and ``serial`` are those of the request: a reply that is late, or to another one, is passed over.
     """
 
     rows: Tensor  # [b] int64: rows of the request whose clients answered
     arrays: Sequence[Mapping[str, Tensor]] = ()
     failed: Mapping[int, str] = field(default_factory=dict)  # row -> reason
     partials: Mapping[int, Partial] = field(default_factory=dict)
+    run: str = ""
+    serial: int = 0
     shard: int = 0  # who says so; set by the runtime
 
     def at(self, rows: Tensor) -> Reply:
@@ -174,6 +190,7 @@ class Reply:
 
     def encode(self) -> bytes:
         message: dict[str, Tensor | wire.Plain] = {"rows": self.rows, "releases": len(self.arrays)}
+        message |= {"run": self.run, "serial": self.serial}
         message["failed"] = json.dumps({str(row): reason for row, reason in self.failed.items()})
         for place, arrays in enumerate(self.arrays):
             message |= {f"{place}.{name}": value for name, value in arrays.items()}
@@ -210,28 +227,32 @@ class Reply:
             failed = {int(row): str(reason) for row, reason in _json(message, "failed", dict).items()}
         except ValueError as error:
             raise wire.WireError(f"a reply's failures are by row: {error}") from error
-        return cls(rows, arrays, failed, dict(sorted(partials.items())))
+        run, serial = _plain(message, "run", str), _plain(message, "serial", int)
+        return cls(rows, arrays, failed, dict(sorted(partials.items())), run, serial)
 
 
 class Program:
     """The tasks that a shard may run, and what each of them may let out.
 
     A shard elsewhere has a closed program, made from the recipe by its own installed code: it refuses all else. In this
-    process a program is open: an ask teaches it the task and the releases that it is about.
+    process a program is open: an ask teaches it the task, the releases that it is about and the terms.
     """
 
-    def __init__(self, tasks: Sequence[Task] = (), *, open: bool = False) -> None:
-        self.open = open
+    def __init__(self, tasks: Sequence[Task] = (), *, open: bool = False, terms: Terms = Terms()) -> None:
+        self.open, self.terms = open, terms
         self._tasks = {task.name: task for task in tasks}
         if len(self._tasks) < len(tasks):
             twice = sorted({task.name for task in tasks if self._tasks[task.name] is not task})
             raise ValueError(f"two tasks of a program have one name: {', '.join(twice)}; a request could not tell them")
         self._taught: dict[str, Sequence[Release]] = {}
+        self.shapes: dict[Hashable, list[Shapes] | None] = {}  # of what clients send, by kind of ask
 
-    def teach(self, task: Task, releases: Sequence[Release]) -> None:
-        """Make an ask known; a closed program only checks that it knows the task."""
+    def teach(self, task: Task, releases: Sequence[Release], terms: Terms = Terms()) -> None:
+        """Make an ask known; a closed program only checks that it knows the task and has agreed to the terms."""
         if self.open:
-            self._tasks[task.name], self._taught[task.name] = task, releases
+            self._tasks[task.name], self._taught[task.name], self.terms = task, releases, terms
+        elif any(one.noise is not None for one in releases) and not self.terms.cover(terms):
+            raise ValueError(f"the clients agreed to {self.terms}, but here are {terms}; use one recipe on both sides")
         elif task.name not in self._tasks:
             known = ", ".join(sorted(self._tasks))
             raise ValueError(f"{task.name} is not in the program that the clients agreed to; it has {known}")
@@ -282,8 +303,6 @@ class Runtime(Protocol):
 
     def use(self, schema: Schema) -> None:
         """Clients read their rows by this schema from now on."""
-        ...
 
     def forget(self, run: str, prefix: str = "") -> None:
         """What clients keep for this run, under names that begin so, is not needed any more."""
-        ...

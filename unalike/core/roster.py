@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,18 +16,32 @@ from unalike.core.schema import Schema
 
 
 @dataclass(frozen=True)
+class Declared:
+    """What some clients say about themselves, in public: the columns of a roster that a client's noise depends on."""
+
+    bound: Tensor  # [clients] int64: N̄
+    epsilon: Tensor | None = None  # [clients] float64
+    delta: Tensor | None = None  # [clients] float64
+    batch: Tensor | None = None  # [clients] int64
+
+
+@dataclass(frozen=True)
 class Roster:
     """Who there is. A million clients cost these few arrays.
 
     ``bound`` is N̄, a declared upper bound on a client's training rows, which is checked where the client joins. In a
-    simulation it is the number of rows itself, unless the user declares another.
+    simulation it is the number of rows itself, unless the user declares another. Clients may declare more: the privacy
+    budget (``epsilon``, ``delta``) that each grants its points for the whole run, and its own batch size.
     """
 
     ids: Tensor  # [clients] int64: all draws of a client depend on its id
     bound: Tensor  # [clients] int64
     labeled: Tensor  # [clients] bool: who has labels
     schema: Schema
-    names: Sequence[str] | None = None  # by id; None: a client is called by its number
+    names: Sequence[str] | Mapping[int, str] | None = None  # by id; None: a client is called by its number
+    epsilon: Tensor | None = None  # [clients] float64, with delta
+    delta: Tensor | None = None  # [clients] float64
+    batch: Tensor | None = None  # [clients] int64
 
     def __post_init__(self) -> None:
         if len(self.ids) == 0:
@@ -36,6 +52,14 @@ class Roster:
             raise ValueError(f"{len(empty)} clients have no samples ({names}, ...); leave them out of the federation")
         if len(torch.unique(self.ids)) != len(self.ids):
             raise ValueError("two clients of the roster have the same id; every client is in it once")
+        for name, (dtype, low, high) in _OPTIONAL.items():
+            value = getattr(self, name)
+            if value is not None and not (
+                value.shape == self.ids.shape and value.dtype == dtype and bool(((value > low) & (value < high)).all())
+            ):
+                raise ValueError(f"{name} has a number between {low:g} and {high:g} for every client, as {dtype}")
+        if (self.epsilon is None) != (self.delta is None):
+            raise ValueError("a budget is an epsilon and a delta; clients declare both or neither")
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -47,12 +71,23 @@ class Roster:
     def select(self, which: Tensor | Sequence[int]) -> Roster:
         """Some of the clients, by position; they keep their ids."""
         index = torch.as_tensor(which, dtype=torch.int64)
-        return replace(self, ids=self.ids[index], bound=self.bound[index], labeled=self.labeled[index])
+        chosen: dict[str, Any] = {name: value[index] for name, value in self._arrays().items()}
+        return replace(self, **chosen)
+
+    def declared(self, which: Tensor | None = None) -> Declared:
+        """What the clients at these positions (None: all) declare."""
+        chosen = slice(None) if which is None else which
+        optional = {name: None if (all_ := getattr(self, name)) is None else all_[chosen] for name in _OPTIONAL}
+        return Declared(self.bound[chosen], **optional)
+
+    def _arrays(self) -> dict[str, Tensor]:
+        """All that is a number for each client."""
+        optional = {name: value for name in _OPTIONAL if (value := getattr(self, name)) is not None}
+        return {"ids": self.ids, "bound": self.bound, "labeled": self.labeled, **optional}
 
     def encode(self) -> bytes:
         names = None if self.names is None else json.dumps([self.name(i) for i in range(len(self))])
-        arrays = {"ids": self.ids, "bound": self.bound, "labeled": self.labeled}
-        return wire.encode({**arrays, "schema": self.schema.to_json(), "names": names})
+        return wire.encode({**self._arrays(), "schema": self.schema.to_json(), "names": names})
 
     @classmethod
     def decode(cls, data: bytes) -> Roster:
@@ -66,14 +101,18 @@ class Roster:
             raise wire.WireError("a roster's ids and bound are int64 and labeled is bool")
         if ids.ndim != 1 or not ids.shape == bound.shape == labeled.shape or not isinstance(schema, str):
             raise wire.WireError("a roster's arrays are of one length, and it has a schema")
+        optional: dict[str, Tensor] = {}
+        for name in _OPTIONAL:
+            value = message.get(name)
+            if value is not None and not isinstance(value, Tensor):
+                raise wire.WireError(f"a roster's {name} is an array")
+            optional |= {} if value is None else {name: value}
         try:
             listed = None if names is None else json.loads(str(names))
             if listed is not None and not (isinstance(listed, list) and all(isinstance(one, str) for one in listed)):
-                raise wire.WireError("a roster's names are a list of words")
-            known = None if listed is None else _Names(dict(zip(ids.tolist(), listed, strict=True)))
-            return cls(ids, bound, labeled, Schema.from_json(schema), known)
-        except wire.WireError:
-            raise
+                raise ValueError("its names are no list of words")
+            known = None if listed is None else dict(zip(ids.tolist(), listed, strict=True))
+            return cls(ids, bound, labeled, Schema.from_json(schema), known, **optional)
         except (ValueError, RecursionError) as error:
             raise wire.WireError(f"not a roster: {error}") from error
 
@@ -91,19 +130,16 @@ class Roster:
             raise ValueError(f"client {int(twice[0])} is in two shards; every client lives in one")
         names = None
         if first.names is not None:
-            names = _Names({int(p.ids[i]): p.name(i) for p in parts for i in range(len(p))})
-        bound, labeled = (torch.cat([getattr(part, name) for part in parts])[order] for name in ("bound", "labeled"))
-        return Roster(ids, bound, labeled, first.schema, names)
+            names = {int(p.ids[i]): p.name(i) for p in parts for i in range(len(p))}
+        arrays = [part._arrays() for part in parts]
+        if any(one.keys() != arrays[0].keys() for one in arrays):
+            raise ValueError("the clients of some shards declare a budget or a batch size, those of others do not")
+        whole: dict[str, Any] = {name: torch.cat([one[name] for one in arrays])[order] for name in arrays[0]}
+        return replace(first, names=names, **whole)
 
 
-class _Names(Sequence[str]):
-    """Names by id, for ids that are not 0, 1, 2, …"""
-
-    def __init__(self, known: dict[int, str]) -> None:
-        self._known = known
-
-    def __getitem__(self, number: int) -> str:  # type: ignore[override]  # no slices: ids are no positions
-        return self._known[number]
-
-    def __len__(self) -> int:
-        return len(self._known)
+_OPTIONAL = {  # dtype and open interval
+    "epsilon": (torch.float64, 0.0, math.inf),
+    "delta": (torch.float64, 0.0, 1.0),
+    "batch": (torch.int64, 0, math.inf),
+}

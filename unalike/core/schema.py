@@ -12,10 +12,7 @@ from torch import Tensor
 
 Kind = Literal["image", "features", "tokens"]
 Target = Literal["class", "number", "none"]
-_STORED: dict[str, torch.dtype] = {str(one).removeprefix("torch."): one for one in (torch.uint8, torch.float32)} | {
-    "int64": torch.int64,
-    "float64": torch.float64,
-}
+_STORED = {"uint8": torch.uint8, "float32": torch.float32, "int64": torch.int64, "float64": torch.float64}
 
 
 @dataclass(frozen=True)

@@ -5,31 +5,35 @@ exchanges *advertise*, *share*, *mask* and *unmask* among those who did. A clien
 out of the sum; if more drop out than the threshold allows, the sum stays closed and nothing is revealed.
 
 The array is put on a grid of whole numbers before it is masked; a client's array moves by at most half a step in each
-coordinate, and noise on the opened sum is scaled to the clip plus that.
+coordinate, and noise on the opened sum is scaled to the clip plus that. Where nobody is trusted, each client adds a
+share of the noise before it masks: so large that the fewest clients with whom a sum is opened bring the whole noise.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from unalike.core.client import Client
-from unalike.core.release import SECURE_ARRAY, Each, Release, Sum
+from unalike.core.release import SECURE_ARRAY, SECURE_NOISE, Each, Release, Sum
 from unalike.core.request import Failure
 from unalike.core.task import Sent, Task, send
+from unalike.privacy.discrete import gaussian_noise, grid, rounding
 from unalike.privacy.masks.protocol import ProtocolError, SecureClient, SecureServer
 from unalike.privacy.masks.session import Message, Session
+from unalike.privacy.mechanisms import Gaussian, clip, is_exact
+from unalike.privacy.sampling import Poisson
 
 if TYPE_CHECKING:
     from unalike.core.federation import Cohort
 
 _PREFIX = "secure."
 _ABSENT = -1  # fills up lists of peers, so that all clients' messages have one shape
+_LEAST_EXPECTED = 36  # a Poisson cohort of so many has fewer than 3 with probability below 1e-12
 _MANY = 128  # with more clients each has this many peers, not all others: the cost then grows no further
 
 # The clients' side. These work on bytes, so they run client by client.
@@ -45,34 +49,54 @@ def share(
     client: Client, identity: Tensor, peers: Tensor, seal_keys: Tensor, mask_keys: Tensor, **session: Tensor
 ) -> Sent:
     """Exchange 2: sealed shares of the client's two secrets, a letter for each peer."""
-    own = _restored(client, "advertise", identity, session)
-    return _sent(own, own.share(_present({"identities": peers, "seal_keys": seal_keys, "mask_keys": mask_keys})))
+    own = _restored(client, identity, session)
+    return _sent(own, own.share(_present({"peers": peers, "seal_keys": seal_keys, "mask_keys": mask_keys})))
 
 
 def mask(client: Client, identity: Tensor, senders: Tensor, letters: Tensor, **session: Tensor) -> Sent:
-    """Exchange 3: the array that the client kept back, under its masks."""
-    own = _restored(client, "share", identity, session)
-    return _sent(own, own.mask(_kept(client, SECURE_ARRAY), _present({"from": senders, "sealed": letters})))
+    """Exchange 3: the array that the client kept back, with its share of noise, under its masks; then it is gone."""
+    own = _restored(client, identity, session)
+    value = _kept(client, SECURE_ARRAY)
+    inbox = _present({"senders": senders, "letters": letters})
+    if SECURE_NOISE not in client.kept.values or not bool(client.kept.present[SECURE_NOISE]):
+        message = own.mask(value, inbox)
+    else:
+        std, bound = client.kept.values[SECURE_NOISE].tolist()
+        step, share = own.session.ring.step, std / math.sqrt(own.session.least)
+        message = own.mask(
+            clip(value, bound - rounding(len(value), step)), inbox, _steps(share / step, len(value), client)
+        )
+    sent = _sent(own, message)
+    return send(keep={**sent.keep, SECURE_ARRAY: torch.zeros_like(value)}, **sent.arrays)
+
+
+def _steps(deviation: float, count: int, client: Client) -> Tensor:
+    """Noise of this deviation as whole numbers."""
+    if is_exact(client.noise):
+        return gaussian_noise(math.ceil(deviation), [count])
+    return torch.round(deviation * client.noise.normal(count).to(torch.float64)).to(torch.int64)
 
 
 def unmask(client: Client, identity: Tensor, survivors: Tensor, **session: Tensor) -> Sent:
     """Exchange 4: a share for each peer; afterwards the client forgets its secrets."""
-    own = _restored(client, "mask", identity, session)
+    own = _restored(client, identity, session)
     message = own.unmask({"survivors": survivors})
-    secrets = {_name("mask", "secret"): torch.zeros_like(_kept(client, _name("mask", "secret")))}
-    return send(keep=secrets, **_padded(message, own.session.peer_count))
+    over = {_name(name): torch.zeros_like(_kept(client, _name(name))) for name in _STATE if name != "stage"}
+    return send(keep={**over, _name("stage"): own.state()["stage"]}, **_padded(message, own.session.peer_count))
+
+
+_STATE = ("stage", "number", "secret", "public_of", "public", "inbox_of", "inbox")
 
 
 def _sent(own: SecureClient, message: Message) -> Sent:
+    """One state for all exchanges: each takes the place of the one before, so that none can be had twice."""
     rows = own.session.peer_count
     state = _padded(own.state(), rows)
-    exchange = ("advertise", "share", "mask")[int(state["stage"]) - 1]
-    return send(keep={_name(exchange, name): value for name, value in state.items()}, **_padded(message, rows))
+    return send(keep={_name(name): value for name, value in state.items()}, **_padded(message, rows))
 
 
-def _restored(client: Client, after: str, identity: Tensor, session: Mapping[str, Tensor]) -> SecureClient:
-    names = ("stage", "secret", "public_of", "public", "inbox_of", "inbox")
-    state = {name: _kept(client, _name(after, name)) for name in names}
+def _restored(client: Client, identity: Tensor, session: Mapping[str, Tensor]) -> SecureClient:
+    state = {name: _kept(client, _name(name)) for name in _STATE}
     for ids, values in (("public_of", "public"), ("inbox_of", "inbox")):
         there = state[ids] != _ABSENT
         state[ids], state[values] = state[ids][there], state[values][there]
@@ -85,18 +109,21 @@ def _kept(client: Client, name: str) -> Tensor:
     return client.kept.values[name]
 
 
-def _name(exchange: str, name: str) -> str:
-    return f"{_PREFIX}{exchange}.{name}"
+def _name(name: str) -> str:
+    return f"{_PREFIX}state.{name}"
 
 
-_LISTS = ("to", "sealed", "owners", "shares", "public_of", "public", "inbox_of", "inbox", "identities", "from")
+_LISTS = {  # with a row for each peer
+    "peers", "seal_keys", "mask_keys", "to", "sealed", "senders", "letters", "owners", "shares",
+    "public_of", "public", "inbox_of", "inbox",
+}  # fmt: skip
 
 
 def _padded(message: Message, rows: int) -> Message:
-    """Lists with one row for each peer, filled up to all peers."""
+    """Lists filled up to all peers."""
     full = {}
     for name, value in message.items():
-        if name in _LISTS or name in ("seal_keys", "mask_keys"):
+        if name in _LISTS:
             fill = _ABSENT if value.dtype == torch.int64 else 0
             value = torch.cat([value, value.new_full((rows - len(value), *value.shape[1:]), fill)])
         full[name] = value
@@ -123,31 +150,45 @@ def check_secure(cohort: Cohort, releases: Sequence[Release]) -> Sum | None:
     if len(secure) > 1:
         names = ", ".join(release.name for release in secure)
         raise ValueError(f"one secure sum for each ask, got {names}; send them as one array, joined by torch.cat")
+    one, quorum = secure[0], cohort.federation.quorum
+    if one.noise is not None and cohort.federation.trust == "nobody" and not isinstance(one.noise, Gaussian):
+        raise ValueError(
+            f'{one.noise} cannot be added in shares; under trust = "nobody" a secure sum has Gaussian noise, or leave '
+            "secure out: then every shard adds the whole noise"
+        )
+    if one.noise is not None and isinstance(cohort.sampling, Poisson):
+        # whoever was drawn, unless it is everybody: the size of the cohort is nobody's business
+        if cohort.sampling.rate < 1 and cohort.expected < _LEAST_EXPECTED:
+            raise ValueError(
+                f"a secure sum needs 3 clients, and a Poisson cohort of {cohort.expected:g} expected clients may have "
+                f"fewer, which would tell its size: sample {_LEAST_EXPECTED} or more"
+            )
+        if quorum < 0.5:
+            raise ValueError(
+                "a secure sum needs more than half of the cohort; set the federation's quorum to 0.5 or more"
+            )
+        return one
     needed = _session(len(cohort), 1, 1.0).needed
-    quorum = cohort.federation.quorum
     if math.ceil(quorum * len(cohort)) < needed:
         raise ValueError(
             f"the quorum of {quorum:.0%} is {math.ceil(quorum * len(cohort))} of {len(cohort)} clients, but "
             f"a secure sum needs {needed} to be opened; set the federation's quorum to 0.5 or more"
         )
-    return secure[0]
+    return one
 
 
-def _session(clients: int, length: int, bound: float) -> Session:
-    return Session(tuple(range(clients)), length, bound, neighbours=None if clients <= _MANY + 1 else _MANY)
+def _session(clients: int, length: int, bound: float, noise: float = 0.0) -> Session:
+    neighbours = None if clients <= _MANY + 1 else _MANY
+    return Session(tuple(range(clients)), length, bound, neighbours=neighbours, noise=noise)
 
 
-@dataclass(frozen=True)
-class Summed:
-    """A sum that was opened, the rows of the cohort that are in it, and who dropped out on the way."""
+def secure_sum(
+    cohort: Cohort, task: Task, release: Sum, shape: tuple[int, ...]
+) -> tuple[Tensor, Tensor, list[Failure]]:
+    """The sum of what the clients of the cohort keep back from ``task``, noisy if the release says so.
 
-    value: Tensor
-    survivors: Tensor
-    failures: list[Failure]
-
-
-def secure_sum(cohort: Cohort, task: Task, release: Sum, shape: tuple[int, ...]) -> Summed:
-    """The sum of what the clients of the cohort keep back from ``task``, noisy if the release says so."""
+    With it the rows of the cohort that are in it, and who dropped out on the way.
+    """
     federation = cohort.federation
     exchanges = _Exchanges(cohort, release, shape)
     try:
@@ -155,13 +196,16 @@ def secure_sum(cohort: Cohort, task: Task, release: Sum, shape: tuple[int, ...])
     finally:
         federation.runtime.forget(federation.run, _PREFIX)
     length, step = exchanges.session.length, exchanges.session.ring.step
-    if release.noise is not None:
-        rounding = 0.5 * step * (length if release.norm == "l1" else math.sqrt(length))
-        total = release.noise.add(total, release.change(cohort.sampling, rounding), federation.draws())
+    if release.noise is not None and federation.trust == "server":
+        moved = rounding(length, step, release.norm)
+        total = release.noise.add(total, release.change(cohort.sampling, moved), federation.draws())
     survivors = exchanges.survivors
     value = (total / release.divisor(len(survivors), 0.0, cohort.expected)).to(torch.float32).reshape(shape)
-    cohort.write(task, release, release.name, tuple(shape), len(survivors), exchanges.bytes)
-    return Summed(value, survivors, exchanges.failures)
+    clients, size = len(survivors), exchanges.bytes
+    if release.noise is not None and isinstance(cohort.sampling, Poisson):  # as in every private ask: what is expected
+        clients, size = round(cohort.expected), round(size * cohort.expected / max(1, len(cohort)))
+    cohort.write(task, release, release.name, tuple(shape), clients, size)
+    return value, survivors, exchanges.failures
 
 
 class _Exchanges:
@@ -169,8 +213,18 @@ class _Exchanges:
 
     def __init__(self, cohort: Cohort, release: Sum, shape: tuple[int, ...]) -> None:
         assert release.clip is not None
-        self.cohort, self.release, self.shape = cohort, release, shape
-        self.session = _session(len(cohort), math.prod(shape), release.clip)
+        self.cohort = cohort
+        whole = 0.0
+        if release.noise is not None and cohort.federation.trust == "nobody":
+            whole = release.noise.std(release.change(cohort.sampling))
+        self.session = _session(len(cohort), math.prod(shape), release.clip, whole)
+        if whole and cohort.federation.noise == "system":
+            needed = grid(release.clip, whole, self.session.length)
+            if self.session.ring.step > needed:
+                raise ValueError(
+                    f"{len(cohort)} clients with {self.session.length} numbers each leave no room for exact noise in a "
+                    "secure sum's 32 bits; send fewer numbers or sample fewer clients"
+                )
         self.server = SecureServer(self.session)
         self.failures: list[Failure] = []
         self.bytes = 0
@@ -180,10 +234,9 @@ class _Exchanges:
         server, rows = self.server, self.session.peer_count
         keys = server.keys(self._ask(ADVERTISE, range(len(self.cohort)), {}))
         told = {who: _padded(message, rows) for who, message in keys.items()}
-        letters = server.letters(self._ask(SHARE, list(told), _renamed(told, identities="peers")))
+        letters = server.letters(self._ask(SHARE, list(told), told))
         told = {who: _padded(message, rows) for who, message in letters.items()}
-        renamed = _renamed(told, **{"from": "senders", "sealed": "letters"})
-        for who, reply in self._ask(MASK, list(told), renamed).items():
+        for who, reply in self._ask(MASK, list(told), told).items():
             server.receive(who, reply)
         self.survivors = server.survivors()["survivors"]
         return server.open(self._ask(UNMASK, self.survivors.tolist(), {}, survivors=self.survivors))
@@ -198,13 +251,9 @@ class _Exchanges:
         part = self.cohort.only(identities)
         before = self.cohort.federation.traffic.total_up
         shared = {**self.session.message(), **same}
-        part.federation.runtime.program.teach(task, [Each()])
+        part.federation.runtime.program.teach(task, [Each()], part.federation.terms(part.sampling))
         replies = part._deliver(task, [Each()], shared, {"identity": identities, **each}, protocol=True)
         self.bytes += self.cohort.federation.traffic.total_up - before
         self.failures += replies.failures
         answered = identities[replies.answered].tolist()
         return {who: {name: replies[name][i] for name in replies} for i, who in enumerate(answered)}
-
-
-def _renamed(told: Mapping[int, Message], **names: str) -> dict[int, Message]:
-    return {who: {names.get(name, name): value for name, value in one.items()} for who, one in told.items()}

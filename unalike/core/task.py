@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from unalike.core.outside import first_line_of
 from unalike.core.suggest import nearest
 
 if TYPE_CHECKING:
     from unalike.core.release import Release
+    from unalike.core.roster import Declared
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,12 @@ class Task:
         def sums(self) -> list[Release]:
             return [Mean("update", clip=self.clip, noise=self.noise)]
 
-    An input that every client derives from its declared size N̄ (its own noise level, say) is declared likewise, and is
-    not part of an ask:
+    An input that every client derives from what it has declared in public (its own noise level from its size N̄, say)
+    is declared likewise, and is not part of an ask:
 
         @fit.derive
-        def own(self, bound: Tensor) -> dict[str, Tensor]:  # [clients] in, [clients, ...] out
-            return {"noise": self.local.multipliers(bound)}
+        def own(self, declared: Declared) -> dict[str, Tensor]:  # columns [clients] in, [clients, ...] out
+            return {"noise": self.local.multipliers(declared)}
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class Task:
         *,
         vectorised: bool = True,
         into: Callable[[Any], Sequence[Release]] | None = None,
-        derive: Callable[[Any, Tensor], Mapping[str, Tensor]] | None = None,
+        derive: Callable[[Any, Declared], Mapping[str, Tensor]] | None = None,
     ) -> None:
         self.function = function
         self.owner = owner
@@ -82,8 +84,8 @@ class Task:
         self._into = declare
         return declare
 
-    def derive(self, declare: Callable[[Any, Tensor], Mapping[str, Tensor]]) -> Callable[..., Mapping[str, Tensor]]:
-        """Declare inputs that a client derives from its declared size."""
+    def derive(self, declare: Callable[[Any, Declared], Mapping[str, Tensor]]) -> Callable[..., Mapping[str, Tensor]]:
+        """Declare inputs that a client derives from what it declares."""
         self._derive = declare
         return declare
 
@@ -91,14 +93,15 @@ class Task:
         """What it declares; empty: any plain release may be asked for."""
         return () if self._into is None or self.owner is None else self._into(self.owner)
 
-    def derived(self, bound: Tensor) -> Mapping[str, Tensor]:
-        """The inputs that clients of these declared sizes derive."""
-        return {} if self._derive is None else self._derive(self.owner, bound)
+    def derived(self, declared: Declared) -> Mapping[str, Tensor]:
+        """The inputs that clients who declare this derive."""
+        return {} if self._derive is None else self._derive(self.owner, declared)
 
     def __call__(self, client: Any, **inputs: Any) -> Sent:
         result = self.function(client, **inputs) if self.owner is None else self.function(self.owner, client, **inputs)
         if not isinstance(result, Sent):
-            raise TypeError(f"task {self.name} must return send(...), but it returned {type(result).__name__}")
+            returned = f"it returned {type(result).__name__}{first_line_of(self.function)}"
+            raise TypeError(f"task {self.name} must return send(...), but {returned}")
         return result
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -12,43 +12,35 @@ from typing import Any
 class Entry:
     """One array of one ask: all that the server, or anybody on the wire, got to see of it."""
 
-    round: int
     task: str
     array: str
     shape: tuple[int, ...]
-    clients: int
-    bytes: int
     seen_as: str  # "individual", "sum", "mean", "secure sum", ...
     unit: str | None = None
     clip: float | None = None
     noise: str | None = None
     sampling: str | None = None
     note: str | None = None  # e.g. "simulation only", "seeded noise"
+    trust: str | None = None  # who had to be trusted with it as it was before the noise: "server" or "nobody"
 
 
 @dataclass
 class Transcript:
-    """Entries of a run. Equal asks of later rounds only raise a counter, so it does not grow with the rounds."""
+    """Entries of a run: the same array asked in the same way in another round only raises the entry's counters."""
 
     entries: dict[Entry, dict[str, int]] = field(default_factory=dict)
 
-    def add(self, entry: Entry) -> None:
-        # the same array asked in the same way in another round is the same line: first and last round, times, bytes
-        same = replace(entry, round=0, clients=0, bytes=0)
-        new = {"first": entry.round, "last": entry.round, "times": 0, "replies": 0, "bytes": 0}
-        line = self.entries.setdefault(same, new)
-        line["last"] = entry.round
+    def add(self, entry: Entry, round: int, clients: int, size: int) -> None:
+        """So many clients have sent this in a round, in so many bytes."""
+        line = self.entries.setdefault(entry, {"first": round, "last": round, "times": 0, "replies": 0, "bytes": 0})
+        line["last"] = round
         line["times"] += 1
-        line["replies"] += entry.clients
-        line["bytes"] += entry.bytes
+        line["replies"] += clients
+        line["bytes"] += size
 
     def rows(self) -> list[dict[str, Any]]:
         """The transcript as plain rows, in the order in which each kind of array was first asked for."""
-        rows = []
-        for entry, line in self.entries.items():
-            row = {name: value for name, value in asdict(entry).items() if name not in ("round", "clients", "bytes")}
-            rows.append({**row, "shape": list(entry.shape), **line})
-        return rows
+        return [{**asdict(entry), "shape": list(entry.shape), **line} for entry, line in self.entries.items()]
 
     @classmethod
     def from_rows(cls, rows: list[dict[str, Any]]) -> Transcript:
@@ -56,7 +48,7 @@ class Transcript:
         counters = ("first", "last", "times", "replies", "bytes")
         for row in rows:
             named = {name: value for name, value in row.items() if name not in counters}
-            entry = Entry(**{**named, "shape": tuple(row["shape"]), "round": 0, "clients": 0, "bytes": 0})
+            entry = Entry(**{**named, "shape": tuple(row["shape"])})
             entries[entry] = {name: int(row[name]) for name in counters}
         return cls(entries)
 

@@ -72,4 +72,6 @@ def decode(data: bytes, max_bytes: int = MAX_BYTES) -> dict[str, Tensor | Plain]
         raise WireError(f"malformed message: {error}") from error
     if not isinstance(values, dict) or not all(isinstance(value, Plain) for value in values.values()):
         raise WireError("the message's plain values are not a table of plain values")
+    for name, value in arrays.items():
+        check(name, value)
     return {**values, **arrays}

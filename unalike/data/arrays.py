@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import torch
 
 from unalike.core.schema import Schema
-from unalike.data.source import KINDS, Array, DataError, Kind, Names, Source, on_command_line
+from unalike.data.source import COUNTED, KINDS, Array, DataError, Kind, Names, Source, on_command_line
 
 Task = Literal["classification", "regression"]
+PartialLabels = Literal["keep", "drop", "error"]  # what to do about rows without a label of a client that has some
 _MANY_CLASSES = 1000
 
 
@@ -24,7 +26,7 @@ def array_source(
     kind: Kind | None = None,
     classes: int | None = None,
     task: Task | None = None,
-    partial_labels: Literal["error", "drop"] = "error",
+    partial_labels: PartialLabels = "keep",
     schema: Schema | None = None,
 ) -> Source:
     """A source from arrays: ``x`` [rows, ...], optionally ``y`` [rows] and ``client`` [rows].
@@ -34,8 +36,8 @@ def array_source(
     - ``client`` holds whole numbers or strings, in any order. A missing one is an error.
     - ``y``: strings, truth values and whole numbers are classes; other numbers are targets of a regression (``task``
       overrides the guess). NaN or an empty string is a missing label; -1 is not, it is a class like any other. A client
-      may have no label at all; one that has some but not all is an error, or with ``partial_labels="drop"`` loses the
-      rows without.
+      may have no label at all. Of one that has some, the rows without a label describe it and are in no loss; with
+      ``partial_labels="drop"`` it loses them, and with "error" it is refused.
     - ``schema``: what the arrays must be; it then says kind, classes and task.
     """
     if schema is not None:
@@ -67,16 +69,18 @@ def array_source(
     raw = _column(name, "y", y, len(x))
     missing = _missing(raw)
     labeled: Array | None = None
+    known_rows: Array | None = None
     if missing.any():
-        keep = _unlabeled(name, missing, codes, names, partial_labels)
+        keep, mixed = _unlabeled(name, missing, codes, names, partial_labels)
         if not keep.all():
             x, raw, missing = x[keep], raw[keep], missing[keep]
             codes = None if codes is None else codes[keep]
         if missing.all():
             raise DataError(f"{name}: every label is missing; leave y out if there are none")
+        known_rows = ~missing if mixed else None
         if codes is not None:
-            labeled = np.ones(int(codes.max()) + 1, dtype=bool)
-            labeled[codes[missing]] = False
+            labeled = np.zeros(int(codes.max()) + 1, dtype=bool)
+            labeled[codes[~missing]] = True
     known = None if schema is None else schema.class_names
     target, number, class_names = encode_labels(raw, missing, name, classes, task, known)
     if schema is not None and class_names is not None and known is None:
@@ -85,7 +89,10 @@ def array_source(
             f"the classes in the schema (class_names), or give their numbers"
         )
     pooled = [] if class_names is None else ["the names of the classes"]
+    if number is not None and class_names is None and classes is None:
+        pooled = [COUNTED]
     about: dict[str, Any] = {"client": codes, "client_names": names, "labeled": labeled, "pooled": pooled}
+    about["known"] = known_rows
     return Source(name, kind, x, target, number, class_names, **about)
 
 
@@ -124,13 +131,10 @@ def _shape(name: str, x: Array, kind: Kind | None) -> tuple[Kind, Array]:
 
 def _missing(values: Array) -> Array:
     """True where a value is absent: NaN, None, NaT or an empty string."""
-    if values.dtype.kind == "f":
-        return np.isnan(values)
     if values.dtype.kind in "US":
         return np.asarray(values == values.dtype.type(), dtype=bool)
-    if values.dtype == object:
-        return np.array([v is None or v == "" or v != v for v in values], dtype=bool)
-    return np.zeros(len(values), dtype=bool)
+    absent: Array = pd.isna(values)
+    return absent | np.array([value == "" for value in values]) if values.dtype == object else absent
 
 
 def encode_clients(ids: Array, name: str) -> tuple[Array, Sequence[str] | None]:
@@ -161,10 +165,12 @@ def encode_clients(ids: Array, name: str) -> tuple[Array, Sequence[str] | None]:
     return codes.astype(np.int64, copy=False), None if plain else Names(unique)
 
 
-def _unlabeled(name: str, missing: Array, codes: Array | None, names: Sequence[str] | None, partial: str) -> Array:
-    """Which rows to keep when labels are missing; an error for a client that has some labels but not all."""
-    if partial not in ("error", "drop"):
-        raise DataError(f"{name}: partial_labels must be 'error' or 'drop', got {partial!r}")
+def _unlabeled(
+    name: str, missing: Array, codes: Array | None, names: Sequence[str] | None, partial: str
+) -> tuple[Array, bool]:
+    """Which rows to keep when labels are missing, and whether a client is left that has some labels but not all."""
+    if partial not in ("keep", "drop", "error"):
+        raise DataError(f"{name}: partial_labels must be 'keep', 'drop' or 'error', got {partial!r}")
     owner = np.zeros(len(missing), dtype=np.int64) if codes is None else codes
     absent = np.bincount(owner, weights=missing)
     total = np.bincount(owner)
@@ -176,11 +182,13 @@ def _unlabeled(name: str, missing: Array, codes: Array | None, names: Sequence[s
         others = len(mixed) - 1
         more = "" if others == 0 else f" (and {others} other client{'s' if others > 1 else ''} likewise)"
         raise DataError(
-            f"{name}: {whose} {lack} {int(absent[first])} of {int(total[first])} labels{more}; a client must have all "
-            f"its labels or none: fill them in, blank the rest, or drop those rows with partial_labels='drop' "
-            f"{on_command_line('partial_labels', 'drop')}"
+            f"{name}: {whose} {lack} {int(absent[first])} of {int(total[first])} labels{more}, and "
+            f"partial_labels='error' asks for all or none: fill them in, blank the rest, or drop those rows with "
+            f"partial_labels='drop' {on_command_line('partial_labels', 'drop')}"
         )
-    return ~(missing & np.isin(owner, mixed))
+    if partial == "keep":
+        return np.ones(len(missing), dtype=bool), len(mixed) > 0
+    return ~(missing & np.isin(owner, mixed)), False
 
 
 def encode_labels(
@@ -195,7 +203,7 @@ def encode_labels(
 
     Whole numbers 0 … K−1 stay as they are (with ``classes`` also if some do not occur); other values are numbered in
     sorted order, and the names keep what they were. With ``class_names`` these are the classes, in their order. A
-    missing label becomes 0; its client is marked as unlabeled.
+    missing label becomes 0; its row or its client is marked as unlabeled.
     """
     if task not in (None, "classification", "regression"):
         raise DataError(f"{name}: task must be 'classification' or 'regression', got {task!r}")
@@ -205,20 +213,17 @@ def encode_labels(
         present = present.astype(np.float64) if numeric else np.array([str(v) for v in present])
     if present.dtype.kind not in "biufUS":
         raise DataError(f"{name}: labels must be numbers or strings, but their type is {present.dtype}")
-    if present.dtype.kind == "f":
-        if not np.isfinite(present).all():
-            raise DataError(f"{name}: a label is infinite")
-        whole = bool((present == np.rint(present)).all())
-        if task == "regression" or (task is None and classes is None and not whole):
-            return _spread(present.astype(np.float32), missing), None, None
-        if not whole:
-            bad = present[present != np.rint(present)][0]
-            raise DataError(f"{name}: classes must be whole numbers or strings, but a label is {bad}")
-        present = present.astype(np.int64)
-    if task == "regression":
+    if present.dtype.kind == "f" and not np.isfinite(present).all():
+        raise DataError(f"{name}: a label is infinite")
+    broken = present[present != np.rint(present)] if present.dtype.kind == "f" else []
+    if task == "regression" or (task is None and classes is None and len(broken)):
         if present.dtype.kind in "US":
             raise DataError(f"{name}: a regression needs numbers, but a label is {str(present[0])!r}")
         return _spread(present.astype(np.float32), missing), None, None
+    if len(broken):
+        raise DataError(f"{name}: classes must be whole numbers or strings, but a label is {broken[0]}")
+    if present.dtype.kind == "f":
+        present = present.astype(np.int64)
     if class_names is not None:
         return _spread(_positions(present, class_names, name), missing), len(class_names), list(class_names)
     if present.dtype.kind in "iu" and classes is not None:
@@ -229,7 +234,8 @@ def encode_labels(
                 f"{low if low < 0 else high}"
             )
         return _spread(present.astype(np.int64, copy=False), missing), classes, None
-    unique = _unique(present)
+    # hashing beats sorting for millions of labels
+    unique = np.sort(pd.unique(present)) if present.dtype.kind in "iu" else np.unique(present)
     if classes is not None and len(unique) > classes:
         raise DataError(f"{name}: classes={classes}, but there are {len(unique)} different labels")
     if len(unique) == 1:
@@ -262,14 +268,6 @@ def _positions(labels: Array, class_names: Sequence[str], name: str) -> Array:
             f"{', '.join(class_names)}"
         )
     return np.array([place[_word(value)] for value in unique], dtype=np.int64)[which]
-
-
-def _unique(values: Array) -> Array:
-    if values.dtype.kind in "iu" and len(values) > 1:
-        low, high = int(values.min()), int(values.max())
-        if high - low < 1 << 20:  # counting beats sorting for millions of labels
-            return np.flatnonzero(np.bincount((values - low).astype(np.int64))) + low
-    return np.unique(values)
 
 
 def _spread(present: Array, missing: Array) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,15 +14,17 @@ from torch import Tensor
 from unalike.core.client import Clients
 from unalike.core.schema import Schema
 from unalike.data import spec
+from unalike.data.partition.features import categories
+from unalike.data.partition.mixture import Mixture
 from unalike.data.partition.schemes import NEED_CLASSES, PARTITIONS, Partition, iid
-from unalike.data.partition.shift import QUARTERS, draw_angles, rotate_clients
+from unalike.data.partition.shift import QUARTERS, draw_angles, draw_clusters, rotate_clients
 from unalike.data.population import Population, Scaling
 from unalike.data.rows import gather, group, owners, rank, shuffle
 from unalike.data.source import FILLED, Array, DataError, Names, Source
 
 # One generator for each decision, so that e.g. hiding more labels leaves the partition as it was.
 _PARTITION, _SPLIT, _UNSEEN, _LABELED, _SHIFT = range(5)
-_DEFAULT_CLIENTS = 100
+_MOST_CLIENTS, _ROWS_EACH = 100, 40  # unless asked for otherwise
 
 
 def natural(group_size: int = 1) -> None:
@@ -33,13 +35,25 @@ def natural(group_size: int = 1) -> None:
 
 
 def rotation(angles: Sequence[float] = QUARTERS, counts: Sequence[int] | None = None) -> None:
-    """Rows at random in equal numbers, and each client turns all its images by an angle of its own (T1 §5.6.1).
+    """Rows at random in equal numbers, and each client turns all its images by an angle of its own (Scott, 2026).
 
     The angle is drawn for each client, or ``counts`` says how many clients get each.
     """
 
 
-_KNOWN: dict[str, Callable[..., Any]] = {"natural": natural, **PARTITIONS, "rotation": rotation}
+def concept_shift(clusters: int = 4, counts: Sequence[int] | None = None) -> None:
+    """Rows at random in equal numbers, and clients of cluster c call class y (y + c) mod classes (Malekmohammadi).
+
+    The cluster is drawn for each client, or ``counts`` says how many clients are in each.
+    """
+
+
+_KNOWN: dict[str, Callable[..., Any]] = {
+    "natural": natural,
+    **PARTITIONS,
+    "rotation": rotation,
+    "concept-shift": concept_shift,
+}
 
 
 def list_partitions() -> dict[str, str]:
@@ -72,7 +86,8 @@ class _Dealt:
     natural: Array | None = None  # [clients]: its number in the source
     names: Sequence[str] | None = None
     angles: Sequence[float] | None = None  # of a rotation
-    counts: Sequence[int] | None = None
+    clusters: int | None = None  # of a concept shift
+    counts: Sequence[int] | None = None  # clients of each angle or cluster
 
 
 def build(
@@ -123,10 +138,15 @@ def build(
         x = x.copy() if x is source.x and not overwrite else x
         rotate_clients(x, sizes, which, angles)
         per_client["rotation"] = np.asarray(angles, dtype=np.float32)[which[kept]]
+    if dealt.clusters is not None and y is not None and source.classes is not None:
+        which = draw_clusters(len(sizes), default_rng([seed, _SHIFT]), dealt.clusters, dealt.counts)
+        y = (y + np.repeat(which, sizes)) % source.classes
+        per_client["cluster"] = which[kept]
 
     away = unseen if unseen is not None else 0 if source.whole else 0.1
     seen, unseen_index = _seen_unseen(len(kept), away, default_rng([seed, _UNSEEN]))
     scaling, shift, scale = _scaling(source, normalize, schema)
+    known = None if source.known is None else source.known if dealt.rows is None else source.known[dealt.rows]
     have_labels = np.full(len(kept), source.y is not None)
     if source.labeled is not None and dealt.natural is not None:
         have_labels &= source.labeled[dealt.natural[kept]]
@@ -134,7 +154,7 @@ def build(
     names = dealt.names if len(kept) == len(sizes) else _select_names(dealt.names, kept)
 
     def part(first: Array, size: Array, flags: Array) -> Clients:
-        return Clients(
+        made = Clients(
             x=tensors[0],
             y=tensors[1],
             start=torch.from_numpy(first[kept]),
@@ -144,7 +164,9 @@ def build(
             names=names,
             shift=shift,
             scale=scale,
+            known=None if known is None else torch.from_numpy(np.require(known, requirements=["C", "W"])),
         )
+        return made if known is None else replace(made, labeled=made.labels_there() > 0)  # some may be elsewhere
 
     tensors = (torch.from_numpy(x), None if y is None else torch.from_numpy(np.require(y, requirements=["C", "W"])))
     left_out = _select_names(dealt.names, np.setdiff1d(np.arange(len(sizes)), kept))
@@ -161,10 +183,12 @@ def build(
         per_client={key: torch.from_numpy(np.require(value, requirements="W")) for key, value in per_client.items()},
         shared={key: torch.from_numpy(np.require(value, requirements="W")) for key, value in source.shared.items()},
         dropped=[*source.dropped, *left_out],
+        incomplete=source.incomplete,
         columns=source.columns,
         partition=partition if isinstance(partition, str) else "",
         scaling=scaling,
         pooled=[one for one in source.pooled if schema is None or one == FILLED],  # the rest is the schema's own
+        network=source.network,
     )
     if schema is not None:
         population.check(schema)
@@ -173,18 +197,29 @@ def build(
 
 def _deal(source: Source, partition: str | Partition, clients: int | None, rng: Generator) -> _Dealt:
     """Rows to clients by the named partition."""
+    count = clients or max(1, min(_MOST_CLIENTS, len(source.x) // _ROWS_EACH))
     if callable(partition):
-        return _from_lists(partition(_labels(source, ""), clients or _DEFAULT_CLIENTS, rng), source)
+        return _from_lists(partition(_labels(source, ""), count, rng), source)
     name, options = _named(partition)
     if name == "natural":
         return _natural(source, clients, rng, **options)
-    if name == "rotation":
-        dealt = _from_lists(iid(_labels(source, name), clients or _DEFAULT_CLIENTS, rng), source)
+    if name in ("rotation", "concept-shift"):
+        dealt = _from_lists(iid(_labels(source, name), count, rng), source)
         counts = options.get("counts")
-        dealt.angles = _many(options.get("angles", QUARTERS))
+        if name == "rotation":
+            dealt.angles = _many(options.get("angles", QUARTERS))
+        else:
+            dealt.clusters = int(options.get("clusters", 4))
         dealt.counts = None if counts is None else _many(counts)
         return dealt
-    return _from_lists(PARTITIONS[name](_labels(source, name), clients or _DEFAULT_CLIENTS, rng, **options), source)
+    labels = _modelled(source, options) if name == "mdm" else _labels(source, name)
+    return _from_lists(PARTITIONS[name](labels, count, rng, **options), source)
+
+
+def _modelled(source: Source, options: dict[str, Any]) -> Array:
+    """What a fitted mixture divides by: the label, or the features that it is over."""
+    features = Mixture.load(options["file"]).features if "file" in options else ()
+    return categories(features, source.x, source.y, source.columns) if features else _labels(source, "mdm")
 
 
 def _many(value: Any) -> Any:
@@ -197,6 +232,11 @@ def _labels(source: Source, partition: str) -> Array:
     if source.labeled is not None and not source.labeled.all():
         raise DataError(
             f"{source.name}: some clients have no labels, so rows cannot be dealt out anew; use partition 'natural'"
+        )
+    if source.known is not None and (partition in NEED_CLASSES or not partition):
+        raise DataError(
+            f"{source.name}: some rows have no label, so rows cannot be dealt out by class; use partition 'iid', "
+            f"'size-skew' or 'natural'"
         )
     if source.y is None or source.classes is None:
         if partition in NEED_CLASSES:
@@ -274,6 +314,8 @@ def _order(
     """Order each client's rows as train, validation, test (changes ``dealt``); how many test rows each client has."""
     if samples is not None or test or validation:
         dealt.rows = shuffle(dealt.rows, dealt.sizes, rng)
+        if source.known is not None:
+            dealt.rows = _spread_out(source.known[dealt.rows], dealt.rows, owners(dealt.sizes))
     if samples is not None and dealt.rows is not None:
         dealt.rows = dealt.rows[rank(dealt.sizes) < samples]
         dealt.sizes = np.minimum(dealt.sizes, samples)
@@ -288,6 +330,17 @@ def _order(
         order = np.argsort(key, kind="stable")
         dealt.rows = order if dealt.rows is None else dealt.rows[order]
     return np.bincount(owner[flags], minlength=len(dealt.sizes))
+
+
+def _spread_out(known: Array, rows: Array, owner: Array) -> Array:
+    """Each client's rows with its labeled ones at equal distances, so that every part gets its share of the labels."""
+    kind = 2 * owner + known
+    order = np.argsort(kind, kind="stable")
+    counts = np.bincount(kind)
+    place = np.empty(len(rows))
+    place[order] = (rank(counts) + 0.5) / np.repeat(counts, counts)
+    result: Array = rows[np.lexsort((place, owner))]
+    return result
 
 
 def _share_of(sizes: Array, share: float, available: Array) -> Array:
@@ -310,15 +363,11 @@ def _seen_unseen(count: int, unseen: int | float | Sequence[int], rng: Generator
         chosen = rng.permutation(count)[:number]
     else:
         chosen = np.asarray(unseen, dtype=np.int64)
-        if len(np.unique(chosen)) != len(chosen) or len(chosen) >= count or not _within(chosen, count):
+        if len(np.unique(chosen)) != len(chosen) or len(chosen) >= count or not np.isin(chosen, range(count)).all():
             raise DataError(f"unseen must list different positions below {count} and leave a client to train on")
     hidden = np.zeros(count, dtype=bool)
     hidden[chosen] = True
     return np.flatnonzero(~hidden), np.flatnonzero(hidden)
-
-
-def _within(index: Array, count: int) -> bool:
-    return len(index) == 0 or (int(index.min()) >= 0 and int(index.max()) < count)
 
 
 def _hide_labels(have: Array, seen: Array, share: float, rng: Generator) -> Array:

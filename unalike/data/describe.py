@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from unalike.core.client import Clients
-from unalike.data.population import Population
+from unalike.data.population import Population, rows_of
+from unalike.data.source import Names
 
 _MOST_NUMBERS = 200_000_000  # inputs larger than this are not read only to describe them
 
@@ -21,9 +20,7 @@ class Description:
 
     title: str
     summary: Mapping[str, str]
-    columns: Mapping[
-        str, Tensor
-    ]  # train, validation, test, and where they make sense classes, entropy, distance, shift
+    columns: Mapping[str, Tensor]  # train, validation, test; where they make sense classes, entropy, distance, shift
     names: Sequence[str]
 
     def rows(self, limit: int | None = None) -> list[list[str]]:
@@ -49,25 +46,26 @@ def describe(population: Population) -> Description:
     alone would give.
     """
     sizes = population.sizes.to(torch.float64)
-    columns: dict[str, Tensor] = {
-        "train": population.train.size,
-        "validation": population.validation.size,
-        "test": population.test.size,
-    }
+    columns: dict[str, Tensor] = {name: part.size for name, part in population.parts.items()}
     summary = {
         "clients": f"{len(population):,} ({len(population.seen):,} seen, {len(population.unseen):,} unseen)",
         "labeled seen clients": f"{int(population.labeled[population.seen].sum()):,}",
         "left out": f"{len(population.dropped):,} client{'s' * (len(population.dropped) > 1)} with too few rows",
-        "rows": ", ".join(f"{int(columns[part].sum()):,} {part}" for part in ("train", "validation", "test")),
+        "rows": ", ".join(f"{int(sizes.sum()):,} {part}" for part, sizes in columns.items()),
         "rows of a client": _spread(sizes, ".0f"),
         "input": f"{population.kind} {'×'.join(map(str, population.input_shape))}",
     }
     if not population.dropped:
         del summary["left out"]
+    if population.incomplete:
+        summary["rows left out"] = f"{population.incomplete:,} for lack of a value (missing=drop)"
     text = {name: values for name, values in (population.columns or {}).items() if values is not None}
     if text:
         became = (f"{name} ({len(values)})" for name, values in text.items())
         summary["text columns"] = f"one feature for each value: {', '.join(became)}"
+    lacking = _lacking(population)
+    if lacking:
+        summary["rows without a label"] = f"{lacking:,} of clients that have some; they describe, and are in no loss"
     if not population.has_labels:
         table = population.columns is not None
         summary["labels"] = "no labels" + (": name their column with --label-column" if table else "")
@@ -75,7 +73,7 @@ def describe(population: Population) -> Description:
         summary["targets"] = _target_range(population)
     if population.classes is not None:
         counts = population.histogram().to(torch.float64)
-        known = population.test.labeled
+        known = population.test.labeled if population.train.known is None else counts.sum(1) > 0
         share = counts / counts.sum(1, keepdim=True).clamp(min=1)
         overall = counts.sum(0) / counts.sum()
         entropy = torch.where(share > 0, -share * share.clamp(min=1e-300).log2(), 0).sum(1).clamp(min=0)
@@ -92,37 +90,27 @@ def describe(population: Population) -> Description:
         columns["shift"] = shift[0]
         chance = shift[1] * float(sizes.rsqrt().mean())
         summary["input shift"] = f"{_spread(shift[0], '.2f')} (by chance about {chance:.2f})"
-    names = _Named(population.train)
+    names = population.train.names or Names(population.train.ids.numpy())  # a population's ids are 0, 1, ...
     return Description(population.name, summary, columns, names)
+
+
+def _lacking(population: Population) -> int:
+    """How many rows of clients with labels have none."""
+    if population.train.known is None:
+        return 0
+    having = torch.stack([part.labels_there() for part in population.parts.values()]).sum(0)
+    return int((population.sizes - having)[having > 0].sum())
 
 
 def _target_range(population: Population) -> str:
     """From where to where the targets of a regression go; rows of clients without any hold a 0 that means nothing."""
-    labels, known = population.train.y, population.test.labeled
-    if labels is None or not known.any():
+    labels, there = population.train.y, population.train.known
+    known = torch.arange(len(population)) if there is not None else population.test.labeled.nonzero().flatten()
+    if labels is None or not len(known):
         return "none"
-    found: list[Tensor] = []
-    for part in (population.train, population.validation, population.test):
-        start, size = part.start[known], part.size[known]
-        first = torch.cumsum(size, 0) - size
-        found.append(labels[torch.arange(int(size.sum())) + torch.repeat_interleave(start - first, size)])
-    every = torch.cat(found)
+    rows = torch.cat([rows_of(part.select(known))[1] for part in population.parts.values()])
+    every = labels[rows if there is None else rows[there[rows]]]
     return f"real numbers from {float(every.min()):.4g} to {float(every.max()):.4g}"
-
-
-class _Named(Sequence[str]):
-    """The clients' names by position."""
-
-    def __init__(self, clients: Clients) -> None:
-        self.clients = clients
-
-    def __len__(self) -> int:
-        return len(self.clients)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self.clients.name(i) for i in range(*index.indices(len(self)))]
-        return self.clients.name(index)
 
 
 def _spread(values: Tensor, form: str) -> str:
@@ -144,16 +132,12 @@ def _input_shift(population: Population) -> tuple[Tensor, float] | None:
         return None
     sums = torch.zeros(len(population), x[0].numel(), dtype=torch.float64)
     squares = torch.zeros(x[0].numel(), dtype=torch.float64)
-    for part in (population.train, population.validation, population.test):
-        for a in range(0, len(part), 4096):
-            some = torch.arange(a, min(len(part), a + 4096))
-            owner = torch.repeat_interleave(some, part.size[some])
-            first = torch.cumsum(part.size[some], 0) - part.size[some]
-            rows = torch.arange(len(owner)) + (part.start[some] - first)[owner - a]
-            for b in range(0, len(rows), 65_536):
-                piece = x[rows[b : b + 65_536]].reshape(-1, sums.shape[1]).to(torch.float64)
-                sums.index_add_(0, owner[b : b + 65_536], piece)
-                squares += piece.square_().sum(0)
+    for part in population.parts.values():
+        owner, rows = rows_of(part)
+        for a in range(0, len(rows), 65_536):
+            piece = x[rows[a : a + 65_536]].reshape(-1, sums.shape[1]).to(torch.float64)
+            sums.index_add_(0, owner[a : a + 65_536], piece)
+            squares += piece.square_().sum(0)
     sizes = population.sizes.to(torch.float64)
     mean = sums.sum(0) / sizes.sum()
     difference = sums / sizes[:, None] - mean

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,15 @@ import torch
 
 from unalike.core.schema import Schema
 from unalike.data import spec
-from unalike.data.arrays import Task, array_source
+from unalike.data.arrays import PartialLabels, Task, array_source
 from unalike.data.build import build
 from unalike.data.files.reader import file_source, frame_source
 from unalike.data.partition.schemes import Partition
 from unalike.data.population import Population
 from unalike.data.source import DataError, Kind, Source
 from unalike.data.sources.catalog import CATALOG, open_source
+
+PLAN = [name for name in inspect.signature(build).parameters if name not in ("source", "overwrite")]
 
 
 def load(
@@ -43,7 +46,8 @@ def load(
     - ``partition``: a name with options such as ``"dirichlet:0.1"`` or ``"pathological:2"`` (see
       ``list_partitions()``), or a function ``(labels, clients, rng) -> list of row indices``. Default: the source's
       own clients, else ``iid``.
-    - ``clients``: how many (default 100, or all natural ones); ``samples``: at most so many rows for each.
+    - ``clients``: how many (default: all natural ones; where rows are dealt out 100, or fewer so that each has 40 rows:
+      scores on a handful of test rows say little); ``samples``: at most so many rows for each.
     - ``test``: the fraction of each client's rows kept for testing, or ``"source"`` for the source's own test rows (the
       default where there are some; else 0.2). ``validation``: the fraction kept for validation. Both are rounded, give
       at least one row where a client has two, and always leave one to train on.
@@ -63,7 +67,9 @@ def load(
     The same arguments and ``seed`` give the same population, and each decision has a generator of its own: hiding more
     labels does not change who is unseen.
     """
-    known = schema if schema is None or isinstance(schema, Schema) else read_schema(schema)
+    given = locals()
+    plan = {name: given[name] for name in PLAN}
+    plan["schema"] = known = schema if schema is None or isinstance(schema, Schema) else read_schema(schema)
     if isinstance(data, Source):
         if options:
             raise DataError(f"unknown options for a ready-made source: {', '.join(options)}")
@@ -72,22 +78,7 @@ def load(
         source = _open(data, seed, known, options)
         if source.client is None and partition is None and not _named(data):
             raise _nobody(source.name)
-    return build(
-        source,
-        partition=partition,
-        clients=clients,
-        samples=samples,
-        min_samples=min_samples,
-        test=test,
-        validation=validation,
-        unseen=unseen,
-        labeled=labeled,
-        rotate=rotate,
-        normalize=normalize,
-        schema=known,
-        overwrite=not isinstance(data, Source),
-        seed=seed,
-    )
+    return build(source, **plan, overwrite=not isinstance(data, Source))
 
 
 def read_schema(file: str | Path) -> Schema:
@@ -102,9 +93,10 @@ def read_schema(file: str | Path) -> Schema:
             f"{path}: {error}; expected JSON as `unalike data DATASET --schema FILE` writes it: shape, kind, columns, "
             "classes, class_names, shift, scale"
         ) from error
+    scaling: dict[str, Any] = {}
     for name, value in (("shift", schema.shift), ("scale", schema.scale)):
         if value is None:
-            continue
+            return schema
         try:
             value.expand(schema.shape)
         except RuntimeError as error:
@@ -114,9 +106,8 @@ def read_schema(file: str | Path) -> Schema:
             ) from error
         if not bool(value.isfinite().all()):
             raise DataError(f"{path}: its {name} holds numbers that are not finite")
-    if schema.shift is None or schema.scale is None:
-        return schema
-    return replace(schema, shift=schema.shift.to(torch.float32), scale=schema.scale.to(torch.float32))
+        scaling[name] = value.to(torch.float32)
+    return replace(schema, **scaling)
 
 
 def _named(data: object) -> bool:
@@ -159,7 +150,7 @@ def from_arrays(
     kind: Kind | None = None,
     classes: int | None = None,
     task: Task | None = None,
-    partial_labels: Literal["error", "drop"] = "error",
+    partial_labels: PartialLabels = "keep",
     overwrite: bool = False,
     **plan: Any,
 ) -> Population:
@@ -173,17 +164,8 @@ def from_arrays(
     schema = plan.get("schema")
     if schema is not None and not isinstance(schema, Schema):
         plan["schema"] = schema = read_schema(schema)
-    source = array_source(
-        x,
-        y,
-        client,
-        name=name,
-        kind=kind,
-        classes=classes,
-        task=task,
-        partial_labels=partial_labels,
-        schema=schema,
-    )
+    how: dict[str, Any] = {"kind": kind, "classes": classes, "task": task, "partial_labels": partial_labels}
+    source = array_source(x, y, client, name=name, schema=schema, **how)
     if client is None and plan.get("partition") is None:
         raise _nobody(name)
     return build(source, overwrite=overwrite, **plan)

@@ -20,6 +20,13 @@ from unalike.data.source import DataError, Kind
 Scaling = Literal["none", "public", "asked"]
 
 
+def rows_of(clients: Clients) -> tuple[Tensor, Tensor]:
+    """The position of the client of every row, and where the row lies."""
+    owner = torch.repeat_interleave(torch.arange(len(clients)), clients.size)
+    first = torch.cumsum(clients.size, 0) - clients.size
+    return owner, torch.arange(len(owner)) + (clients.start - first)[owner]
+
+
 @dataclass(frozen=True, eq=False)
 class Population:
     """The federated data set. ``train``, ``validation`` and ``test`` hold the same clients in the same order.
@@ -41,10 +48,13 @@ class Population:
     per_client: Mapping[str, Tensor] = field(default_factory=dict)  # [clients, ...]: true parameters, rotation, ...
     shared: Mapping[str, Tensor] = field(default_factory=dict)  # what the server has or knows
     dropped: Sequence[str] = ()  # clients left out because they had too few rows
+    incomplete: int = 0  # rows left out for lack of a value
     columns: Mapping[str, Sequence[str] | None] | None = None  # a table's features, text with its values; else None
     partition: str = ""  # how rows came to clients, "natural": as in the source; empty: by a function
     scaling: Scaling = "none"
+    declared: Mapping[str, Tensor] = field(default_factory=dict)  # of each client, in public: epsilon, delta, batch
     pooled: Sequence[str] = ()  # what was read off the rows of all clients together, so that it is not public
+    network: str | None = None  # the architecture that the data is meant for; None: as its inputs suggest
 
     def __len__(self) -> int:
         return len(self.train)
@@ -78,14 +88,21 @@ class Population:
         """The same rows, scaled as this schema says: that of a run, say, whose clients were asked for it."""
         self.check(schema)
         train, validation, test = (
-            replace(part, shift=schema.shift, scale=schema.scale) for part in (self.train, self.validation, self.test)
+            replace(part, shift=schema.shift, scale=schema.scale) for part in self.parts.values()
         )
         scaling: Scaling = "none" if schema.shift is None else "public"
         return replace(self, train=train, validation=validation, test=test, scaling=scaling)
 
     def roster(self) -> Roster:
         """All clients, seen and unseen, as a server knows them."""
-        return replace(self.train.roster(), schema=self.schema)
+        said = self.declared
+        return replace(
+            self.train.roster(),
+            schema=self.schema,
+            epsilon=said.get("epsilon"),
+            delta=said.get("delta"),
+            batch=said.get("batch"),
+        )
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -106,30 +123,24 @@ class Population:
         """[clients] int64: all rows of a client."""
         return self.train.size + self.validation.size + self.test.size
 
-    @property
-    def outputs(self) -> int:
-        """How many numbers a model must give for one sample: one for each class, or one."""
-        return 1 if self.classes is None else self.classes
-
     def histogram(self, part: Clients | None = None) -> Tensor:
         """[clients, classes] int64: how many rows of each class a client has, in one part or (None) altogether."""
         if self.classes is None or self.train.y is None:
             raise ValueError(f"{self.name!r} has no classes, so there is no label histogram")
-        parts = [self.train, self.validation, self.test] if part is None else [part]
         total = torch.zeros(len(self), self.classes, dtype=torch.int64)
-        for clients in parts:
-            owner = torch.repeat_interleave(torch.arange(len(clients)), clients.size)
-            first = torch.cumsum(clients.size, 0) - clients.size
-            rows = torch.arange(len(owner)) + (clients.start - first)[owner]
+        known = self.train.known
+        for clients in self.parts.values() if part is None else [part]:
+            owner, rows = rows_of(clients)
+            if known is not None:
+                owner, rows = owner[known[rows]], rows[known[rows]]
             cells = owner * self.classes + self.train.y[rows]
             total += torch.bincount(cells, minlength=total.numel()).view_as(total)
-        total[~self.test.labeled] = 0  # of a client that came without labels nothing is known
+        if self.train.known is None:
+            total[~self.test.labeled] = 0  # of a client that came without labels nothing is known
         return total
 
     def __repr__(self) -> str:
-        labels = (
-            "no labels" if not self.has_labels else f"{self.classes} classes" if self.classes else "numeric targets"
-        )
+        labels = f"{self.classes} classes" if self.classes else "numeric targets" if self.has_labels else "no labels"
         return (
             f"Population({self.name!r}: {len(self.seen):,} seen and {len(self.unseen):,} unseen clients, "
             f"{int(self.sizes.sum()):,} rows of {self.kind} {self.input_shape}, {labels}, "

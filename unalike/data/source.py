@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
-import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Kind = Literal["image", "features", "tokens"]
 KINDS: tuple[Kind, ...] = ("image", "features", "tokens")
 FILLED = "the means that stand for missing values (data.options.missing)"
+COUNTED = "the number of classes (data.options.classes)"
 
 
 class DataError(ValueError):
@@ -43,10 +43,6 @@ class Names(Sequence[str]):
     def __len__(self) -> int:
         return len(self.values)
 
-    def __repr__(self) -> str:
-        shown = ", ".join(self[i] for i in range(min(5, len(self))))
-        return f"Names({shown}{', …' if len(self) > 5 else ''})"
-
 
 @dataclass(frozen=True, eq=False)
 class Source:
@@ -66,6 +62,7 @@ class Source:
     client: Array | None = None  # [rows] int64: the natural client of a row, 0 .. clients - 1
     client_names: Sequence[str] | None = None
     labeled: Array | None = None  # [natural clients] bool: False for one who came without labels
+    known: Array | None = None  # [rows] bool: which labels are there, where a client has some of them; None: see above
     is_test: Array | None = None  # [rows] bool: the source's own division into training and test rows
     normalize: Literal["published", "standard", "none"] = "standard"
     mean: Array | None = None  # per channel, in units of x
@@ -73,15 +70,17 @@ class Source:
     per_client: Mapping[str, Array] = field(default_factory=dict)  # [natural clients, ...], e.g. the true parameters
     shared: Mapping[str, Array] = field(default_factory=dict)  # what the server has or knows, e.g. its own points
     dropped: Sequence[str] = ()  # clients that came without a single sample
+    incomplete: int = 0  # rows left out for lack of a value
     columns: Mapping[str, Sequence[str] | None] | None = None  # a table's features, text with its values; else None
     pooled: Sequence[str] = ()  # what was read off the rows of all clients together, e.g. the values of a text column
     whole: bool = False  # for analytics: unless asked for, no test rows and no unseen clients
+    network: str | None = None  # the architecture that it is meant for; None: as its inputs suggest
 
     def __post_init__(self) -> None:
         rows = len(self.x)
         if rows == 0:
             raise DataError(f"{self.name}: there is not a single sample")
-        for what, column in (("y", self.y), ("client", self.client), ("is_test", self.is_test)):
+        for what, column in (("y", self.y), ("client", self.client), ("is_test", self.is_test), ("known", self.known)):
             if column is not None and (column.ndim != 1 or len(column) != rows):
                 raise DataError(
                     f"{self.name}: `{what}` must hold one value for each of the {rows} rows of x, "
@@ -92,8 +91,3 @@ class Source:
     def clients(self) -> int | None:
         """How many natural clients there are; None: the source has no client ids."""
         return None if self.client is None else int(self.client.max()) + 1
-
-
-def channel_shape(values: Sequence[float]) -> Array:
-    """Per-channel constants that broadcast over an image [channels, height, width]."""
-    return np.asarray(values, dtype=np.float32).reshape(-1, 1, 1)

@@ -11,6 +11,7 @@ from torch import Tensor
 from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Held, Models, QuorumError, each
 from unalike.core.model import Model
+from unalike.core.outside import first_line_of
 from unalike.core.roster import Roster
 from unalike.core.task import Sent, send, task
 from unalike.learn.objective import loss_of
@@ -26,6 +27,7 @@ class Scorer:
 
     @task
     def score(self, client: Client, theta: Tensor) -> Sent:
+        client = client.with_labels
         outputs = self.model(theta, client.x)
         if client.y.is_floating_point():
             quality = -2 * loss_of(outputs, client.y)
@@ -57,6 +59,11 @@ class Scores:
     def p10(self) -> float:
         """The 10th percentile of the clients' scores."""
         return float(self.score.nanquantile(0.1))
+
+    @property
+    def worst(self) -> float:
+        """The lowest score of a client."""
+        return float(self.score.nanquantile(0.0))
 
 
 def evaluate(
@@ -90,7 +97,8 @@ def evaluate(
                 replies = cohort.on("test").ask(scorer.score, theta=theta)
                 tested = replies["rows"] > 0
                 served = rows[replies.answered][tested]
-                score[served], loss[served] = replies["score"][tested], replies["loss"][tested]
+                score[served] = replies["score"][tested].to(score.dtype)
+                loss[served] = replies["loss"][tested].to(loss.dtype)
             break
     return Scores(score, loss)
 
@@ -112,6 +120,16 @@ def _models(personalize: Callable[[Cohort], Models], cohort: Cohort) -> tuple[Mo
         models = nothing
     names = {failure.client for failure in federation.failures}
     failed = {position for position in range(len(cohort)) if federation.roster.name(position) in names}
-    if not failed and isinstance(models, Tensor) and len(models) != len(cohort):
-        raise ValueError(f"personalize gave {len(models)} models for {len(cohort)} clients")
+    if not failed and not isinstance(models, Held):
+        _check_shape(models, len(cohort), personalize)
     return models, failed
+
+
+def _check_shape(models: object, clients: int, personalize: Callable[[Cohort], Models]) -> None:
+    if isinstance(models, Tensor) and models.ndim == 2 and len(models) == clients:
+        return
+    found = f"a tensor {list(models.shape)}" if isinstance(models, Tensor) else type(models).__name__
+    raise ValueError(
+        f"personalize gave {found} for {clients} clients; expected a matrix [C, d], one row a client (one model for "
+        f"all: theta.expand(len(cohort), -1)), or replies.held(...){first_line_of(personalize)}"
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,17 +15,27 @@ Params = Tensor | dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples of one step; ``weight`` is 0 for rows that only fill up a partial batch, None where there are none."""
+    """Samples of one step; ``weight`` is 0 for rows that only fill up a partial batch, None where there are none.
+
+    ``known`` is 1 for rows that have a label; None: all have, or none has (then there is no ``y``).
+    """
 
     x: Tensor
     y: Tensor | None
     weight: Tensor | None
+    known: Tensor | None = field(default=None, kw_only=True)
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean of per-sample values [B] over the batch's real samples."""
         if self.weight is None:
             return values.mean()
         return (values * self.weight).sum() / self.weight.sum().clamp(min=1)
+
+    def mean_gradient(self, gradients: Tensor) -> Tensor:
+        """[B, k] gradients of the per-sample values as those of their mean."""
+        if self.weight is None:
+            return gradients / len(gradients)
+        return gradients * (self.weight / self.weight.sum().clamp(min=1))[:, None]
 
 
 def taken(values: Tensor, rows: Tensor) -> Tensor:
@@ -37,12 +47,61 @@ Objective = Callable[[Params, Batch], Tensor]  # what a step descends: parameter
 StepGradient = Callable[[Params, Batch], tuple[Params, Tensor]]  # its gradient, and its value
 
 
+Moves = Generator[dict[str, Tensor], dict[str, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class InTurns:
+    """What a step does where parts move in turns (Gauss-Seidel), each at the newest values of the others.
+
+    ``moves(params, batch)`` is a generator: ``params = yield {"mu": gradient}`` has the loop move that part and gives
+    the parameters as they are then; what it returns is the step's loss.
+    """
+
+    moves: Callable[[dict[str, Tensor], Batch], Moves]
+
+
 def loss_of(outputs: Tensor, y: Tensor) -> Tensor:
     """Per-sample loss [B]: cross-entropy for classes, squared error for real targets."""
     if y.is_floating_point():
         return (outputs.reshape(len(y), -1).squeeze(-1) - y).square() / 2
     # as F.cross_entropy, which under vmap is put together from many small operations
     return -F.log_softmax(outputs, -1).gather(-1, y[:, None])[:, 0]
+
+
+# Distillation. A model's scores [B, k] are its log-probabilities of the classes, or for real targets its outputs, as
+# means of normal distributions of variance 1. With q and p expected by student and teacher, the gradients with respect
+# to the student's outputs are q − target for the loss and q − p for the divergence. They are written out because in a
+# small step it costs more to differentiate these few operations than to compute them.
+
+
+def scores(outputs: Tensor, y: Tensor) -> Tensor:
+    return outputs if y.is_floating_point() else F.log_softmax(outputs, -1)
+
+
+def expected(of_model: Tensor, y: Tensor) -> Tensor:
+    """[B, k] what scores expect: probabilities of classes, or the real target."""
+    return of_model if y.is_floating_point() else of_model.exp()
+
+
+def target(of_model: Tensor, y: Tensor) -> Tensor:
+    """[B, k] what scores should expect."""
+    return y.reshape(of_model.shape) if y.is_floating_point() else F.one_hot(y, of_model.shape[-1])
+
+
+def divergence(of_teacher: Tensor, of_student: Tensor, y: Tensor) -> Tensor:
+    """[B] KL(teacher ‖ student) from their scores; half the squared distance for real targets."""
+    if y.is_floating_point():
+        return (of_teacher - of_student).square().sum(-1) / 2
+    return (of_teacher.exp() * (of_teacher - of_student)).sum(-1)
+
+
+def teacher_gradient(of_teacher: Tensor, of_student: Tensor, y: Tensor) -> Tensor:
+    """[B, k] the gradient of ``divergence`` with respect to the teacher's outputs: p·(log p/q − KL)."""
+    if y.is_floating_point():
+        return of_teacher - of_student
+    p, ratio = of_teacher.exp(), of_teacher - of_student
+    return p * (ratio - (p * ratio).sum(-1, keepdim=True))
 
 
 @dataclass(frozen=True)

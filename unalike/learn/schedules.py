@@ -9,14 +9,18 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Schedule:
-    """constant, 1/t, 1/√t, 1/log t (T2 §2.4); exponential: decay^⌊(t−1)/period⌋; cosine: 1 to 0 over ``period``."""
+    """constant, 1/t, 1/√t; exponential: decay^⌊(t−1)/period⌋; cosine: 1 to 0 over ``period``.
 
-    kind: Literal["constant", "1/t", "1/sqrt(t)", "1/log(t)", "exponential", "cosine"] = "constant"
+    1/log(t) is 1/ln(t + e − 1); 1/log10(t) is 1/(1 + log₁₀ t), which Malekmohammadi has for "1/log t".
+    Both begin with 1. Halving every T rounds is exponential with decay=0.5 and period=T.
+    """
+
+    kind: Literal["constant", "1/t", "1/sqrt(t)", "1/log(t)", "1/log10(t)", "exponential", "cosine"] = "constant"
     decay: float = 0.99
     period: int = 1
 
     def __post_init__(self) -> None:
-        kinds = ("constant", "1/t", "1/sqrt(t)", "1/log(t)", "exponential", "cosine")
+        kinds = ("constant", "1/t", "1/sqrt(t)", "1/log(t)", "1/log10(t)", "exponential", "cosine")
         if self.kind not in kinds:
             raise ValueError(f"schedule {self.kind!r}; expected one of {', '.join(kinds)}")
         if self.period < 1 or not 0 < self.decay <= 1:
@@ -32,6 +36,8 @@ class Schedule:
                 return 1.0 / math.sqrt(t)
             case "1/log(t)":
                 return 1.0 / math.log(t + math.e - 1)  # shifted so that the first round has the full rate
+            case "1/log10(t)":
+                return 1.0 / (1 + math.log10(t))
             case "exponential":
                 return float(self.decay ** ((t - 1) // self.period))
             case "cosine":

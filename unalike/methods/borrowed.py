@@ -7,13 +7,13 @@ clients that answered in some round are lent; a training client that never did i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.func import vmap
+from torch import Tensor
 
 from unalike.core.client import Client
 from unalike.core.draws import Draws, key
@@ -25,54 +25,12 @@ from unalike.learn.local import LocalSGD
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.pfedhn import PFedHN, rows_of
 from unalike.methods.problem import Problem
-from unalike.networks.hypernet import generate
+from unalike.networks.ensemble import Ensemble
+from unalike.networks.hypernet import Initial, Size, generate
 from unalike.privacy import SystemDraws
 
 _PROJECTION, _SAMPLED = 3, 4  # domains of the seed
-
-
-class Ensemble(Model):
-    """Several models as one: the output is the mean of theirs.
-
-    theta holds, member by member, its parameters and then 1, or 0 for one that does not count (at least one does).
-    """
-
-    def __init__(self, member: Model, count: int) -> None:
-        if count < 1:
-            raise ValueError(f"an ensemble needs at least one member, got {count}")
-        self.member, self.count, self.size = member, count, (member.size + 1) * count
-
-    def __call__(self, theta: Tensor, *inputs: Tensor) -> Tensor:
-        members, counts = self._parts(theta)
-        outputs: Tensor = vmap(lambda own: self.member(own, *inputs))(members)
-        total: Tensor = torch.tensordot(counts, outputs, 1)
-        return total / counts.sum()
-
-    def tensors(self, theta: Tensor) -> dict[str, Tensor]:
-        """Every member's named tensors, as ``0.NAME``, ``1.NAME``, …, and whether it counts, as ``0.counts``, …"""
-        members, counts = self._parts(theta)
-        named = [{**self.member.tensors(own), "counts": one} for own, one in zip(members, counts, strict=True)]
-        return {f"{i}.{name}": value for i, own in enumerate(named) for name, value in own.items()}
-
-    def module(self, theta: Tensor) -> nn.Module:
-        """An ordinary module with the parameters of the members that count."""
-        members, counts = self._parts(theta)
-        return _Mean(self.member.module(own) for own in members[counts > 0])
-
-    def _parts(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """The members' parameters, and which of them count."""
-        parts = theta.view(self.count, self.member.size + 1)
-        return parts[:, :-1], parts[:, -1]
-
-    def __repr__(self) -> str:
-        return f"Ensemble of {self.count} × {self.member!r}"
-
-
-class _Mean(nn.ModuleList):
-    """The mean output of modules."""
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return torch.stack([member(*inputs) for member in self]).mean(0)
+MOST_COMPARED = 200  # training clients among which usual distances are measured
 
 
 @dataclass(frozen=True)
@@ -80,8 +38,8 @@ class Borrowed:
     """pFedHN whose newcomers borrow models of training clients; training is pFedHN's.
 
     ``choice`` is "sampled" (one at random), "nearest" (the least A-distance) or "ensemble" (the mean output of all;
-    training clients get it too, since a run has one kind of model). P2 scores PFL-sampled by the mean accuracy of all
-    models on each newcomer; here a newcomer draws one, which has that mean in expectation.
+    training clients get it too, since a run has one kind of model). The paper scores PFL-sampled by the mean accuracy
+    of all models on each newcomer; here a newcomer draws one, which has that mean in expectation.
 
     The A-distance of two clients is 2(1 − 2ε), ε the error of the best linear separator of their samples (Ben-David et
     al. 2007). Here ε is that of the Gaussian approximation, Φ(−Δ/2) with Mahalanobis' distance Δ under the mean of both
@@ -89,6 +47,9 @@ class Borrowed:
     mean and covariance with the first rounds it answers in, and no classifier is trained between clients. The nearest
     in Δ is the nearest in A. Samples of n and m rows of one distribution have a Δ² of about features · (1/n + 1/m);
     that is subtracted, so that few rows do not count as distance.
+
+    The fields of training are pFedHN's. ``--preset paper`` has those of pFedHN's authors, and a tenth of the clients a
+    round (its App. C).
 
     Before the first round nothing is trained, and newcomers borrow from the random models of all.
     """
@@ -100,9 +61,15 @@ class Borrowed:
     server: ServerOptimizer = ServerOptimizer("adam", lr=2e-4, warmup=10)
     descriptor: int | None = None
     descriptor_lr: float = 1e-2
+    size: Size = "M"
+    layers: int | None = None
+    initial: Initial = "near"
+    lambda_h: float = 1e-3
+    weight_decay: float = 0.0
     features: int = 32
     serves_unlabeled: ClassVar[bool] = True
     asks_unlabeled: ClassVar[bool] = False
+    not_client_private: ClassVar[str] = "newcomers get models of training clients, each as it is"
 
     def __post_init__(self) -> None:
         if self.choice not in ("sampled", "nearest", "ensemble"):
@@ -120,6 +87,11 @@ class Borrowed:
             server=self.server,
             descriptor=self.descriptor,
             descriptor_lr=self.descriptor_lr,
+            size=self.size,
+            layers=self.layers,
+            initial=self.initial,
+            lambda_h=self.lambda_h,
+            weight_decay=self.weight_decay,
         )
 
     @cached_property
@@ -205,9 +177,33 @@ class Borrowed:
     def _nearest(self, state: State, cohort: Cohort) -> Tensor:
         """[C] the training client of least A-distance, among those that have sent a summary (none: the first one)."""
         replies = cohort.ask(self.summarise, projection=state.projection)
-        gap = replies["mean"][:, None] - state.means  # [C, n, r]
-        pooled = (replies["covariance"][:, None] + state.covariances) / 2
-        pooled = pooled + 1e-12 * torch.eye(gap.shape[-1])  # two clients of one row each have no spread at all
-        squared = (gap * torch.linalg.solve(pooled, gap[..., None])[..., 0]).sum(-1)
-        squared = squared - gap.shape[-1] * (1 / replies["rows"][:, None] + 1 / state.rows)
-        return torch.where(state.summarised, squared, torch.inf).argmin(1)
+        sent = {name: replies[name] for name in ("mean", "covariance", "rows")}
+        return torch.where(state.summarised, _squared(sent, _summaries(state)), torch.inf).argmin(1)
+
+    def nearest(self, state: State, sent: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
+        """How far newcomers are from those who trained, by the A-distance (0: alike, 2: told apart without error)."""
+        if self.choice != "nearest" or int(state.summarised.sum()) < 2:
+            return None
+        known = {name: values[state.summarised][:MOST_COMPARED] for name, values in _summaries(state).items()}
+        among = _squared(known, known).masked_fill(torch.eye(len(known["rows"]), dtype=torch.bool), torch.inf)
+        return _a_distance(_squared(sent, known).amin(1)), _a_distance(among.amin(1))
+
+
+def _summaries(state: State) -> dict[str, Tensor]:
+    """What training clients have sent about their inputs."""
+    return {"mean": state.means, "covariance": state.covariances, "rows": state.rows}
+
+
+def _squared(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Tensor:
+    """[C, n] Mahalanobis' Δ² between clients, less what few rows alone make of it."""
+    gap = first["mean"][:, None] - second["mean"]  # [C, n, r]
+    pooled = (first["covariance"][:, None] + second["covariance"]) / 2
+    pooled = pooled + 1e-12 * torch.eye(gap.shape[-1])  # two clients of one row each have no spread at all
+    squared: Tensor = (gap * torch.linalg.solve(pooled, gap[..., None])[..., 0]).sum(-1)
+    return squared - gap.shape[-1] * (1 / first["rows"][:, None] + 1 / second["rows"])
+
+
+def _a_distance(squared: Tensor) -> Tensor:
+    """2(1 − 2ε) with ε = Φ(−Δ/2)."""
+    error: Tensor = torch.special.ndtr(-squared.clamp(min=0).sqrt() / 2)
+    return 2 - 4 * error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,15 @@ from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import SIZE, Mean, Release, Stays
+from unalike.core.release import SIZE, Release, Stays
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Objective, Params, loss_of
 from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
+from unalike.methods.averaging import averaged, check_averaging
 from unalike.methods.problem import Problem
+from unalike.privacy.mechanisms import AdditiveNoise
 
 PARTS = ("theta", "phi")
 
@@ -52,7 +54,8 @@ class FedTTA:
 
     Training differentiates through the inner step. Both networks are averaged as in FedAvg. ``adapt_lr``: η.
     A newcomer takes the same step on all its rows, the norm scaled to that of a training batch. schedule: factor of the
-    local rate.
+    local rate. ``secure`` sums the changes of both, as one vector clipped to ``clip``, under masks;
+    ``noise`` is that of FedAvg, on the mean of these vectors.
     """
 
     problem: Problem
@@ -61,12 +64,17 @@ class FedTTA:
     server: ServerOptimizer = field(default_factory=ServerOptimizer)
     schedule: Schedule = field(default_factory=Schedule)
     adapt_lr: float = 0.01
+    clip: float | None = None
+    noise: AdditiveNoise | None = None
+    secure: bool = False
+    client_private: ClassVar[Literal[True]] = True
     serves_unlabeled: ClassVar[bool] = True
     asks_unlabeled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not self.adapt_lr >= 0:
             raise ValueError(f"adapt_lr={self.adapt_lr}; expected 0 or more")
+        check_averaging(self.clip, self.noise, self.secure, self.local)
         _ = self.adaptation  # made here, because a vectorised task must not draw initial values
 
     @property
@@ -86,14 +94,16 @@ class FedTTA:
         start = {"theta": theta, "phi": phi}
         fitted, loss = self.local.minimise(self.objective(), start, client, labels=True, rate=rate)
         assert isinstance(fitted, dict)
-        return send(theta=fitted["theta"] - theta, phi=fitted["phi"] - phi, loss=loss)
+        return send(update=torch.cat([fitted["theta"] - theta, fitted["phi"] - phi]), loss=loss)
+
+    @fit.into
+    def _sums(self) -> list[Release]:
+        return averaged(self.clip, self.noise, self.secure, weight=SIZE)
 
     @task
     def adapt(self, client: Client, theta: Tensor, phi: Tensor) -> Sent:
         """Test-time adaptation at the client, where the result stays."""
-        weight = client.mask.to(torch.float32)
-        if self.local.batch is not None:
-            weight = weight * torch.clamp(self.local.batch / client.n, max=1.0)
+        weight = client.mask.to(torch.float32) * (self.local.batch_of(client.n) / client.n.clamp(min=1))
         return send(theta=self.adapted(theta, phi, client.x, weight))
 
     @adapt.into
@@ -131,16 +141,19 @@ class FedTTA:
         return state
 
     def round(self, state: State, federation: Federation) -> State:
-        replies = federation.sample(self.cohort, labeled=True).ask(
+        replies = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True).ask(
             self.fit,
             theta=state.theta,
             phi=state.phi,
             rate=self.schedule(federation.round),
-            into=[Mean(name, weight=SIZE) for name in (*PARTS, "loss")],
         )
-        federation.report(loss=replies["loss"])
-        for name in PARTS:
-            value, moments = self.server.step(state[name], replies[name], state.part(f"server.{name}"))
+        if "loss" in replies:
+            federation.report(loss=replies["loss"])
+        if "update" not in replies:
+            return state  # the very first Poisson cohort was empty
+        changes = torch.split(replies["update"], [len(state[name]) for name in PARTS])
+        for name, change in zip(PARTS, changes, strict=True):
+            value, moments = self.server.step(state[name], change, state.part(f"server.{name}"))
             state = state.replace(**{name: value}).with_part(f"server.{name}", moments)
         return state
 

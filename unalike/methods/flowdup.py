@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from unalike.core.client import Client
 from unalike.core.device import beside
 from unalike.core.draws import key
+from unalike.core.dropout import dropping
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
@@ -26,7 +27,11 @@ from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Objective, Params, loss_of, supervised
 from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
+from unalike.methods.averaging import averaged, check_averaging, moved
+from unalike.methods.problem import Problem
+from unalike.networks.architectures import build
 from unalike.networks.subspace import Kind, Subspace, subspace
+from unalike.privacy.mechanisms import AdditiveNoise
 
 _DOMAIN = 5_1  # so that the start of h has nothing to do with other draws of the seed
 PARTS = ("h1", "hidden", "last", "bias", "prior")  # ψ: h1, the three tensors of h2, and ψ_r
@@ -71,24 +76,31 @@ class Lift:
 
 @dataclass(frozen=True)
 class FLowDUP:
-    """A hypernetwork at the client makes its model from unlabeled data (T1 Alg. 9-10).
+    """A hypernetwork at the client makes its model from unlabeled data (Scott, 2026, Alg. 9-10).
 
     The objective (5.4) is loss + λ·‖v − ψ_r‖². Half of every batch makes v, the other half measures the loss of
-    θ0 + P·v; unlabeled clients have the regulariser only. The loss is a mean over the half batch where the thesis has a
-    sum, which scales ``local.lr`` and ``penalty`` alike. The halves are every other row of a batch: random where
-    batches are shuffled (``local.epochs``), always the same with ``local.batch=None``, and overlapping where
-    ``local.steps`` draws rows with replacement.
+    θ0 + P·v; unlabeled clients have the regulariser only. The loss is a mean over the half batch where Scott has a
+    sum, which scales ``local.lr`` and ``penalty`` alike; a row that lacks its label helps to make v and adds 0 to the
+    loss. The halves are every other row of a batch: random where batches are shuffled (``local.epochs``), always the
+    same with ``local.batch=None``, and overlapping where ``local.steps`` draws rows with replacement.
 
     - ``cohort``: clients per round, a share ``labeled_share`` (α) of them labeled; where one kind is missing, all are
       of the other.
     - ``subspace``, ``dimension``, ``agreed_seed``: P, its k (None: 10,000, or d/2 if less) and the seed of P and θ0.
-    - ``features``: outputs of h1, which is the client model with another head.
+    - ``features``: outputs of h1, which is the client model with another head, or with ``extractor`` the network of
+      that name with so many outputs (Table 5.3 has a CNN for h1 beside a ResNet18 for f, and the reverse). The choice
+      of f costs no communication, that of h1 does. ``problem``: the shape of what ``extractor`` reads.
     - ``width``: hidden units of h2; h2's last layer has width · k weights and is most of what is sent. ``begin``: the
       factor of its initial values.
     - ``penalty``: λ.
     - ``schedule``: factor of the server's rate. ``rates``: more such factors, for parts of ψ by name (h1, hidden, last,
       bias, prior).
     - ``learn_prior``: False is Table C.4's variant with ψ_r = 0.
+    - ``noise`` (client-level privacy): every round a Poisson sample of labeled clients, the changes of ψ as one vector,
+      clipped to ``clip``, noise on their mean; no loss is shown. Unlabeled clients are not asked: they move ψ by the
+      regulariser alone, and their sum would need noise of its own.
+    - ``secure``: the changes of ψ are summed under masks, as one vector, clipped to ``clip``; no loss is shown. Labeled
+      and unlabeled clients are two sums, so the server learns both.
     """
 
     model: Model
@@ -106,6 +118,12 @@ class FLowDUP:
     begin: float = 0.1
     penalty: float = 1e-5
     learn_prior: bool = True
+    extractor: str | None = None
+    problem: Problem | None = None
+    clip: float | None = None
+    noise: AdditiveNoise | None = None
+    secure: bool = False
+    client_private: ClassVar[Literal[True]] = True
     serves_unlabeled: ClassVar[bool] = True
     asks_unlabeled: ClassVar[bool] = True
 
@@ -117,11 +135,15 @@ class FLowDUP:
                 raise ValueError(f"{name}={getattr(self, name)}; expected at least 1")
         if not self.penalty >= 0:
             raise ValueError(f"penalty={self.penalty}; expected 0 or more")
+        check_averaging(self.clip, self.noise, self.secure, self.local)
         for name, factor in self.rates.items():
             if name not in PARTS or not factor > 0:
                 raise ValueError(f"rates: {name}={factor}; expected factors above 0 for some of {', '.join(PARTS)}")
-        if self.local.batch == 1:
-            raise ValueError("local.batch=1 cannot be halved: one half makes the model, the other measures it")
+        if self.local.batch == 1 or isinstance(self.local.batch, float):
+            raise ValueError(
+                f"local.batch={self.local.batch} cannot be halved: one half makes the model, the other measures it; "
+                "give 2 samples or more"
+            )
         _ = self.lift, self.h1, self.hidden  # made here, because a vectorised task must not draw initial values
 
     @cached_property
@@ -131,12 +153,24 @@ class FLowDUP:
     @cached_property
     def h1(self) -> Model:
         """Features of one sample."""
-        return with_outputs(self.model, self.features)
+        if self.extractor is None:
+            return with_outputs(self.model, self.features)
+        if self.problem is None:
+            raise ValueError(f"extractor={self.extractor!r} reads inputs of a shape that problem must name")
+        shape, kind = self.problem.input_shape, self.problem.kind
+        if kind == "tokens":
+            raise ValueError("extractor: a network that reads tokens gives scores of characters; leave extractor out")
+        return Model(build(self.extractor, shape, self.features, kind))
 
     @cached_property
     def hidden(self) -> Model:
         """The first layer of h2, of the mean features of a data set."""
         return Model(_Hidden(self.features, self.width))
+
+    @property
+    def _joint(self) -> bool:
+        """Is all that changes sent as one vector, with one clip, and without the loss?"""
+        return self.secure or self.noise is not None
 
     # The clients' side
 
@@ -146,11 +180,27 @@ class FLowDUP:
         psi = {"h1": h1, "hidden": hidden, "last": last, "bias": bias, "prior": prior}
         return self._update(client, psi, labels=True)
 
+    @fit.into
+    def _sums(self) -> list[Release]:
+        return self._changes() if self._joint else [*self._changes(), Mean("loss")]
+
     @task
     def regularize(self, client: Client, h1: Tensor, hidden: Tensor, last: Tensor, bias: Tensor, prior: Tensor) -> Sent:
         """ClientUpdate (Alg. 10) of an unlabeled client, whose loss is 0."""
         psi = {"h1": h1, "hidden": hidden, "last": last, "bias": bias, "prior": prior}
         return self._update(client, psi, labels=False)
+
+    @regularize.into
+    def _unlabeled_sums(self) -> list[Release]:
+        return self._changes()
+
+    def _changes(self) -> list[Release]:
+        """The sum of what changed: part by part; or, masked or with noise, as one vector of bounded length."""
+        if self.noise is not None:
+            return [Mean("update", clip=self.clip, noise=self.noise, secure=self.secure)]
+        if self.secure:
+            return [Sum("update", clip=self.clip, secure=True)]
+        return [Sum(name) for name in PARTS]
 
     @task
     def generate(self, client: Client, h1: Tensor, hidden: Tensor, last: Tensor, bias: Tensor) -> Sent:
@@ -168,9 +218,15 @@ class FLowDUP:
         return psi["last"] @ self.hidden(psi["hidden"], r) + psi["bias"]
 
     def _update(self, client: Client, start: dict[str, Tensor], labels: bool) -> Sent:
-        fitted, loss = self.local.minimise(self.objective(), start, client, labels=labels)
+        fitted, loss = self.local.minimise(self.objective(), start, client, labels=labels, lacking=True)
         assert isinstance(fitted, dict)
-        return Sent({"loss": loss, **{name: fitted[name] - value for name, value in start.items()}})
+        change = {name: fitted[name] - start[name] for name in PARTS}
+        if not self._joint and self.clip is not None:
+            length = torch.cat([one.flatten() for one in change.values()]).norm().clamp(min=1e-30)
+            change = {name: one * (self.clip / length).clamp(max=1.0) for name, one in change.items()}
+        if self._joint:
+            return send(update=torch.cat([one.flatten() for one in change.values()]), loss=loss)
+        return Sent({"loss": loss, **change})
 
     def objective(self) -> Objective:
         """Alg. 10, lines 6-12."""
@@ -178,14 +234,17 @@ class FLowDUP:
         def objective(psi: Params, batch: Batch) -> Tensor:
             assert isinstance(psi, dict)
             weight = batch.weight
-            v = self.v_of(psi, _mean(self.h1(psi["h1"], batch.x[::2]), None if weight is None else weight[::2]))
+            with dropping(None):  # of the client model, not of what describes its data
+                features = self.h1(psi["h1"], batch.x[::2])
+            v = self.v_of(psi, _mean(features, None if weight is None else weight[::2]))
             prior = psi["prior"] if self.learn_prior else torch.zeros(())
             omega = self.penalty * (v - prior).square().sum()
             if batch.y is None or len(batch.x) == 1:  # no labels, or a last batch without a second half
                 return omega
             other = Batch(batch.x[1::2], batch.y[1::2], None if weight is None else weight[1::2])
             assert other.y is not None
-            return other.mean(loss_of(self.model(self.lift(v), other.x), other.y)) + omega
+            losses = loss_of(self.model(self.lift(v), other.x), other.y)
+            return other.mean(losses if batch.known is None else losses * batch.known[1::2]) + omega
 
         return objective
 
@@ -209,22 +268,38 @@ class FLowDUP:
         return state
 
     def round(self, state: State, federation: Federation) -> State:
-        labeled, unlabeled = self._split(federation)
         psi = {name: state[name] for name in PARTS}
-        into: list[Release] = [Sum(name) for name in PARTS]
-        replies = federation.sample(labeled, labeled=True).ask(self.fit, into=[*into, Mean("loss")], **psi)
-        federation.report(loss=replies["loss"])
-        total, count = {name: replies[name] for name in PARTS}, len(replies.answered)
+        given: dict[str, Any] = dict(psi)
+        if self.noise is not None:
+            replies = federation.sample(self.cohort, poisson=True, labeled=True).ask(self.fit, **given)
+            return self._stepped(state, self._parts(replies, psi), 1, federation) if "update" in replies else state
+        labeled, unlabeled = self._split(federation)
+        replies = federation.sample(labeled, labeled=True).ask(self.fit, **given)
+        if "loss" in replies:
+            federation.report(loss=replies["loss"])
+        total, count = self._parts(replies, psi), len(replies.answered)
         if unlabeled:
-            replies = federation.sample(unlabeled, labeled=False).ask(self.regularize, into=into, **psi)
-            total = {name: total[name] + replies[name] for name in PARTS}
+            replies = federation.sample(unlabeled, labeled=False).ask(self.regularize, **given)
+            more = self._parts(replies, psi)
+            total = {name: total[name] + more[name] for name in PARTS}
             count += len(replies.answered)
+        return self._stepped(state, total, count, federation)
+
+    def _stepped(self, state: State, total: Mapping[str, Tensor], count: int, federation: Federation) -> State:
+        """The server's step along the mean change of each part."""
         rate = self.server.lr * max(1e-6, self.schedule(federation.round))
         for name in PARTS:
             server = replace(self.server, lr=rate * self.rates.get(name, 1.0))
             value, moments = server.step(state[name], total[name] / count, state.part(f"server.{name}"))
             state = state.replace(**{name: value}).with_part(f"server.{name}", moments)
         return state
+
+    def _parts(self, replies: Mapping[str, Tensor], psi: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The summed changes by name."""
+        if not self._joint:
+            return {name: replies[name] for name in PARTS}
+        pieces = torch.split(replies["update"], [psi[name].numel() for name in PARTS])
+        return {name: piece.reshape(psi[name].shape) for name, piece in zip(PARTS, pieces, strict=True)}
 
     def _split(self, federation: Federation) -> tuple[int, int]:
         """How many labeled and unlabeled clients this round: a share α of the cohort, as far as there are enough."""
@@ -236,9 +311,24 @@ class FLowDUP:
         unlabeled = min(without, cohort - max(1, round(self.labeled_share * cohort)))
         return min(with_labels, cohort - unlabeled), unlabeled
 
+    def descriptors(self, state: State, cohort: Cohort) -> Tensor:
+        """[C, features] r(X) (5.9), the input of h2. For a look at a simulation: nothing else takes it off a client."""
+        return cohort.ask(Representation(self.h1).read, h1=state.h1)["r"]
+
     def personalize(self, state: State, cohort: Cohort) -> Models:
         psi: dict[str, Any] = {name: state[name] for name in ("h1", "hidden", "last", "bias")}
         return cohort.ask(self.generate, **psi).held("theta")
+
+
+@dataclass(frozen=True)
+class Representation:
+    """r(X) = mean h1(x) (eq. 5.9). No task of FLowDUP, so a shard that lives elsewhere refuses it."""
+
+    h1: Model
+
+    @task
+    def read(self, client: Client, h1: Tensor) -> Sent:
+        return send(r=client.mean(self.h1(h1, client.x)))
 
 
 def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
@@ -248,10 +338,11 @@ def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class LDFedAvg:
-    """FedAvg on v instead of θ = θ0 + P·v (T1 §5.6.1): one model for all, in the subspace that FLowDUP uses.
+    """FedAvg on v instead of θ = θ0 + P·v (Scott, 2026, §5.6.1): one model for all, in the subspace that FLowDUP uses.
 
     Fields are those of FedAvg and FLowDUP. local.lr is that of the whole space: a step in the subspace is d/k times as
-    long, because of a gradient's square the subspace holds about k/d. schedule: factor of the local rate.
+    long, because of a gradient's square the subspace holds about k/d. schedule: factor of the local rate. clip, secure:
+    as in FedAvg.
     """
 
     model: Model
@@ -262,10 +353,15 @@ class LDFedAvg:
     subspace: Kind = "signs"
     dimension: int | None = None
     agreed_seed: int = 0
+    clip: float | None = None
+    noise: AdditiveNoise | None = None
+    secure: bool = False
+    client_private: ClassVar[Literal[True]] = True
     serves_unlabeled: ClassVar[bool] = True
     asks_unlabeled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        check_averaging(self.clip, self.noise, self.secure, self.local)
         _ = self.lift  # made here, because a vectorised task must not draw initial values
 
     @cached_property
@@ -284,20 +380,18 @@ class LDFedAvg:
         fitted, loss = self.local.train(objective, v, client, rate=rate * (self.model.size / self.lift.k))
         return send(update=fitted - v, loss=loss)
 
+    @fit.into
+    def _sums(self) -> list[Release]:
+        return averaged(self.clip, self.noise, self.secure, weight=SIZE)
+
     def start(self, seed: int) -> State:
         v = torch.zeros(self.lift.k)
         return State(v=v).with_part("server", self.server.start(v))
 
     def round(self, state: State, federation: Federation) -> State:
-        replies = federation.sample(self.cohort, labeled=True).ask(
-            self.fit,
-            v=state.v,
-            rate=self.schedule(federation.round),
-            into=[Mean("update", weight=SIZE), Mean("loss", weight=SIZE)],
-        )
-        federation.report(loss=replies["loss"])
-        v, moments = self.server.step(state.v, replies["update"], state.part("server"))
-        return state.replace(v=v).with_part("server", moments)
+        cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
+        replies = cohort.ask(self.fit, v=state.v, rate=self.schedule(federation.round))
+        return moved(state, "v", replies, self.server, federation)
 
     def personalize(self, state: State, cohort: Cohort) -> Tensor:
         return self.lift(state.v).expand(len(cohort), -1)

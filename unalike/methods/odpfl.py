@@ -6,6 +6,7 @@ labels. Algorithm 1 prints the steps with the sign of ascent; here Δw = new −
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
@@ -23,9 +24,19 @@ from unalike.core.release import Each, Mean, Release
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.server import ServerOptimizer
+from unalike.methods.newcomers import nearest_met, nobody_met, with_met
 from unalike.methods.pfedhn import no_ids, only_rows, rows_of, with_ids
 from unalike.methods.problem import Problem
-from unalike.networks.hypernet import Size, begin, descend, first_values, generate, generate_with_pull, hypernetwork
+from unalike.networks.hypernet import (
+    Initial,
+    Size,
+    begin,
+    descend,
+    first_values,
+    generate,
+    generate_with_pull,
+    hypernetwork,
+)
 from unalike.networks.sets import Encoder, set_encoder
 from unalike.privacy.mechanisms import Gaussian
 
@@ -39,20 +50,27 @@ def _moved_by_a_sample(client: Client) -> Tensor:
 
 @dataclass(frozen=True)
 class ODPFL:
-    """Models for unlabeled newcomers by a set encoder and a hypernetwork (P2 Alg. 1).
+    """Models for unlabeled newcomers by a set encoder and a hypernetwork (Amosy et al., 2022, Alg. 1).
 
-    - ``encoder``: "deepset", "dss", "set-transformer", or "sphere" (a deep set on the unit sphere; privacy needs it).
+    - ``encoder``: "deepset" (for images that of App. C), "deepset-once" (App. C for feature vectors, too),
+      "deepset-every" (pooling after every convolution, as a sentence of §6.3 can be read), "dss", "set-transformer", or
+      "sphere" (a deep set on the unit sphere; privacy needs it). ``encoder_lr``: its rate; None: the server's.
     - ``rows``: samples that are encoded together; None: all of a client's. With fewer, a client's samples are split at
       random and its descriptor is the mean over the parts (App. B.1), each counting by its rows.
     - ``two_phase``: None trains end to end. A number of rounds: first h learns with a descriptor for each client, as
       pFedHN does, while g learns to predict those; after that many rounds g is frozen and h learns with what g says
-      (App. B.2). ``descriptor_lr``: the rate of the clients' own descriptors in the first phase.
+      (App. B.2). The h of the first phase is kept: with it and their own descriptors the clients of the federation are
+      served, because fine-tuning h for newcomers makes their models worse. ``descriptor_lr``: the rate of the clients'
+      own descriptors in the first phase.
     - ``newcomer_epsilon``, ``newcomer_delta``: a newcomer protects each of its samples by noise on its descriptor (§7).
-    - ``lambda_h``, ``lambda_g``: decay of h and g (P2's weight decays).
+    - ``lambda_h``, ``lambda_g``: decay of h and g. ``weight_decay``: of h, g and v, added to their gradients.
+    - ``size``, ``layers``, ``initial``: of h, see PeFLL. ``calibration``: 0 leaves descriptors as g gives them.
 
     Not in the paper: ``server.warmup``, ``calibration`` and ``clip`` (see PeFLL), and 50 batches drawn afresh where
-    Alg. 1 has epochs. In the first of two phases g takes one step a round at the server, by the gradients that clients
-    send, where App. B.2 trains it at them.
+    Alg. 1 has epochs. ``--preset paper`` has its epochs, SGD with momentum and weight decay, no warm-up and no
+    calibration. App. C names what was searched, not what was found: the preset has pFedHN's own values, and K = 5
+    epochs, where they are among those. In the first of two phases g takes one step a round at the server, by the
+    gradients that clients send, where App. B.2 trains it at them.
     """
 
     problem: Problem
@@ -63,6 +81,8 @@ class ODPFL:
     rows: int | None = None
     descriptor: int | None = None
     size: Size = "M"
+    layers: int | None = None
+    initial: Initial = "near"
     two_phase: int | None = None
     descriptor_lr: float = 1e-2
     newcomer_epsilon: float | None = None
@@ -71,9 +91,14 @@ class ODPFL:
     clip: float = 50.0
     lambda_h: float = 1e-3
     lambda_g: float = 1e-3
+    weight_decay: float = 0.0
+    encoder_lr: float | None = None
 
     serves_unlabeled: ClassVar[bool] = True
     asks_unlabeled: ClassVar[bool] = False
+    not_client_private: ClassVar[str] = (
+        "the hypernetwork is trained through each client's own update, which the server sees by itself"
+    )
 
     def __post_init__(self) -> None:
         for name in ("rows", "two_phase"):
@@ -108,7 +133,7 @@ class ODPFL:
     @cached_property
     def hypernet(self) -> Model:
         """h, sized for the problem."""
-        return hypernetwork(self.length, self.model, self.size)
+        return hypernetwork(self.length, self.model, self.size, self.layers, self.initial)
 
     @property
     def noise(self) -> Gaussian | None:
@@ -181,7 +206,7 @@ class ODPFL:
 
     def start(self, seed: int) -> State:
         state = State(
-            hypernet=first_values(self.hypernet, self.model, seed),
+            hypernet=first_values(self.hypernet, self.model, seed, self.initial),
             encoder=self.network.init(seed + 1),
             shift=torch.zeros(self.length),
             scale=torch.zeros(()),
@@ -190,7 +215,9 @@ class ODPFL:
         if self.two_phase is not None:
             table = Draws(key(seed, _TABLE)).normal(self.problem.clients, self.length)
             state = state.replace(descriptors=table, **no_ids(self.problem.clients))
+            state = state.replace(first=state.hypernet.clone(), learned=torch.zeros(len(table), dtype=torch.bool))
             names.append("descriptors")
+        state = state.replace(**nobody_met(self.length))
         return begin(state, self.server, *names)
 
     def round(self, state: State, federation: Federation) -> State:
@@ -201,6 +228,7 @@ class ODPFL:
         cohort = federation.sample(self.cohort, labeled=True)
         described = cohort.ask(self.describe, encoder=state.encoder)
         cohort, v = cohort.only(described.answered), described["descriptor"]
+        state = with_met(state, cohort, v)
         g_h, g_v, answered = self._exchange(state, cohort, v, federation)
         gradients = {"hypernet": g_h}
         if self.two_phase is None:
@@ -211,10 +239,26 @@ class ODPFL:
                 into=Mean("gradient"),
             )
             gradients["encoder"] = backward["gradient"]
-        return descend(state, gradients, self.server, self.clip, {"hypernet": self.lambda_h, "encoder": self.lambda_g})
+        return self._stepped(state, gradients)
 
     def personalize(self, state: State, cohort: Cohort) -> Tensor:
-        return self.models(state, self.descriptors(state, cohort))
+        if self.two_phase is None:
+            return self.models(state, self.descriptors(state, cohort))
+        rows, known = rows_of(state, cohort)
+        known = known & state.learned[rows]  # they have descriptors of their own
+        theta = generate(self.hypernet, state.first, state.descriptors[rows])
+        new = (~known).nonzero().flatten()
+        if len(new):
+            theta[new] = self.models(state, self.descriptors(state, cohort.only(new)))
+        return theta
+
+    def learned(self) -> dict[str, str]:
+        """Where the state has h and g, by which newcomers are served, and where those that it began with."""
+        return {"hypernet": "hypernet", "encoder": "encoder"}
+
+    def nearest(self, state: State, sent: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
+        """How far newcomers are from those who trained: between their descriptors and the latest of training."""
+        return nearest_met(state, sent["descriptor"])
 
     def models(self, state: State, v: Tensor) -> Tensor:
         """w [C, d] = h(e): what the server makes of descriptors."""
@@ -249,12 +293,22 @@ class ODPFL:
         federation.report(encoder_gap=learned["gap"])
         g_table = torch.zeros_like(state.descriptors).index_copy_(0, rows, g_v)
         gradients = {"hypernet": g_h, "descriptors": g_table, "encoder": learned["gradient"]}
+        after = only_rows(rows[answered], state, self._stepped(state, gradients))
+        having = state.learned.index_fill(0, rows[answered], True)
+        return after.replace(first=after.hypernet.clone(), learned=having)
+
+    def _stepped(self, state: State, gradients: Mapping[str, Tensor]) -> State:
+        """The state after a step of these networks."""
         rates = {"descriptors": self.descriptor_lr}
+        if self.encoder_lr is not None:
+            rates["encoder"] = self.encoder_lr
         decay = {"hypernet": self.lambda_h, "encoder": self.lambda_g}
-        return only_rows(rows[answered], state, descend(state, gradients, self.server, self.clip, decay, rates))
+        return descend(state, gradients, self.server, self.clip, decay, rates, weight_decay=self.weight_decay)
 
     def _calibrated(self, state: State, federation: Federation) -> State:
         """The descriptors' shift and scale, frozen from here on (see PeFLL)."""
+        if self.calibration == 0:
+            return state.replace(scale=torch.ones(()))
         count = min(self.calibration, int(federation.roster.labeled.sum()))
         v = federation.sample(max(1, count), labeled=True).ask(self.describe, encoder=state.encoder)["descriptor"]
         spread = (v - v.mean(0)).square().mean().sqrt()

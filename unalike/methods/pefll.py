@@ -6,9 +6,11 @@ v(S) = mean of φ(x, y) over S, embedding network φ with parameters η_v, hyper
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,45 +27,76 @@ from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Objective, Params, supervised
 from unalike.learn.server import ServerOptimizer
+from unalike.methods.newcomers import nearest_met, nobody_met, with_met
 from unalike.methods.problem import Problem
+from unalike.networks.classes import class_bias, only_classes
 from unalike.networks.embeddings import Labels, embedding_network
-from unalike.networks.hypernet import Size, begin, descend, first_values, generate, generate_with_pull, hypernetwork
+from unalike.networks.hypernet import (
+    Initial,
+    Size,
+    begin,
+    descend,
+    first_values,
+    generate,
+    generate_with_pull,
+    hypernetwork,
+)
+from unalike.privacy.mechanisms import Gaussian, Laplace
 
 NETWORKS = ("hypernet", "embedding")  # η_h and η_v in the state
-NEVER = -1e4  # the score of a masked class: its probability is 0 in float32, and a loss on it stays finite
+SENSITIVITY = 2.0  # of a sum of points on the unit sphere when one is replaced; of their mean: 2/n
+
+
+@dataclass(frozen=True)
+class _MovedByARow:
+    """How far one of a client's rows moves the mean over all of them, or over so many."""
+
+    of_one: float  # how far the only row moves it
+    rows: int | None
+
+    def __call__(self, client: Client) -> Tensor:
+        return self.of_one / (client.n if self.rows is None else client.n.clamp(max=self.rows))
 
 
 @dataclass(frozen=True)
 class PeFLL:
-    """Personalized models from a hypernetwork fed with client descriptors (T1 Alg. 7-8).
+    """Personalized models from a hypernetwork fed with client descriptors (Scott et al., 2024).
 
-    The defaults are the paper's, but for ``size``, ``steady``, ``server.warmup``, the bound on ``describe_rows`` and
-    the first values of h (``Hypernetwork``). Adam, its rate, ``clip``, momentum and weight decay are those of the
-    authors' code, in place of the plain steps of Alg. 8. A client gets η_v twice a round, which T1 B.1.3 counts once.
+    The defaults are the paper's, but for ``size``, ``steady``, ``server.warmup``, ``describe_share``,
+    ``newcomer_rows``, ``decay``, ``local.weight_decay`` (it acts as λ_θ = 2.5e-5; the paper's is 0) and ``initial``:
+    ``--preset paper`` has the paper's. Adam, its rate, ``clip`` and momentum are those of the authors' code, in place
+    of the plain steps of Alg. 8; the preset has its bound of 50 on clients' gradients, too. A client gets η_v twice a
+    round; Scott (2026) counts it once.
 
     A round is three exchanges: the clients describe themselves, fit the model that the server makes of the description,
     and backpropagate what the server makes of their updates. Together they are one step on the objective (4.1),
     λ_h‖η_h‖² + λ_v‖η_v‖² + mean_i [L(θ_i; S_i) + λ_θ‖θ_i‖²], with Δθ of local SGD in the place of −∂L/∂θ.
 
     - ``labels``: how they enter φ: as "planes" of an image, "linear"ly beside the features, "alone" (one linear map of
-      the label, which T1 takes for CIFAR-100), or "ignored", which serves unlabeled clients too; "auto" takes planes
-      for images from 16×16 on, else "linear".
+      the label, which Scott (2026) takes for CIFAR-100), or "ignored", which serves unlabeled clients too; "auto" takes
+      planes for images from 16×16 on, else "linear".
     - ``descriptor``: its length l; None: a quarter of the number of training clients.
-    - ``size``: hidden layers of h, S 1, M 3 or L 5; the paper has M, which after as many rounds serves newcomers with a
-      new combination of classes worse.
-    - ``describe_rows``: rows of the batch that φ averages in training, at most half of a client's, so that its
-      descriptor differs from round to round and h does not memorise it. ``newcomer_rows``: the same in ``personalize``;
-      None: all rows.
+    - ``size``: hidden layers of h, S 1, M 3 or L 5; ``layers``: another number of them. The paper has M, drawn with
+      four layers (Table B.3; two in the first version of the paper), which after as many rounds serves newcomers with
+      a new combination of classes worse. ``initial``: h's first values, "near" a usual model or those of "pytorch".
+    - ``describe_rows``: rows of the batch that φ averages in training, at most ``describe_share`` of a client's: by
+      default half, so that its descriptor differs from round to round and h does not memorise it. The paper has no such
+      share. ``newcomer_rows``: rows in ``personalize``, where the paper has 32 again; None: all rows.
     - ``calibration``: so many clients' descriptors give, before the first round, the mean of each coordinate and the
       one scale by which descriptors are normalised; the authors' code takes two numbers from the first client for that.
-    - ``mask_labels``: a client gives classes that it does not have a score of −∞, in training too (T1 B.1.3:
-      afterwards).
+    - ``sphere``: φ's points are put on the unit sphere. Then one row of n moves a descriptor by at most 2/n, and a
+      newcomer can protect its rows (§4.3): ``newcomer_epsilon``, ``newcomer_delta``, ``newcomer_noise``. "gaussian"
+      noise is made for the L2 distance 2/n. "laplace" noise needs the L1 distance, which is up to 2√l/n, and has δ = 0.
+    - ``mask_labels``: a client gives classes that it does not have a score of −∞, in training too (Scott 2026,
+      B.1.3: afterwards).
     - ``steady``: newcomers are served by the running mean of (η_h, η_v) over about so many rounds, because a round of a
       few clients moves them a lot; 1 is the paper's, the last round alone.
     - ``server.warmup``: Adam's first whole steps threw the generated models off (on CIFAR-10 a loss of hundreds in
       round 2).
     - ``clip``: bound on the norm of the whole gradient.
-    - ``lambda_h``, ``lambda_v``: regularisation by decay, η ← (1 − 2βλ)η (Alg. 8, lines 17-18).
+    - ``lambda_h``, ``lambda_v``: regularisation by decay, η ← (1 − 2βλ)η (Alg. 8, lines 17-18). ``decay``: β is the
+      rate of the "server", or as in the paper's analysis (B.54, B.76, B.87) that of the "clients" times their k steps,
+      which makes the decay of a round 2e-4 in place of 4e-7.
     """
 
     problem: Problem
@@ -73,16 +106,27 @@ class PeFLL:
     labels: Labels = "auto"
     descriptor: int | None = None
     size: Size = "S"
+    layers: int | None = None
+    initial: Initial = "near"
     describe_rows: int | None = 32
+    describe_share: float = 0.5
     newcomer_rows: int | None = None
     calibration: int = 20
+    sphere: bool = False
+    newcomer_epsilon: float | None = None
+    newcomer_delta: float = 0.01
+    newcomer_noise: Literal["gaussian", "laplace"] = "gaussian"
     mask_labels: bool = False
     steady: int = 10
     clip: float = 50.0
     lambda_h: float = 1e-3
     lambda_v: float = 1e-3
     lambda_theta: float = 0.0
+    decay: Literal["server", "clients"] = "server"
     asks_unlabeled: ClassVar[bool] = False
+    not_client_private: ClassVar[str] = (
+        "the hypernetwork is trained through each client's own update, which the server sees by itself"
+    )
 
     def __post_init__(self) -> None:
         if not self.steady >= 1:
@@ -96,8 +140,25 @@ class PeFLL:
         for name in ("describe_rows", "newcomer_rows"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; expected at least 1, or None for all rows of a client")
+        if self.newcomer_noise not in ("gaussian", "laplace"):
+            raise ValueError(f"newcomer_noise={self.newcomer_noise!r}; expected gaussian or laplace")
+        if self.newcomer_epsilon is not None:
+            if not self.sphere:
+                raise ValueError(
+                    "a private descriptor needs sphere=true, because only on the unit sphere one row is known to move "
+                    "it by at most 2/n"
+                )
+            _ = self.noise
+        if not 0 < self.describe_share <= 1:
+            raise ValueError(f"describe_share={self.describe_share}; expected a share above 0, up to 1")
+        if self.decay not in ("server", "clients"):
+            raise ValueError(f"decay={self.decay!r}; expected server or clients")
+        if self.decay == "clients" and (self.local.steps is None or isinstance(self.local.lr, Mapping)):
+            raise ValueError(
+                "decay='clients' takes the rate and the number of local steps: give local.steps and one lr"
+            )
         if self.mask_labels:
-            self._class_bias()  # refuses a model that has none
+            class_bias(self.model, self.problem.classes)  # refuses a model that has none
         _ = self.embedding, self.hypernet  # made here, because a vectorised task must not draw initial values
 
     @property
@@ -113,7 +174,7 @@ class PeFLL:
     @cached_property
     def hypernet(self) -> Model:
         """h, sized for the problem."""
-        return hypernetwork(self.length, self.model, self.size)
+        return hypernetwork(self.length, self.model, self.size, self.layers, self.initial)
 
     @property
     def length(self) -> int:
@@ -123,6 +184,26 @@ class PeFLL:
     @property
     def serves_unlabeled(self) -> bool:
         return self.labels == "ignored" and not self.mask_labels
+
+    @property
+    def noise(self) -> Gaussian | Laplace | None:
+        """A newcomer's mechanism."""
+        if self.newcomer_epsilon is None:
+            return None
+        if self.newcomer_noise == "laplace":
+            return Laplace(self.newcomer_epsilon)
+        return Gaussian.for_budget(self.newcomer_epsilon, self.newcomer_delta)
+
+    def protecting(self, epsilon: float | None, delta: float) -> PeFLL:
+        """The same method for newcomers who protect each of their rows by (ε, δ)."""
+        return replace(self, newcomer_epsilon=epsilon, newcomer_delta=delta)
+
+    def sensitivity(self, samples: int) -> float | None:
+        """How far one of so many rows can move a descriptor, in the norm that the noise is made for."""
+        if not self.sphere:
+            return None
+        longest = 1.0 if self.newcomer_noise == "gaussian" else math.sqrt(self.length)  # ‖u‖₁ ≤ √l·‖u‖₂
+        return SENSITIVITY * longest / min(samples, self.newcomer_rows or samples)
 
     def masking(self, masked: bool) -> PeFLL:
         """The same method with or without ``mask_labels``."""
@@ -140,6 +221,16 @@ class PeFLL:
     def introduce(self, client: Client, embedding: Tensor) -> Sent:
         """Alg. 7, lines 2-4: the descriptor of a client that only wants a model."""
         return send(descriptor=self._describe(client, embedding, client.draws.bits(1)[0], self.newcomer_rows))
+
+    @introduce.into
+    def introduction(self) -> list[Release]:
+        """Each newcomer knows for itself how far one of its rows moves its descriptor."""
+        if self.noise is None:
+            return []
+        of_one = self.sensitivity(1)
+        assert of_one is not None
+        moved = _MovedByARow(of_one, self.newcomer_rows)
+        return [Each("descriptor", noise=self.noise, sensitivity=moved, unit="point")]
 
     @task
     def fit(self, client: Client, theta: Tensor) -> Sent:
@@ -160,8 +251,7 @@ class PeFLL:
     @task
     def mask(self, client: Client, theta: Tensor) -> Sent:
         """Label masking at the client, where the result stays."""
-        bias = self._class_bias()
-        return send(theta=torch.cat([theta[: bias.start], torch.where(self._present(client), theta[bias], NEVER)]))
+        return send(theta=only_classes(self.model, theta, self._present(client)))
 
     @mask.into
     def stays(self) -> list[Release]:
@@ -172,7 +262,8 @@ class PeFLL:
         """v of a training batch."""
         if self.describe_rows is None:
             return self._describe(client, embedding, batch, None)
-        return self._describe(client, embedding, batch, self.describe_rows, most=(client.n + 1) // 2)
+        most = torch.ceil(client.n.to(torch.float64) * self.describe_share).to(torch.int64)
+        return self._describe(client, embedding, batch, self.describe_rows, most=most)
 
     def _describe(
         self, client: Client, embedding: Tensor, batch: Tensor, rows: int | None, most: Tensor | None = None
@@ -182,8 +273,17 @@ class PeFLL:
         if rows is not None:
             index = Draws(batch).permutation(client.n, client.capacity)[:rows]
         own = torch.arange(len(index)) < (client.n if most is None else most)
-        points = self.embedding(embedding, client.x[index], *([] if self.labels == "ignored" else [client.y[index]]))
+        points = self.embedding(embedding, client.x[index], *self._labels(client, index))
+        if self.sphere:
+            points = points / torch.linalg.vector_norm(points, dim=1, keepdim=True).clamp(min=1e-12)
         return torch.where(own[:, None], points, 0).sum(0) / own.sum()
+
+    def _labels(self, client: Client, index: Tensor) -> list[Tensor]:
+        """What φ reads of the labels; a row that lacks its label has no class, in whichever way labels enter."""
+        if self.labels == "ignored":
+            return []
+        y = client.labels(-1 if self.problem.classes else 0) if client.partly_labeled else client.y
+        return [y[index]]
 
     def _masked(self, client: Client) -> Objective:
         present = self._present(client)
@@ -198,23 +298,16 @@ class PeFLL:
     def _present(self, client: Client) -> Tensor:
         """[classes] which classes the client has."""
         assert self.problem.classes is not None
+        client = client.with_labels
         return client.sum((client.y[:, None] == torch.arange(self.problem.classes)).to(torch.float32)) > 0
-
-    def _class_bias(self) -> slice:
-        """Where θ holds the last layer's bias, by which a class can be ruled out."""
-        name, shape = list(self.model.shapes.items())[-1]
-        if self.problem.classes is None or tuple(shape) != (self.problem.classes,):
-            raise ValueError(
-                f"mask_labels needs a classifier that ends in a bias for each class, but the last parameter of "
-                f"{self.model!r} is {name} of shape {tuple(shape)} and there are {self.problem.classes} classes"
-            )
-        return self.model.span(name)
 
     # The server's side
 
     def start(self, seed: int) -> State:
-        hypernet, embedding = first_values(self.hypernet, self.model, seed), self.embedding.init(seed + 1)
+        hypernet = first_values(self.hypernet, self.model, seed, self.initial)
+        embedding = self.embedding.init(seed + 1)
         state = State(hypernet=hypernet, embedding=embedding, shift=torch.zeros(self.length), scale=torch.zeros(()))
+        state = state.replace(**nobody_met(self.length))
         state = state.replace(rounds=torch.zeros(()), **{f"steady.{name}": state[name] for name in NETWORKS})
         return begin(state, self.server, "hypernet", "embedding")
 
@@ -224,6 +317,7 @@ class PeFLL:
         cohort = federation.sample(self.cohort, labeled=True)
         described = cohort.ask(self.describe, embedding=state.embedding)
         cohort, v = cohort.only(described.answered), described["descriptor"]
+        state = with_met(state, cohort, v)
         theta, pull = generate_with_pull(self.hypernet, state.hypernet, v, state.shift, state.scale)
         fitted = cohort.ask(self.fit, theta=each(theta), into=[Each("update"), Mean("loss")])
         federation.report(loss=fitted["loss"])
@@ -238,8 +332,16 @@ class PeFLL:
         )
         gradients = {"hypernet": g_h, "embedding": backward["gradient"]}
         decay = {"hypernet": self.lambda_h, "embedding": self.lambda_v}
-        state = descend(state, gradients, self.server, self.clip, decay)
+        state = descend(state, gradients, self.server, self.clip, decay, beta=self._beta)
         return self._steadied(state.replace(rounds=state.rounds + 1))
+
+    @property
+    def _beta(self) -> float | None:
+        """β of the decay; None: the server's rate."""
+        if self.decay == "server":
+            return None
+        assert self.local.steps is not None and not isinstance(self.local.lr, Mapping)
+        return self.local.lr * self.local.steps
 
     def _steadied(self, state: State) -> State:
         """The state with its running means moved on: of all rounds at first, later of about the last ``steady``."""
@@ -256,6 +358,14 @@ class PeFLL:
     def descriptors(self, state: State, cohort: Cohort) -> Tensor:
         """The clients' descriptors [C, l], as they come from φ."""
         return cohort.ask(self.introduce, embedding=state["steady.embedding"])["descriptor"]
+
+    def learned(self) -> dict[str, str]:
+        """Where the state has η_h and η_v, by which newcomers are served, and where those that it began with."""
+        return {f"steady.{name}": name for name in NETWORKS}
+
+    def nearest(self, state: State, sent: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
+        """How far newcomers are from those who trained: between their descriptors and the latest of training."""
+        return nearest_met(state, sent["descriptor"])
 
     def models(self, state: State, v: Tensor) -> Tensor:
         """θ [C, d] = h(v): what the server makes of descriptors."""

@@ -23,7 +23,16 @@ from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.problem import Problem
-from unalike.networks.hypernet import Size, begin, descend, first_values, generate, generate_with_pull, hypernetwork
+from unalike.networks.hypernet import (
+    Initial,
+    Size,
+    begin,
+    descend,
+    first_values,
+    generate,
+    generate_with_pull,
+    hypernetwork,
+)
 
 _TABLE, _NEWCOMERS = 1, 2  # domains of the seed
 
@@ -39,7 +48,12 @@ class PFedHN:
     - ``descriptor_lr``: the step of the v_i.
     - ``newcomer_rounds``: exchanges in which a newcomer's v, random at first, is optimised with h fixed, by
       ``newcomer_lr``; an evaluation of unseen clients takes as long, so evaluate seldom.
-    - ``server.warmup`` is not in the paper: see PeFLL.
+    - ``size``, ``layers``, ``initial``: of h, see PeFLL. ``lambda_h``: decay of h. ``weight_decay``: of h and v, added
+      to their gradients.
+
+    The defaults are PeFLL's, for comparisons with it. ``--preset paper`` has those of pFedHN's authors: SGD with a rate
+    of 1e-2, momentum of 0.9 and weight decay of 1e-3 on h and v, four layers, batches of 64 at a local rate of 5e-3,
+    and a bound of 50 on gradients; the cohort stays 5 where they take one client a step, and rests as above.
     """
 
     problem: Problem
@@ -49,12 +63,18 @@ class PFedHN:
     descriptor: int | None = None
     descriptor_lr: float = 1e-2
     size: Size = "M"
+    layers: int | None = None
+    initial: Initial = "near"
     newcomer_rounds: int = 20
     newcomer_lr: float = 0.1
     clip: float = 50.0
     lambda_h: float = 1e-3
+    weight_decay: float = 0.0
     serves_unlabeled: ClassVar[bool] = False  # a newcomer's descriptor is learned from its labels
     asks_unlabeled: ClassVar[bool] = False
+    not_client_private: ClassVar[str] = (
+        "the hypernetwork is trained through each client's own update, which the server sees by itself"
+    )
 
     def __post_init__(self) -> None:
         if self.newcomer_rounds < 0:
@@ -73,7 +93,7 @@ class PFedHN:
     @cached_property
     def hypernet(self) -> Model:
         """h, sized for the problem."""
-        return hypernetwork(self.length, self.model, self.size)
+        return hypernetwork(self.length, self.model, self.size, self.layers, self.initial)
 
     @task
     def fit(self, client: Client, theta: Tensor) -> Sent:
@@ -84,7 +104,9 @@ class PFedHN:
     def start(self, seed: int) -> State:
         table = Draws(key(seed, _TABLE)).normal(self.problem.clients, self.length)
         state = State(
-            hypernet=first_values(self.hypernet, self.model, seed), descriptors=table, **no_ids(self.problem.clients)
+            hypernet=first_values(self.hypernet, self.model, seed, self.initial),
+            descriptors=table,
+            **no_ids(self.problem.clients),
         )
         return begin(state, self.server, "hypernet", "descriptors")
 
@@ -99,9 +121,8 @@ class PFedHN:
         g_h, g_v, answered = self._exchange(state, cohort, state.descriptors[rows], federation)
         g_table = torch.zeros_like(state.descriptors).index_copy_(0, rows, g_v)
         gradients = {"hypernet": g_h, "descriptors": g_table}
-        after = descend(
-            state, gradients, self.server, self.clip, {"hypernet": self.lambda_h}, {"descriptors": self.descriptor_lr}
-        )
+        decay, rates = {"hypernet": self.lambda_h}, {"descriptors": self.descriptor_lr}
+        after = descend(state, gradients, self.server, self.clip, decay, rates, weight_decay=self.weight_decay)
         return only_rows(rows[answered], state, after), cohort.only(answered)
 
     def personalize(self, state: State, cohort: Cohort) -> Tensor:

@@ -15,28 +15,17 @@ from unalike.networks.classifiers import (
     CNN,
     MLP,
     CharLSTM,
+    Dense,
     LeNet,
+    LeNet5,
     LeNetEmbedding,
+    Linear,
     Logistic,
     ResNet18,
     ResNet20,
     SmallCNN,
+    lenet_reads,
 )
-
-__all__ = [
-    "CNN",
-    "MLP",
-    "CharLSTM",
-    "LeNet",
-    "LeNetEmbedding",
-    "Logistic",
-    "ResNet18",
-    "ResNet20",
-    "SmallCNN",
-    "build",
-    "default_for",
-    "names",
-]
 
 
 @dataclass(frozen=True)
@@ -48,14 +37,19 @@ class _Entry:
 
 _CATALOG = {
     "logistic": _Entry(Logistic, "one linear map: logistic or linear regression"),
+    "linear": _Entry(
+        Linear, "one weight for each feature, in double precision: convex problems (Malekmohammadi et al. 2021)"
+    ),
     "mlp": _Entry(MLP, "ReLU network, hidden=(64,); for features"),
+    "dense": _Entry(Dense, "two layers of 500 and dropout, for features (Amosy et al. 2022, App. C)"),
     "small-cnn": _Entry(SmallCNN, "two 3x3 convolutions; for tiny images such as 8x8 digits"),
-    "lenet": _Entry(LeNet, "PeFLL's client model (thesis Table B.1; ODPFL-HN App. C)"),
-    "lenet-embedding": _Entry(LeNetEmbedding, "PeFLL's embedding network, image and label in (thesis Table B.2)"),
-    "cnn": _Entry(CNN, "FLowDUP's client model, about 150,000 parameters (thesis C.1.2; McMahan et al. 2017)"),
-    "resnet20": _Entry(ResNet20, "ResNet20 without batch norm (thesis B.1.3; He et al. 2016)"),
-    "resnet18": _Entry(ResNet18, "ResNet18 with group norm (thesis C.1.2; He et al. 2016)"),
-    "lstm": _Entry(CharLSTM, "next-character LSTM of LEAF (thesis B.1.3; Caldas et al. 2018)", reads_tokens=True),
+    "lenet": _Entry(LeNet, "PeFLL's client model (Scott 2026, Table B.1; Amosy et al. 2022, App. C)"),
+    "lenet-5": _Entry(LeNet5, "AdaPeD's client model, half as wide as lenet (Ozkara et al. 2022; LeCun et al. 1998)"),
+    "lenet-embedding": _Entry(LeNetEmbedding, "PeFLL's embedding network, image and label in (Scott 2026, Table B.2)"),
+    "cnn": _Entry(CNN, "FLowDUP's client model, about 150,000 parameters (Scott 2026, C.1.2; McMahan et al. 2017)"),
+    "resnet20": _Entry(ResNet20, "ResNet20 without batch norm (Scott 2026, B.1.3; He et al. 2016)"),
+    "resnet18": _Entry(ResNet18, "ResNet18 with group norm (Scott 2026, C.1.2; He et al. 2016)"),
+    "lstm": _Entry(CharLSTM, "next-character LSTM of LEAF (Scott 2026, B.1.3; Caldas et al. 2018)", reads_tokens=True),
 }
 
 
@@ -68,12 +62,9 @@ def default_for(input_shape: Sequence[int], kind: str | None = None) -> str:
     """The architecture to use when nobody chose one; ``kind`` is "image", "features" or "tokens" (see ``build``)."""
     if kind == "tokens":
         return "lstm"
-    if len(input_shape) != 3:
-        return "mlp"
-    side = min(input_shape[1:])
-    if side >= LeNet.smallest:
+    if lenet_reads(input_shape):
         return "lenet"
-    return "small-cnn" if side >= SmallCNN.smallest else "mlp"
+    return "small-cnn" if len(input_shape) == 3 and min(input_shape[1:]) >= SmallCNN.smallest else "mlp"
 
 
 def build(name: str, input_shape: Sequence[int], classes: int, kind: str | None = None, **options: object) -> nn.Module:

@@ -1,6 +1,6 @@
 """The architectures of the papers, as plain modules that ``torch.func.vmap`` can run for a block of clients at once.
 
-Hence no batch norm and no dropout (``unalike.Model`` refuses both), and an LSTM written out in linear maps, because the
+Hence no batch norm (``unalike.Model`` refuses it), and an LSTM written out in linear maps, because the
 fused one has no batching rule. "Thesis" is J. Scott, *Data Heterogeneity and Personalization in Federated Learning*,
 2026. Everything that draws initial values does so in ``reset_parameters``, which ``Model.init`` calls under its seed.
 
@@ -41,6 +41,11 @@ def _gradient_within_a_gradient() -> bool:
     return transforms.count(TransformType.Grad) > 1 and TransformType.Vmap in transforms
 
 
+def _differentiated() -> bool:
+    """Whether a gradient of what is computed now is wanted."""
+    return any(one.key() == TransformType.Grad for one in retrieve_all_functorch_interpreters())
+
+
 def channels_last(x: Tensor) -> Tensor:
     """The same tensor, laid out with channels last."""
     if _gradient_within_a_gradient():  # for pooling in this layout, second derivatives have no batching rule
@@ -60,6 +65,13 @@ def pooled(x: Tensor) -> Tensor:
     return F.max_pool2d(channels_last(x), 2)
 
 
+def pooled_by_slices(x: Tensor) -> Tensor:
+    """The same numbers, in less time where no gradient of them is wanted; rows or columns left over are dropped."""
+    height, width = x.shape[2] // 2 * 2, x.shape[3] // 2 * 2
+    rows = torch.maximum(x[:, :, 0:height:2], x[:, :, 1:height:2])
+    return torch.maximum(rows[..., 0:width:2], rows[..., 1:width:2])
+
+
 class Logistic(nn.Module):
     """One linear map of the flattened input: logistic (softmax) regression, or linear regression with one output."""
 
@@ -72,20 +84,59 @@ class Logistic(nn.Module):
         return scores
 
 
-class MLP(nn.Module):
-    """Linear layers with a ReLU after each but the last, on the flattened input."""
+class Linear(nn.Module):
+    """⟨w, x⟩ in double precision, from w = 0: linear regression, or logistic regression of two classes.
 
-    def __init__(self, input_shape: Sequence[int], classes: int, hidden: Sequence[int] = (64,)) -> None:
+    The least-squares and logistic problems of Malekmohammadi (thesis, ch. 2), which are solved to rounding.
+    The first of two classes has the score 0, so that the softmax is the logistic function and w is all there is.
+    """
+
+    def __init__(self, input_shape: Sequence[int], classes: int) -> None:
+        super().__init__()
+        if classes > 2:
+            raise ValueError(f"linear predicts a number or one of two classes, not {classes}; use 'logistic'")
+        self.outputs = classes
+        self.weight = nn.Parameter(torch.zeros(math.prod(input_shape), dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = x.flatten(1).to(self.weight.dtype) @ self.weight
+        return scores[:, None] if self.outputs == 1 else torch.stack([torch.zeros_like(scores), scores], 1)
+
+
+class MLP(nn.Module):
+    """Linear layers with a ReLU after each but the last, on the flattened input.
+
+    ``dropout``: the share of the last hidden units that is dropped in training.
+    """
+
+    def __init__(
+        self, input_shape: Sequence[int], classes: int, hidden: Sequence[int] = (64,), dropout: float = 0.0
+    ) -> None:
         super().__init__()
         widths = [math.prod(input_shape), *hidden, classes]
         self.layers = nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(widths)])
+        self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.flatten(1)
         for layer in self.layers[:-1]:
             x = layer(x).relu()
-        scores: Tensor = self.layers[-1](x)
+        scores: Tensor = self.layers[-1](self.dropout(x))
         return scores
+
+
+class Dense(MLP):
+    """Client model of ODPFL-HN for feature vectors (P2 App. C): two layers of 500, then dropout of a fifth."""
+
+    def __init__(
+        self, input_shape: Sequence[int], classes: int, hidden: Sequence[int] = (500, 500), dropout: float = 0.2
+    ) -> None:
+        super().__init__(input_shape, classes, hidden, dropout)
+
+
+def lenet_reads(input_shape: Sequence[int]) -> bool:
+    """Are these images that are large enough for LeNet?"""
+    return len(input_shape) == 3 and min(input_shape[1:]) >= LeNet.smallest
 
 
 class SmallCNN(nn.Module):
@@ -119,13 +170,15 @@ class LeNet(nn.Module):
     """
 
     smallest = 16
+    widths = (16, 32)
 
     def __init__(self, input_shape: Sequence[int], classes: int) -> None:
         super().__init__()
         channels, height, width = _image(input_shape, "lenet", self.smallest)
-        self.conv1 = nn.Conv2d(channels, 16, 5)
-        self.conv2 = nn.Conv2d(16, 32, 5)
-        self.fc1 = nn.Linear(32 * _side(height) * _side(width), 120)
+        first, second = self.widths
+        self.conv1 = nn.Conv2d(channels, first, 5)
+        self.conv2 = nn.Conv2d(first, second, 5)
+        self.fc1 = nn.Linear(second * _side(height) * _side(width), 120)
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, classes)
 
@@ -134,11 +187,26 @@ class LeNet(nn.Module):
 
     def after_first(self, x: Tensor) -> Tensor:
         """The rest of the network, from what the first convolution gave."""
-        x = pooled(x).relu()
-        x = pooled(convolved(x, self.conv2)).relu()
+        x = self.pool(x).relu()
+        x = self.pool(convolved(x, self.conv2)).relu()
         x = self.fc2(self.fc1(x.flatten(1)).relu()).relu()
         scores: Tensor = self.fc3(x)
         return scores
+
+    def pool(self, x: Tensor) -> Tensor:
+        return pooled(x)
+
+
+class LeNet5(LeNet):
+    """Client model of AdaPeD (P3 §4.1), with LeNet-5's widths: convolutions to 6 and 16 channels, then 120-84-C.
+
+    It has 44,426 parameters on 28x28 images of ten classes.
+    """
+
+    widths = (6, 16)
+
+    def pool(self, x: Tensor) -> Tensor:
+        return pooled(x) if _differentiated() else pooled_by_slices(x)
 
 
 class LeNetEmbedding(LeNet):
@@ -228,6 +296,13 @@ def _norm(groups: int, channels: int) -> nn.Module:
     return nn.GroupNorm(groups, channels) if groups else nn.Identity()
 
 
+def _stages(widths: Sequence[int], depth: int, groups: int = 0, scale: float = 1.0) -> nn.Sequential:
+    """``depth`` residual blocks of each width; every width but the first begins by halving the image."""
+    outputs = [width for width in widths for _ in range(depth)]
+    pairs = zip([widths[0], *outputs], outputs, strict=False)
+    return nn.Sequential(*[ResidualBlock(a, b, 1 if a == b else 2, groups, scale) for a, b in pairs])
+
+
 class ResNet20(nn.Module):
     """ResNet20 for CIFAR without batch norm (thesis B.1.3, Fig. B.4): 3 stages of 3 blocks, 16-32-64 channels.
 
@@ -243,15 +318,8 @@ class ResNet20(nn.Module):
         super().__init__()
         channels, _, _ = _image(input_shape, "resnet20", self.smallest)
         self.stem = HeConv2d(channels, 16, 3)
-        blocks: list[nn.Module] = []
-        inputs = 16
-        for stage, outputs in enumerate((16, 32, 64)):
-            for block in range(3):
-                stride = 2 if stage > 0 and block == 0 else 1
-                blocks.append(ResidualBlock(inputs, outputs, stride, scale=branch_scale))
-                inputs = outputs
-        self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(inputs, classes)
+        self.blocks = _stages((16, 32, 64), 3, scale=branch_scale)
+        self.head = nn.Linear(64, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(self.stem(x).relu())
@@ -276,15 +344,8 @@ class ResNet18(nn.Module):
         self.large = max(height, image_width) > 64
         self.stem = HeConv2d(channels, width, 7, 2) if self.large else HeConv2d(channels, width, 3)
         self.norm = _norm(groups, width)
-        blocks: list[nn.Module] = []
-        inputs = width
-        for stage in range(4):
-            outputs = width * 2**stage
-            blocks.append(ResidualBlock(inputs, outputs, 2 if stage else 1, groups))
-            blocks.append(ResidualBlock(outputs, outputs, 1, groups))
-            inputs = outputs
-        self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(inputs, classes)
+        self.blocks = _stages((width, 2 * width, 4 * width, 8 * width), 2, groups)
+        self.head = nn.Linear(8 * width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(self.stem(x)).relu()

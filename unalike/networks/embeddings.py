@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from unalike.core.model import Model
-from unalike.networks.classifiers import MLP, CharLSTM, LeNet, LeNetEmbedding
+from unalike.networks.classifiers import MLP, CharLSTM, LeNet, LeNetEmbedding, lenet_reads
 
 Labels = Literal["auto", "planes", "linear", "alone", "ignored"]
 LABEL_WIDTH = 16  # of a label's linear embedding, where it joins the features
@@ -26,20 +26,12 @@ def label_vectors(y: Tensor, classes: int | None) -> Tensor:
 class VectorEmbedding(nn.Module):
     """A ReLU network on the flattened features, which a linear embedding of the label joins at its input."""
 
-    def __init__(
-        self,
-        input_shape: Sequence[int],
-        classes: int | None,
-        descriptor: int,
-        labels: bool = True,
-        hidden: Sequence[int] = (120, 84),
-    ) -> None:
+    def __init__(self, input_shape: Sequence[int], classes: int | None, descriptor: int, labels: bool = True) -> None:
         super().__init__()
         self.classes, self.labels = classes, labels
-        inputs = math.prod(input_shape)
         if labels:
             self.label = nn.Linear(classes or 1, LABEL_WIDTH, bias=False)
-        self.network = MLP((inputs + (LABEL_WIDTH if labels else 0),), descriptor, hidden)
+        self.network = MLP((math.prod(input_shape) + (LABEL_WIDTH if labels else 0),), descriptor, hidden=(120, 84))
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         x = x.flatten(1)
@@ -92,7 +84,7 @@ def embedding_network(
     """
     if descriptor < 1:
         raise ValueError(f"descriptor={descriptor}; expected a length of at least 1")
-    lenet = kind == "image" and _fits_lenet(input_shape)
+    lenet = kind == "image" and lenet_reads(input_shape)
     if labels == "auto":
         labels = "planes" if lenet and classes is not None else "linear"
     if labels == "planes":
@@ -115,7 +107,3 @@ def embedding_network(
     if lenet and not with_labels:
         return Model(LeNetEmbedding(input_shape, 0, descriptor=descriptor, labels=False))
     return Model(VectorEmbedding(input_shape, classes, descriptor, with_labels))
-
-
-def _fits_lenet(input_shape: Sequence[int]) -> bool:
-    return len(input_shape) == 3 and min(input_shape[1:]) >= LeNet.smallest

@@ -7,7 +7,7 @@ written in operations that ``torch.func.vmap`` can run for a block of clients at
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -15,10 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unalike.core.model import Model
-from unalike.networks.classifiers import MLP, LeNet
+from unalike.networks.classifiers import MLP, LeNet, lenet_reads
 
-Encoder = Literal["deepset", "dss", "set-transformer", "sphere"]
-ENCODERS: tuple[Encoder, ...] = ("deepset", "dss", "set-transformer", "sphere")
+Encoder = Literal["deepset", "deepset-once", "deepset-every", "dss", "set-transformer", "sphere"]
 
 
 def mean_over(points: Tensor, own: Tensor) -> Tensor:
@@ -39,13 +38,9 @@ def _pooled(points: Tensor, own: Tensor) -> Tensor:
     return torch.cat([mean_over(points[:, :half], own), max_over(points[:, half:], own)])
 
 
-def _reads_images(input_shape: Sequence[int]) -> bool:
-    return len(input_shape) == 3 and min(input_shape[1:]) >= LeNet.smallest
-
-
 def _features(input_shape: Sequence[int], width: int) -> nn.Module:
     """One sample to ``width`` numbers: LeNet with one more layer's width for images, one hidden layer otherwise."""
-    return LeNet(input_shape, width) if _reads_images(input_shape) else MLP(input_shape, width, hidden=(250,))
+    return LeNet(input_shape, width) if lenet_reads(input_shape) else MLP(input_shape, width, hidden=(250,))
 
 
 class DeepSet(nn.Module):
@@ -57,10 +52,59 @@ class DeepSet(nn.Module):
     def __init__(self, input_shape: Sequence[int], descriptor: int, width: int = 200) -> None:
         super().__init__()
         self.phi = _features(input_shape, width)
-        self.psi = MLP((width,), descriptor, hidden=() if _reads_images(input_shape) else (250,))
+        self.psi = MLP((width,), descriptor, hidden=() if lenet_reads(input_shape) else (250,))
 
     def forward(self, x: Tensor, own: Tensor) -> Tensor:
         descriptor: Tensor = self.psi(_pooled(self.phi(x).relu(), own)[None])[0]
+        return descriptor
+
+
+class DeepSetOnce(nn.Module):
+    """The deep set as P2 App. C prints it, which pools once: images as ``DeepSet``, feature vectors as follows.
+
+    Three layers of 500, of which the first is followed by the mean of 250 units and the maximum of the other 250.
+    """
+
+    def __init__(self, input_shape: Sequence[int], descriptor: int) -> None:
+        super().__init__()
+        images = lenet_reads(input_shape)
+        self.phi = _features(input_shape, 200) if images else nn.Linear(math.prod(input_shape), 500)
+        self.psi = MLP((200 if images else 500,), descriptor, hidden=() if images else (500, 500))
+
+    def forward(self, x: Tensor, own: Tensor) -> Tensor:
+        points = self.phi(x if isinstance(self.phi, LeNet) else x.flatten(1)).relu()
+        descriptor: Tensor = self.psi(_pooled(points, own)[None])[0]
+        return descriptor
+
+
+class DeepSetEvery(nn.Module):
+    """A deep set that pools after every convolution (P2 §6.3: "These layers are added after each convolution layer").
+
+    The layers are a linear one of ``width`` units and pooling, mean and maximum, over the samples. What they give for
+    both convolutions goes side by side into LeNet's fully connected layers. Only images have convolutions.
+    """
+
+    def __init__(self, input_shape: Sequence[int], descriptor: int, width: int = 200) -> None:
+        super().__init__()
+        if not lenet_reads(input_shape):
+            raise ValueError(
+                f"encoder 'deepset-every' pools after convolutions, which need images of at least "
+                f"{LeNet.smallest}x{LeNet.smallest}; for a sample of shape {tuple(input_shape)} take 'deepset-once'"
+            )
+        channels, height, side = input_shape
+        self.conv1, self.conv2 = nn.Conv2d(channels, 16, 5), nn.Conv2d(16, 32, 5)
+        first = (height - 4) // 2, (side - 4) // 2
+        self.flat1 = nn.Linear(16 * first[0] * first[1], width)
+        self.flat2 = nn.Linear(32 * ((first[0] - 4) // 2) * ((first[1] - 4) // 2), width)
+        self.psi = MLP((2 * width,), descriptor, hidden=(120, 84))
+
+    def forward(self, x: Tensor, own: Tensor) -> Tensor:
+        first = F.max_pool2d(self.conv1(x), 2).relu()
+        second = F.max_pool2d(self.conv2(first), 2).relu()
+        pooled = [
+            _pooled(layer(maps.flatten(1)).relu(), own) for layer, maps in ((self.flat1, first), (self.flat2, second))
+        ]
+        descriptor: Tensor = self.psi(torch.cat(pooled)[None])[0]
         return descriptor
 
 
@@ -72,7 +116,7 @@ class DSS(nn.Module):
 
     def __init__(self, input_shape: Sequence[int], descriptor: int, width: int = 200) -> None:
         super().__init__()
-        self.images = _reads_images(input_shape)
+        self.images = lenet_reads(input_shape)
         if self.images:
             channels, height, side = input_shape
             self.own1, self.set1 = nn.Conv2d(channels, 16, 5), nn.Conv2d(channels, 16, 5, bias=False)
@@ -157,17 +201,21 @@ class Sphere(nn.Module):
         return mean_over(points / length.clamp(min=1e-12), own)
 
 
+_MAKERS: dict[Encoder, Callable[[Sequence[int], int], nn.Module]] = {
+    "deepset": DeepSet,
+    "deepset-once": DeepSetOnce,
+    "deepset-every": DeepSetEvery,
+    "dss": DSS,
+    "set-transformer": SetTransformer,
+    "sphere": Sphere,
+}
+ENCODERS = tuple(_MAKERS)
+
+
 def set_encoder(encoder: Encoder, input_shape: Sequence[int], descriptor: int) -> Model:
     """The named encoder for samples of this shape."""
     if descriptor < 1:
         raise ValueError(f"descriptor={descriptor}; expected a length of at least 1")
-    match encoder:
-        case "deepset":
-            return Model(DeepSet(input_shape, descriptor))
-        case "dss":
-            return Model(DSS(input_shape, descriptor))
-        case "set-transformer":
-            return Model(SetTransformer(input_shape, descriptor))
-        case "sphere":
-            return Model(Sphere(input_shape, descriptor))
-    raise ValueError(f"encoder {encoder!r}; expected one of {', '.join(ENCODERS)}")
+    if encoder not in _MAKERS:
+        raise ValueError(f"encoder {encoder!r}; expected one of {', '.join(ENCODERS)}")
+    return Model(_MAKERS[encoder](input_shape, descriptor))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,24 +21,6 @@ from unalike.core.draws import Draws, key
 Kind = Literal["kronecker", "signs", "identity"]
 KINDS = ("kronecker", "signs", "identity")
 _DOMAIN = 5_2  # so that a seed's P has nothing to do with its other draws
-
-
-class Subspace(Protocol):
-    """A matrix P, known by what it does to a vector; works inside ``vmap`` and can be differentiated."""
-
-    @property
-    def rows(self) -> int:
-        """d"""
-        ...
-
-    @property
-    def columns(self) -> int:
-        """k"""
-        ...
-
-    def __call__(self, v: Tensor) -> Tensor:
-        """P·v: [k] to [d]."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +74,13 @@ class Identity:
 
     def __call__(self, v: Tensor) -> Tensor:
         return v
+
+
+Subspace = Kronecker | Signs | Identity
+"""A matrix P of d ``rows`` and k ``columns``, known by what it does to a vector: ``P(v)`` is P·v, [k] to [d].
+
+It works inside ``vmap`` and can be differentiated.
+"""
 
 
 def subspace(kind: Kind, rows: int, columns: int | None, seed: int) -> Subspace:

@@ -1,5 +1,8 @@
-"""Privacy: mechanisms, the ledger and the budget. Only this package imports dp_accounting, and only
-where an event of noise is made or accounted: a run without noise does not wait for it."""
+"""Privacy: mechanisms, the ledger, budgets, calibration and the masks of secure sums.
+
+Only this package imports dp_accounting. The import takes a second, so it happens only when a noisy release is made or
+accounted for: a run without noise does not pay for it.
+"""
 
 from unalike.privacy.account import BARE, Unaccountable
 from unalike.privacy.ledger import Budget, BudgetExceeded, Charge, Ledger

@@ -5,12 +5,16 @@ neighbouring relation (clip, or 2·clip for replace-one; see ``unalike.privacy.s
 disagree on this for replace-one: the one for loss distributions doubles the distance once more, the one for Rényi DP
 does not. Therefore the distributions are built here, from its parts, and composed with exact counts (its accountant
 also composes randomized response only once, whatever the count).
+
+The noise that protects people is discrete. Its Gaussian costs what the continuous one costs plus a slack, proven in
+``unalike.privacy.discrete.slack``; it is part of every ε and δ here. Its Laplace and its choices cost what their events
+say (``unalike.privacy.mechanisms``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -20,9 +24,10 @@ from dp_accounting import DpEvent, NeighboringRelation
 from dp_accounting.pld import common, pld_pmf, privacy_loss_distribution
 from dp_accounting.rdp import rdp_privacy_accountant
 
-from unalike.privacy.account import Account, Unaccountable, account, is_bare
+from unalike.privacy.account import Account, Event, Unaccountable, account, is_bare
 from unalike.privacy.checks import check_delta
-from unalike.privacy.events import ExponentialDpEvent, leaves, merge_gaussians
+from unalike.privacy.discrete import slack
+from unalike.privacy.events import ExponentialDpEvent, leaves, merge_gaussians, poisson_sampled
 
 _GRID = 1e-4  # dp_accounting's own discretization of the privacy loss
 _WIDEST = 400.0  # beyond this range of losses (ε in the hundreds) a coarser grid keeps it fast, still an upper bound
@@ -30,21 +35,43 @@ _POISSON = dp_accounting.PoissonSampledDpEvent
 _FIXED_SIZE = dp_accounting.SampledWithoutReplacementDpEvent
 
 
+@lru_cache(maxsize=4096)
 def epsilon(released: Account, delta: float, coarseness: int = 1) -> float:
     """The smallest ε known for this δ; infinite if anything non-private was released, 0 if nothing was.
 
     A ``coarseness`` above 1 computes on a coarser grid of losses: faster, a little larger, for searches.
     """
     check_delta(delta)
-    return _epsilon(released, delta, coarseness)
-
-
-@lru_cache(maxsize=4096)
-def _epsilon(released: Account, delta: float, coarseness: int) -> float:
     if not released:
         return 0.0
     if is_bare(released):
         return math.inf
+    return _with_slack(released, delta, lambda at: _continuous_epsilon(released, at, coarseness))
+
+
+def _with_slack(released: Account, delta: float, continuous: Callable[[float], float]) -> float:
+    """ε of discrete noise from that of continuous noise at a δ."""
+    noise = _noise(released)
+    if noise == 0:
+        return continuous(delta)
+    _, inner = slack(noise, 0.0, delta)
+    if not inner > 0:  # hardly any noise
+        return math.inf
+    epsilon = continuous(inner)
+    return epsilon + slack(noise, epsilon, delta)[0] if math.isfinite(epsilon) else math.inf
+
+
+def _noise(released: Account) -> float:
+    """Σ 1/z² over all Gaussian releases, sampled or not."""
+    return math.fsum(
+        count * inner / event.noise_multiplier**2
+        for whole, count in released
+        for event, inner in leaves(whole.event if isinstance(whole, _POISSON | _FIXED_SIZE) else whole)
+        if isinstance(event, dp_accounting.GaussianDpEvent)
+    )
+
+
+def _continuous_epsilon(released: Account, delta: float, coarseness: int) -> float:
     gaussian = merge_gaussians(tuple(released))
     if gaussian is not None:  # the only composition with a closed form (Balle and Wang 2018, Thm 8)
         return float(dp_accounting.get_epsilon_gaussian(gaussian.noise_multiplier, delta))
@@ -52,7 +79,8 @@ def _epsilon(released: Account, delta: float, coarseness: int) -> float:
     if _fits_pld(released):
         bounds.append(float(_pld(released, coarseness * _grid(released)).get_epsilon_for_delta(delta)))
     if not bounds or _has_two_bounds(released):
-        orders, rdp = _rdp(released)
+        sampled = bounds and any(isinstance(event, _POISSON) for event, _ in released)  # then broken orders take long
+        orders, rdp = _rdp(released, _WHOLE_ORDERS if sampled else _ALL_ORDERS)
         bounds.append(float(rdp_privacy_accountant.compute_epsilon(orders, rdp, delta)[0]))
     return max(0.0, min(bounds))
 
@@ -64,7 +92,7 @@ def quick_bound(released: Account, delta: float) -> float:
     if is_bare(released):
         return math.inf
     orders, rdp = _rdp(released, _WHOLE_ORDERS)
-    return float(rdp_privacy_accountant.compute_epsilon(orders, rdp, delta)[0])
+    return _with_slack(released, delta, lambda at: float(rdp_privacy_accountant.compute_epsilon(orders, rdp, at)[0]))
 
 
 def largest(accounts: Iterable[Account], delta: float, coarseness: int = 1) -> float:
@@ -91,6 +119,18 @@ def delta(released: Account, epsilon: float) -> float:
         return 0.0
     if is_bare(released):
         return 1.0
+    noise, tails = _noise(released), 1e-30
+    if noise == 0:
+        return _continuous_delta(released, epsilon)
+    extra, inner = slack(noise, epsilon, tails)
+    if not inner > 0:  # hardly any noise
+        return 1.0
+    found = tails + _continuous_delta(released, max(0.0, epsilon - extra)) * tails / inner
+    # With P <= e^extra·Q + δ(0), what of P is above e^ε·Q is at most δ(0) + e^extra − e^ε.
+    return min(1.0, found + max(0.0, math.exp(extra) - math.exp(epsilon)))
+
+
+def _continuous_delta(released: Account, epsilon: float) -> float:
     bounds = []
     if _fits_pld(released):
         bounds.append(float(_pld(released, _grid(released)).get_delta_for_epsilon(epsilon)))
@@ -98,6 +138,47 @@ def delta(released: Account, epsilon: float) -> float:
         orders, rdp = _rdp(released)
         bounds.append(float(rdp_privacy_accountant.compute_delta(orders, rdp, epsilon)[0]))
     return min(1.0, max(0.0, min(bounds)))
+
+
+def deltas(released: Account, epsilons: Any) -> Any:
+    """δ at many ε at once (an array, ascending from 0 on): what ``delta`` gives or a little more, and faster."""
+    noise, tails, at = _noise(released), 1e-30, np.asarray(epsilons, dtype=np.float64)
+    extra, inner = slack(noise, float(at[-1]), tails) if noise else (0.0, tails)
+    if not inner > 0:
+        return np.ones(len(at))
+    shifted, bounds = np.maximum(at - extra, 0.0), []
+    if _fits_pld(released):
+        bounds.append(np.array(_pld(released, 64 * _grid(released)).get_delta_for_epsilon(list(shifted))))
+    if not bounds or _has_two_bounds(released):
+        orders, rdp = _rdp(released)
+        bounds.append(np.array([rdp_privacy_accountant.compute_delta(orders, rdp, one)[0] for one in shifted]))
+    found = np.min(bounds, axis=0) * tails / inner + np.maximum(0.0, np.exp(extra) - np.exp(at))
+    return np.clip(found + (tails if noise else 0.0), 0.0, 1.0)
+
+
+def scaled(released: Account, factor: float) -> Account:
+    """The same releases with all their noise times this factor."""
+    return account((_scaled(event, factor), count) for event, count in released)
+
+
+def _scaled(event: Event, factor: float) -> Event:
+    match event:
+        case dp_accounting.GaussianDpEvent(noise_multiplier=z):
+            return dp_accounting.GaussianDpEvent(z * factor)
+        case dp_accounting.LaplaceDpEvent(noise_multiplier=b):
+            return dp_accounting.LaplaceDpEvent(b * factor)
+        case dp_accounting.RandomizedResponseDpEvent(num_buckets=k):
+            return dp_accounting.RandomizedResponseDpEvent(k / (math.exp(_largest_loss(event) / factor) + k - 1.0), k)
+        case dp_accounting.ZCDpEvent():
+            return dp_accounting.ZCDpEvent(event.rho / factor**2)
+        case ExponentialDpEvent(epsilon=eps):
+            return ExponentialDpEvent(eps / factor)
+        case dp_accounting.PoissonSampledDpEvent(sampling_probability=q, event=inner):
+            return poisson_sampled(q, tuple((_scaled(one, factor), count) for one, count in leaves(inner)))
+        case dp_accounting.SampledWithoutReplacementDpEvent():
+            inner = _scaled(event.event, factor)
+            return dp_accounting.SampledWithoutReplacementDpEvent(event.source_dataset_size, event.sample_size, inner)
+    raise Unaccountable(f"expected an event with noise, got {event}")
 
 
 def method(released: Account) -> str:
@@ -193,17 +274,7 @@ def _repeated_pld(event: DpEvent, count: int, grid: float) -> Any:
 
 @lru_cache(maxsize=128)
 def _single_pld(event: DpEvent, grid: float) -> Any:
-    match event:
-        case dp_accounting.GaussianDpEvent(noise_multiplier=z):
-            return privacy_loss_distribution.from_gaussian_mechanism(z, value_discretization_interval=grid)
-        case dp_accounting.LaplaceDpEvent(noise_multiplier=b):
-            return privacy_loss_distribution.from_laplace_mechanism(b, value_discretization_interval=grid)
-        case dp_accounting.RandomizedResponseDpEvent(noise_parameter=p, num_buckets=k):
-            return privacy_loss_distribution.from_randomized_response(p, k, value_discretization_interval=grid)
-        case ExponentialDpEvent(epsilon=eps):
-            pure = common.DifferentialPrivacyParameters(eps, 0.0)
-            return privacy_loss_distribution.from_privacy_parameters(pure, value_discretization_interval=grid)
-    q, inner = event.sampling_probability, event.event
+    q, inner = (event.sampling_probability, event.event) if isinstance(event, _POISSON) else (1.0, event)
     match inner:
         case dp_accounting.GaussianDpEvent(noise_multiplier=z):
             return privacy_loss_distribution.from_gaussian_mechanism(
@@ -213,6 +284,11 @@ def _single_pld(event: DpEvent, grid: float) -> Any:
             return privacy_loss_distribution.from_laplace_mechanism(
                 b, value_discretization_interval=grid, sampling_prob=q
             )
+        case dp_accounting.RandomizedResponseDpEvent(noise_parameter=p, num_buckets=k) if q == 1:
+            return privacy_loss_distribution.from_randomized_response(p, k, value_discretization_interval=grid)
+        case ExponentialDpEvent(epsilon=eps) if q == 1:
+            pure = common.DifferentialPrivacyParameters(eps, 0.0)
+            return privacy_loss_distribution.from_privacy_parameters(pure, value_discretization_interval=grid)
     return _amplified_pld(q, account([(inner, 1)]), grid)
 
 
@@ -267,18 +343,19 @@ _WHOLE_ORDERS = tuple(order for order in _ALL_ORDERS if order >= 2 and order == 
 
 
 def _rdp(released: Account, orders: tuple[float, ...] = _ALL_ORDERS) -> tuple[Any, Any]:
-    return np.array(orders), sum(count * _single_rdp(event, orders) for event, count in sorted(released, key=repr))
+    return np.array(orders), sum(count * rdp_of(event, orders) for event, count in sorted(released, key=repr))
 
 
 @lru_cache(maxsize=512)
-def _single_rdp(event: DpEvent, orders: tuple[float, ...]) -> Any:
+def rdp_of(event: DpEvent, orders: tuple[float, ...]) -> Any:
+    """Rényi DP of one event at each of these orders."""
     if isinstance(event, ExponentialDpEvent):
-        pure = _single_rdp(dp_accounting.RandomizedResponseDpEvent(2.0 / (math.exp(event.epsilon) + 1.0), 2), orders)
-        return np.minimum(pure, _single_rdp(dp_accounting.ZCDpEvent(event.epsilon**2 / 8.0), orders))
+        pure = rdp_of(dp_accounting.RandomizedResponseDpEvent(2.0 / (math.exp(event.epsilon) + 1.0), 2), orders)
+        return np.minimum(pure, rdp_of(dp_accounting.ZCDpEvent(event.epsilon**2 / 8.0), orders))
     sampled = isinstance(event, _POISSON)
     relation = NeighboringRelation.ADD_OR_REMOVE_ONE if sampled else NeighboringRelation.REPLACE_ONE
     accountant = rdp_privacy_accountant.RdpAccountant(list(orders), relation)
     if accountant.supports(event):
         return accountant.compose(event).rdp
     # Rényi accounting knows amplification of Gaussian noise only; without amplification the bound still holds.
-    return sum(count * _single_rdp(inner, orders) for inner, count in leaves(event.event))
+    return sum(count * rdp_of(inner, orders) for inner, count in leaves(event.event))

@@ -4,6 +4,13 @@
 1 − β <= e^ε·α + δ and 1 − α <= e^ε·β + δ (Kairouz, Oh and Viswanath 2015). An attack whose rates are below what ε
 allows refutes it. The rates are estimated from independent trials, so they come with confidence bounds, and the ε that
 they prove is a lower bound that holds with that confidence.
+
+There are two bounds. ``proven_epsilon`` assumes nothing about the mechanism; it needs e^ε trials and more. The other,
+``proven_noise``, is in the spirit of Nasr et al. (2023), who fit the curve of the Gaussian mechanism through one point:
+it assumes that the releases are those of the ledger (kinds of noise, sampling, how many) and that only their noise may
+be another, the same factor c for all. For each c the accountant knows all pairs (α, β) that are possible; the largest c
+that allows the observed pair bounds the noise from above, and its ε is a lower bound. A thousand trials tell half of
+the noise from all of it.
 """
 
 from __future__ import annotations
@@ -15,8 +22,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from unalike.privacy.account import Account
 from unalike.privacy.checks import check_delta
-from unalike.privacy.mechanisms import AdditiveNoise, DrawsLike, Norm
+from unalike.privacy.mechanisms import AdditiveNoise, DrawsLike, Norm, RandomizedResponse
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -32,7 +40,14 @@ class Proof:
     trials: int  # canaries that were tested (others chose the threshold)
     false_positives: float  # observed rate among canaries that took no part
     false_negatives: float  # observed rate among those that did
-    limit: float  # no attack can prove more with so few canaries
+    limit: float  # no attack can prove more with so few canaries, if nothing is assumed about the mechanism
+    noise: float = math.inf  # the real noise is at most this share of what the ledger was told, if only it may be wrong
+    assumed: float = 0.0  # the ε that this noise has: a lower bound under that assumption
+
+    @property
+    def best(self) -> float:
+        """The larger of the two lower bounds."""
+        return max(self.epsilon, self.assumed)
 
 
 @dataclass(frozen=True)
@@ -50,13 +65,28 @@ class Quieter:
         """Of the noise that is really made."""
         return self.claimed.std(self.factor * sensitivity)
 
-    def add(self, value: Tensor, sensitivity: float, draws: DrawsLike) -> Tensor:
-        """The value with less noise than is claimed."""
-        return self.claimed.add(value, self.factor * sensitivity, draws)
+    def add(self, value: Tensor, sensitivity: float, draws: DrawsLike, step: float | None = None) -> Tensor:
+        return self.claimed.add(value, self.factor * sensitivity, draws, step)
 
     def event(self) -> DpEvent:
-        """What the ledger is told."""
         return self.claimed.event()
+
+
+@dataclass(frozen=True)
+class Truer(RandomizedResponse):
+    """Answers that are true as often as ε/``cut`` allows, while the event still speaks of ε."""
+
+    cut: float = 1.0
+
+    @property
+    def truth(self) -> float:
+        return RandomizedResponse(self.epsilon / self.cut, self.categories).truth
+
+    def respond(self, answer: Tensor, draws: DrawsLike) -> Tensor:
+        return RandomizedResponse(self.epsilon / self.cut, self.categories).respond(answer, draws)
+
+    def event(self, answers: int = 1) -> DpEvent:
+        return RandomizedResponse(self.epsilon, self.categories).event(answers)
 
 
 def proven_epsilon(scores: Tensor, member: Tensor, delta: float, confidence: float = 0.95) -> Proof:
@@ -93,6 +123,67 @@ def proven_epsilon(scores: Tensor, member: Tensor, delta: float, confidence: flo
     )
 
 
+def proven_noise(scores: Tensor, member: Tensor, released: Account, confidence: float = 0.95) -> float:
+    """The largest c for which these scores are possible if all noise of the releases is c times what they say.
+
+    Every second canary chooses the threshold, as in ``proven_epsilon``. From c = 4 on nothing more is distinguished.
+    """
+    from unalike.privacy import accountant
+
+    ins, outs = scores[member], scores[~member]
+    threshold = _clearest(ins[::2], outs[::2])
+    error = (1 - confidence) / 2
+    tested_in, tested_out = ins[1::2], outs[1::2]
+    fp = upper_bound(int((tested_out >= threshold).sum()), len(tested_out), error)
+    fn = upper_bound(int((tested_in < threshold).sum()), len(tested_in), error)
+
+    def possible(factor: float) -> bool:
+        return allows(accountant.scaled(released, factor), fp, fn)
+
+    low, high = 1.0, 1.0  # outwards from what was promised: curves of little noise take long
+    if possible(1.0):
+        while possible(high):
+            low, high = high, 1.5 * high
+            if high > _MOST_NOISE:
+                return _MOST_NOISE
+    else:
+        while not possible(low):
+            low, high = low / 1.5, low
+            if low < _LEAST_NOISE:
+                return high
+    while high / low > 1.02:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if possible(middle) else (low, middle)
+    return high
+
+
+_LEAST_NOISE, _MOST_NOISE = 1 / 16, 4.0
+_LOSSES = tuple(0.02 * 1.12**k for k in range(62))  # 0.02 to 20: where the curve of possible rates is looked at
+
+
+def allows(released: Account, false_positives: float, false_negatives: float) -> bool:
+    """Could a test of these releases have rates as low as these?"""
+    import numpy as np
+
+    from unalike.privacy import accountant
+
+    at = np.array((0.0, *_LOSSES))
+    delta, grown = accountant.deltas(released, at), np.exp(at)
+    one_way = 1.0 - false_negatives - grown * false_positives <= delta
+    return bool((one_way & (1.0 - false_positives - grown * false_negatives <= delta)).all())
+
+
+def _clearest(ins: Tensor, outs: Tensor) -> float:
+    """The threshold at which the two rates differ most, in standard errors of their difference."""
+    both = torch.sort(torch.cat([ins, outs])).values
+    candidates = both[torch.linspace(0, len(both) - 1, min(len(both), 1000)).long()]
+    over_in = 1.0 - torch.searchsorted(torch.sort(ins).values, candidates) / len(ins)
+    over_out = 1.0 - torch.searchsorted(torch.sort(outs).values, candidates) / len(outs)
+    middle = (over_in + over_out + 1.0 / len(both)) / 2
+    spread = (middle * (1 - middle)).clamp(min=1.0 / len(both)).sqrt()
+    return float(candidates[((over_in - over_out) / spread).argmax()])
+
+
 def upper_bound(count: int, trials: int, error: float) -> float:
     """Clopper and Pearson's bound: the true rate lies above it with probability at most ``error``."""
     from scipy.stats import beta
@@ -101,8 +192,8 @@ def upper_bound(count: int, trials: int, error: float) -> float:
 
 
 def canaries_for(epsilon: float) -> int:
-    """Enough canaries to refute this ε, and half as much again, if the attack never errs (at most 200,000)."""
-    return int(min(200_000, max(16_000, 40 * math.exp(min(epsilon, 20.0)))))
+    """Enough canaries to tell half of the noise from all of it by ``proven_noise``: more where ε is small."""
+    return int(min(60_000, max(4_000, 6_000 / epsilon**2)))
 
 
 def _epsilon(false_positives: float, false_negatives: float, delta: float) -> float:

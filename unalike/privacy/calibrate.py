@@ -34,12 +34,7 @@ class Plan:
 
 
 def plan(
-    noise_multiplier: float,
-    rounds: int,
-    sampling: Sampling = Everyone(),
-    *,
-    delta: float,
-    also: Sequence[DpEvent] = (),
+    noise_multiplier: float, rounds: int, sampling: Sampling = Everyone(), *, delta: float, also: Sequence[DpEvent] = ()
 ) -> Plan:
     """ε of a run that releases one Gaussian sum a round (and the events ``also``, of the same cohort) to the end."""
     check_positive(noise_multiplier, "noise_multiplier", "it is standard deviation / sensitivity")

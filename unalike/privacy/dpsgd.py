@@ -110,7 +110,9 @@ class PointPrivacy:
     """DP-SGD at the clients: every sample's gradient is clipped to ``clip``, and every step has noise.
 
     The noise is ``noise_multiplier`` · clip for everybody; or, with ``epsilon`` and ``delta``, each client's own, found
-    from its number of samples so that ``rounds`` rounds of training cost it no more than that.
+    from its number of samples so that ``rounds`` rounds of training cost it no more than that. With ``own`` the (ε, δ)
+    are those that each client declares. ``batches``: clients declare batch sizes of their own, out of these,
+    ascending. Neighbours differ by one point that is added or removed; the size N̄ is public.
     """
 
     clip: float = 1.0
@@ -119,30 +121,39 @@ class PointPrivacy:
     delta: float | None = None
     rounds: int | None = None
     rounded: bool = False  # calibrate for rounded steps: for clients of very many sizes
+    own: bool = False
+    batches: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         check_positive(self.clip, "the clip bound", "give the largest norm that one point's gradient may have")
         if self.noise_multiplier is not None:
             check_positive(self.noise_multiplier, "noise_multiplier", "it is standard deviation / clip")
-        elif self.epsilon is None or self.delta is None or self.rounds is None:
+        elif self.rounds is None or (not self.own and (self.epsilon is None or self.delta is None)):
             raise ValueError(
-                "DP-SGD needs noise: give noise_multiplier, or epsilon, delta and rounds from which it is found"
+                "DP-SGD needs noise: give noise_multiplier, or rounds and either epsilon and delta or own=True, from "
+                "which it is found"
             )
         else:
+            check_at_least(self.rounds, 1, "rounds", "give in how many rounds a client takes part at most")
+        if self.epsilon is not None and self.delta is not None:
             check_epsilon(self.epsilon)
             check_delta(self.delta)
-            check_at_least(self.rounds, 1, "rounds", "give in how many rounds a client takes part at most")
+        if self.batches is not None and (self.batches != tuple(sorted(set(self.batches))) or min(self.batches) < 1):
+            raise ValueError(f"batches={self.batches}; expected different batch sizes of at least 1, ascending")
 
     def accounted(self, steps: Steps) -> Steps:
         """What a client that takes these steps in a round is charged with."""
         return steps.rounded() if self.rounded else steps
 
-    def multiplier(self, steps: Steps) -> float:
-        """The noise multiplier of a client that is charged with these steps in every round."""
+    def multiplier(self, steps: Steps, epsilon: float | None = None, delta: float | None = None) -> float:
+        """The noise multiplier of a client that is charged with these steps in every round and declares (ε, δ)."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier
-        assert self.epsilon is not None and self.delta is not None and self.rounds is not None
-        return noise_for(self.epsilon, self.delta, Steps(steps.rate, steps.count * self.rounds))
+        if not self.own:
+            epsilon, delta = self.epsilon, self.delta
+        if epsilon is None or delta is None or self.rounds is None:
+            raise ValueError("every client has its own (ε, δ) here, but this one declares none: see Roster.epsilon")
+        return noise_for(epsilon, delta, Steps(steps.rate, steps.count * self.rounds))
 
     def __str__(self) -> str:
         z = self.noise_multiplier

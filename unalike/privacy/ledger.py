@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -55,6 +56,8 @@ class Charge:
     ``cohort`` names the sample that it was made of: all releases of one cohort are composed inside its one sampling;
     without a name the sample counts as fresh. ``clients``: the release depends on the data of these clients alone, each
     on its own (local DP-SGD, local noise). ``newcomers``: likewise, for clients that took no part in the run before.
+    ``members``: who is in the sample, where the noise was added before the server saw anything; "all" is everybody.
+    None: the server saw the array without its noise.
     """
 
     event: Event
@@ -63,6 +66,7 @@ class Charge:
     cohort: CohortId | None = None
     clients: tuple[ClientId, ...] | None = None
     newcomers: tuple[ClientId, ...] | None = None
+    members: tuple[ClientId, ...] | Literal["all"] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.event, NonPrivate):
@@ -100,6 +104,11 @@ class Ledger:
     private release fixes both unless they are given. Releases that touch everybody are shared; releases of named
     clients (``clients=``) are kept for those alone, and those of newcomers, whose data was in no earlier release, apart
     from both. Its size grows with the different events, the cohorts and the named clients, not with the population.
+
+    There are two accounts. ``epsilon`` is for whoever sees what was released: the sampling of clients amplifies it.
+    ``server_epsilon`` is for a server that knows who was drawn: each client pays for every release that it was in, in
+    full. How often each was drawn is in memory only, because it would tell a reader of a saved ledger who was; what is
+    saved is the most that anybody was drawn.
     """
 
     def __init__(self, unit: Unit | None = None, relation: Relation | None = None) -> None:
@@ -112,6 +121,9 @@ class Ledger:
         self._cohorts: dict[CohortId, tuple[Sampling, Account]] = {}  # what one and the same sample was asked
         self._clients: dict[ClientId, Account] = {}
         self._newcomers: dict[ClientId, Account] = {}
+        self._seen = False  # did the server see something without its noise?
+        self._of_all: Account = NOTHING  # against the server, of everybody
+        self._drawn: dict[Event, Counter[ClientId]] = {}  # against the server: in how many such releases each was
 
     def record(
         self,
@@ -122,17 +134,27 @@ class Ledger:
         cohort: CohortId | None = None,
         clients: Iterable[ClientId] | None = None,
         newcomers: Iterable[ClientId] | None = None,
+        members: Iterable[ClientId] | Literal["all"] | None = None,
     ) -> None:
         """Add one release; see ``Charge`` for the arguments."""
         own = None if clients is None else tuple(clients)
         new = None if newcomers is None else tuple(newcomers)
-        self._record(Charge(event, unit, sampling, cohort, own, new))
+        drawn: tuple[ClientId, ...] | Literal["all"] | None = "all" if members == "all" else None
+        if members is not None and members != "all":
+            drawn = tuple(members)
+        self._record(Charge(event, unit, sampling, cohort, own, new, drawn))
 
-    def charge(self, charges: Iterable[Charge], budget: Budget | None = None) -> None:
-        """Add the releases of one ask, all or none: ``BudgetExceeded`` if together they cost more than the budget."""
+    def charge(
+        self, charges: Iterable[Charge], budget: Budget | None = None, own: Mapping[ClientId, Budget] | None = None
+    ) -> None:
+        """Add the releases of one ask, all or none: ``BudgetExceeded`` if together they cost more than the budget, or a
+        client more than its ``own``.
+        """
         after = self.after(charges)
         if budget is not None:
             budget.compare(self, after)
+        for client, limit in (own or {}).items():
+            limit.compare(self, after, client)
         vars(self).update(vars(after))
 
     def after(self, charges: Iterable[Charge]) -> Ledger:
@@ -169,11 +191,14 @@ class Ledger:
         """The largest ε of anybody, newcomers included; a ``coarseness`` above 1 is faster and errs upwards."""
         return _largest_epsilon(self._everybody(), delta, coarseness)
 
-    def quick_bound(self, delta: float) -> float:
-        """A little more than ``worst``, and known at once."""
-        from unalike.privacy import accountant
+    def server_epsilon(self, delta: float, *, client: ClientId | None = None) -> float:
+        """ε against a server that knows who was drawn: the largest over all clients, or that of one.
 
-        return max(accountant.quick_bound(own, delta) for own in self._everybody())
+        Infinite where the server saw something without its noise, as it does where it adds the noise itself.
+        """
+        if self._seen:
+            return math.inf
+        return _largest_epsilon(self._against_server(client), delta)
 
     def event(self, *, client: ClientId | None = None) -> DpEvent:
         """Everything shared (and one client's own) as one dp_accounting event, to check ε elsewhere."""
@@ -204,6 +229,9 @@ class Ledger:
                 )
             setattr(total, name, mine or theirs)
         total._shared = combine(self._shared, other._shared)
+        total._seen, total._of_all = self._seen or other._seen, combine(self._of_all, other._of_all)
+        for event in {**self._drawn, **other._drawn}:
+            total._drawn[event] = self._drawn.get(event, Counter()) + other._drawn.get(event, Counter())
         total.notes += [note for note in other.notes if note not in total.notes]
         for mine, theirs in ((total._clients, other._clients), (total._newcomers, other._newcomers)):
             for identity, own in theirs.items():
@@ -213,49 +241,68 @@ class Ledger:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ledger) and vars(self) == vars(other)
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
-
     # What a record does
 
     def _record(self, charge: Charge) -> None:
         self._refuse_other_meaning(charge)
-        event, sampling, cohort = charge.event, charge.sampling, charge.cohort
         if charge.is_own:
-            _add_to(self._clients, charge.clients or (), event)
-            _add_to(self._newcomers, charge.newcomers or (), event)
+            _add_to(self._clients, charge.clients or (), charge.event)
+            _add_to(self._newcomers, charge.newcomers or (), charge.event)
+        elif charge.unit == "point" and _amplifies(charge.sampling):
+            self._share(charge.event, Everyone(), None, [_POINTS_OF_A_SAMPLE])
         else:
-            if charge.unit == "point" and _amplifies(sampling):
-                sampling = Everyone()
-                self._note(_POINTS_OF_A_SAMPLE)
-            self._shared, notes = self._shared_after(event, sampling, cohort)
-            for note in notes:
-                self._note(note)
-            if cohort is not None and _amplifies(sampling):
-                asked = self._cohorts.get(cohort, (sampling, NOTHING))[1]
-                self._cohorts[cohort] = (sampling, _within(asked, event))
+            self._share(charge.event, charge.sampling, charge.cohort, [])
+        if not charge.is_own:
+            self._show_server(charge)
         if not charge.is_bare:
             self.unit = self.unit or charge.unit
             self.relation = self.relation or charge.relation
 
-    def _note(self, note: str) -> None:
-        if note not in self.notes:
-            self.notes.append(note)
-
-    def _shared_after(self, event: Event, sampling: Sampling, cohort: CohortId | None) -> tuple[Account, list[str]]:
+    def _share(self, event: Event, sampling: Sampling, cohort: CohortId | None, notes: list[str]) -> None:
+        """Add a release that touches everybody."""
         if cohort is None or not _amplifies(sampling):
-            made, notes = _sampled(_within(NOTHING, event), sampling)
-            return combine(self._shared, made), notes
-        known, asked = self._cohorts.get(cohort, (sampling, NOTHING))
-        if known != sampling:
-            raise Unaccountable(
-                f"cohort {cohort!r} was drawn by {known}, now came {sampling}; give each cohort its own name"
-            )
-        before, _ = _sampled(asked, sampling)
-        after, notes = _sampled(_within(asked, event), sampling)
-        counts = dict(self._shared)
-        for part, count in before:
-            counts[part] -= count
-        return combine(account((part, count) for part, count in counts.items() if count), after), notes
+            made, more = _sampled(_within(NOTHING, event), sampling)
+            self._shared = combine(self._shared, made)
+        else:
+            known, asked = self._cohorts.get(cohort, (sampling, NOTHING))
+            if known != sampling:
+                raise Unaccountable(
+                    f"cohort {cohort!r} was drawn by {known}, now came {sampling}; give each cohort its own name"
+                )
+            before, _ = _sampled(asked, sampling)
+            self._cohorts[cohort] = sampling, _within(asked, event)
+            after, more = _sampled(_within(asked, event), sampling)
+            counts = dict(self._shared)
+            for part, count in before:
+                counts[part] -= count
+            self._shared = combine(account((part, count) for part, count in counts.items() if count), after)
+        self.notes += [note for note in [*notes, *more] if note not in self.notes]
+
+    def _show_server(self, charge: Charge) -> None:
+        """Add what the server got to see, whose sample is no secret to it."""
+        if charge.members is None or charge.is_bare:
+            self._seen = True
+        elif charge.members == "all":
+            self._of_all = _within(self._of_all, charge.event)
+        else:
+            drawn = Counter(self._drawn.get(charge.event))  # a copy: the ledger before this release stays as it was
+            drawn.update(charge.members)
+            self._drawn[charge.event] = drawn
+
+    def _against_server(self, client: ClientId | None = None) -> set[Account]:
+        who = {client} if client is not None else {one for drawn in self._drawn.values() for one in drawn}
+        who |= set(self._clients) if client is None else set()
+        kinds = {
+            (self._clients.get(one, NOTHING), tuple((event, drawn[one]) for event, drawn in self._drawn.items()))
+            for one in who
+        }
+        accounts = {combine(self._of_all, own, account(part for part in parts if part[1])) for own, parts in kinds}
+        return accounts | ({self._of_all} if client is None else set())
+
+    def _most_drawn(self) -> Account:
+        """What nobody was in more often, to be saved: it names no client."""
+        most = account((event, max(drawn.values())) for event, drawn in self._drawn.items() if drawn)
+        return combine(self._of_all, most)
 
     def _of(self, client: ClientId | None, newcomer: ClientId | None) -> set[Account]:
         if client is not None and newcomer is not None:
@@ -309,6 +356,7 @@ class Ledger:
             "cohorts": [[name, encode_sampling(how), plain(asked)] for name, (how, asked) in self._cohorts.items()],
             "clients": grouped(self._clients),
             "newcomers": grouped(self._newcomers),
+            "server": {"seen": self._seen, "most": plain(self._most_drawn())},
         }
         return {**state, "events": [_encode(event) for event in table]}
 
@@ -328,6 +376,9 @@ class Ledger:
             for plain, identities in saved:
                 own = released(plain)
                 owners.update(dict.fromkeys(identities, own))
+        against = state.get("server")  # a ledger of before there was one: the server had seen all
+        ledger._seen = bool(ledger._shared) if against is None else bool(against["seen"])
+        ledger._of_all = NOTHING if against is None else released(against["most"])
         return ledger
 
 
@@ -346,31 +397,81 @@ class Budget:
         """Raise ``BudgetExceeded`` if the planned releases would cost too much; nothing is recorded."""
         self.compare(ledger, ledger.after(planned))
 
-    def compare(self, before: Ledger, after: Ledger) -> None:
-        """Raise ``BudgetExceeded`` if ``after`` costs more than the budget."""
-        if after.quick_bound(self.delta) <= self.epsilon or after.worst(self.delta, coarseness=16) <= self.epsilon:
-            return
-        cost = after.worst(self.delta)
-        if cost > self.epsilon:
-            raise BudgetExceeded(self, before.worst(self.delta), cost)
+    def compare(self, before: Ledger, after: Ledger, client: ClientId | None = None) -> None:
+        """Raise ``BudgetExceeded`` if ``after`` costs more than the budget: anybody, or this client."""
+        if not self.allows(after, client):
+            raise BudgetExceeded(self, self._cost(before, client), self._cost(after, client), client)
+
+    def allows(self, ledger: Ledger, client: ClientId | None = None) -> bool:
+        """Does all that is in the ledger cost no more than this: anybody, or this client?"""
+        of = ledger._everybody() if client is None else ledger._of(client, None)
+        return not any(is_bare(one) for one in of) and all(_fits(one, self.epsilon, self.delta) for one in of)
+
+    def _cost(self, ledger: Ledger, client: ClientId | None) -> float:
+        return ledger.worst(self.delta) if client is None else ledger.epsilon(self.delta, client=client)
 
     def remaining(self, ledger: Ledger) -> float:
         """Budgeted ε minus spent ε, at least 0; not additive, so only a measure of how far one is."""
         return max(0.0, self.epsilon - ledger.worst(self.delta))
 
 
+_known: dict[tuple[float, float], list[Account]] = {}  # by ε and δ: accounts that are known to cost no more
+_MOST_KNOWN = 64
+
+
+def _fits(released: Account, epsilon: float, delta: float) -> bool:
+    """Does this cost at most ε at δ?
+
+    A ledger is asked that before every ask, and near the end of a budget the answer takes a loss distribution. So when
+    one was needed, it is found out how much further the same events may go; less than that needs no further look.
+    """
+    from unalike.privacy import accountant
+
+    def cheap_enough(one: Account) -> bool:
+        if accountant.quick_bound(one, delta) <= epsilon or accountant.epsilon(one, delta, 16) <= epsilon:
+            return True
+        return accountant.epsilon(one, delta) <= epsilon
+
+    known = _known.setdefault((epsilon, delta), [])
+    if any(_is_part(released, larger) for larger in known):
+        return True
+    if not released or accountant.quick_bound(released, delta) <= epsilon:
+        return True
+    if not cheap_enough(released):
+        return False
+    counts = [count for _, count in released]
+    low, high = 0, max(1, max(counts) // 4)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if cheap_enough(_more(released, middle)) else (low, middle - 1)
+    known.append(_more(released, low))
+    del known[:-_MOST_KNOWN]
+    return True
+
+
+def _more(released: Account, times: int) -> Account:
+    """The account after so many more of what came more than once."""
+    return frozenset((event, count + times if count > 1 else count) for event, count in released)
+
+
+def _is_part(released: Account, larger: Account) -> bool:
+    most = dict(larger)
+    return all(count <= most.get(event, 0) for event, count in released)
+
+
 class BudgetExceeded(RuntimeError):
     """The next release would cost more than the budget; it was not sent."""
 
-    def __init__(self, budget: Budget, spent: float, after: float) -> None:
+    def __init__(self, budget: Budget, spent: float, after: float, client: ClientId | None = None) -> None:
         advice = (
             "the ask has no noise, so give it a release with clip and noise"
             if math.isinf(after)
             else "stop here, raise the noise, or plan fewer rounds"
         )
+        whose = "" if client is None else f" of client {client}"
         super().__init__(
-            f"the budget is ε = {budget.epsilon:g} at δ = {budget.delta:g}; {spent:.4g} is spent and the next ask "
-            f"would make it {after:.4g}; nothing was sent: {advice}"
+            f"the budget{whose} is ε = {budget.epsilon:g} at δ = {budget.delta:g}; {spent:.4g} is spent and the next "
+            f"ask would make it {after:.4g}; nothing was sent: {advice}"
         )
         self.budget, self.spent, self.after = budget, spent, after
 

@@ -3,6 +3,10 @@
 A mechanism is scale-free. Whoever uses it gives the sensitivity, measured in the mechanism's ``norm``: how far the
 value moves when one protected unit changes (see ``unalike.privacy.sampling`` for how this follows from a clip). The
 same mechanism serves on a sum at the server (central noise) and on one client's value at the client (local noise).
+
+Two kinds of draws: seeded ones (``unalike.core.draws.Draws``), for simulations that must repeat, in floating point; and
+the operating system's (``SystemDraws``), with which every mechanism is exact: values are rounded to a grid, noise is a
+whole number of its steps, and all that is random is decided by comparing integers (``unalike.privacy.discrete``).
 """
 
 from __future__ import annotations
@@ -14,12 +18,14 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from unalike.privacy import discrete
 from unalike.privacy.checks import check_at_least, check_delta, check_epsilon, check_positive
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 Norm = Literal["l1", "l2"]
+_UNIT = 1 << 30  # ε in integers: at most this fraction of it is not used
 _CLIP_ADVICE = "give the clip that bounds one unit's share, e.g. clip=1.0"
 
 
@@ -28,11 +34,9 @@ class DrawsLike(Protocol):
 
     def bits(self, count: int) -> Tensor:
         """Uniform 64-bit integers as int64 [count]."""
-        ...
 
     def normal(self, *shape: int) -> Tensor:
         """Standard normal floats."""
-        ...
 
 
 @runtime_checkable
@@ -42,19 +46,19 @@ class AdditiveNoise(Protocol):
     @property
     def norm(self) -> Norm:
         """The norm in which the sensitivity is measured."""
-        ...
 
     def std(self, sensitivity: float) -> float:
         """Standard deviation of the noise on each coordinate."""
-        ...
 
-    def add(self, value: Tensor, sensitivity: float, draws: DrawsLike) -> Tensor:
-        """The value with noise, in the value's own type."""
-        ...
+    def add(self, value: Tensor, sensitivity: float, draws: DrawsLike, step: float | None = None) -> Tensor:
+        """The value with noise, in the value's own type.
+
+        ``step``: the value is known to lie on the grid of this step, so that rounding it there changes nothing. Without
+        it, exact noise takes the grid that fits, and is larger by what rounding adds to the sensitivity.
+        """
 
     def event(self) -> DpEvent:
         """What one use costs."""
-        ...
 
 
 @runtime_checkable
@@ -63,11 +67,9 @@ class Randomizer(Protocol):
 
     def randomize(self, value: Tensor, draws: DrawsLike) -> Tensor:
         """What a client sends in place of the value, in the value's own type."""
-        ...
 
     def event(self) -> DpEvent:
         """What one use costs."""
-        ...
 
 
 def uniform(draws: DrawsLike, *shape: int) -> Tensor:
@@ -91,11 +93,60 @@ def clip(value: Tensor, bound: float, norm: Norm = "l2") -> Tensor:
     return torch.where(length > bound, safe * shrink, safe).to(value.dtype)
 
 
+def is_exact(draws: DrawsLike) -> bool:
+    """Do these draws come from the operating system, so that noise must be exact?"""
+    return bool(getattr(draws, "system", False))
+
+
+def add_gaussian(
+    value: Tensor,
+    sensitivity: float,
+    noise_multiplier: float | Tensor,
+    draws: DrawsLike,
+    step: float | None = None,
+) -> Tensor:
+    """The value with Gaussian noise of deviation noise_multiplier · sensitivity; a tensor gives each client its own.
+
+    Discrete, if the draws are the operating system's. σ is then rounded up to a whole number of grid steps. Rounding
+    two values to the grid can take them √d steps further apart; this counts as sensitivity unless they were on it.
+    """
+    if not is_exact(draws):
+        return _add(value, noise_multiplier * sensitivity * draws.normal(*value.shape).to(torch.float64))
+    d, z = value.numel(), torch.as_tensor(noise_multiplier, dtype=torch.float64)
+    largest = noise_multiplier * sensitivity if isinstance(noise_multiplier, float | int) else sensitivity
+    made = discrete.grid(sensitivity, largest, d) if step is None else step
+    moved = sensitivity / made + (math.sqrt(d) if step is None else 0.0)
+    sigma = torch.ceil(z * moved * _UP).to(torch.int64)
+    return _add_steps(value, discrete.gaussian_noise(sigma, value.shape, _like(draws)), made)
+
+
+_UP = 1.0 + 1e-12  # before a product is rounded up: what floating point may have taken off
+
+
+def _like(draws: DrawsLike) -> Tensor | None:
+    return getattr(draws, "like", None)
+
+
+def _add_steps(value: Tensor, noise: Tensor, step: float) -> Tensor:
+    """The nearest whole number of steps plus the noise, as integers; only the result is a floating-point number again.
+
+    A value that is not finite everywhere counts as zero.
+    """
+    _check_floating(value)
+    safe = torch.where(torch.isfinite(value).all(), value, torch.zeros_like(value)).to(torch.float64)
+    steps = torch.round(safe / step).clamp(-(2.0**61), 2.0**61).to(torch.int64)
+    return ((steps + noise).to(torch.float64) * step).to(value.dtype)
+
+
 def _add(value: Tensor, noise: Tensor) -> Tensor:
     """The sum is made in float64 and rounded once to the value's type."""
+    _check_floating(value)
+    return (value.to(torch.float64) + noise).to(value.dtype)
+
+
+def _check_floating(value: Tensor) -> None:
     if not value.is_floating_point():
         raise TypeError(f"noise needs a floating-point tensor, got {value.dtype}; convert counts with .double()")
-    return (value.to(torch.float64) + noise).to(value.dtype)
 
 
 @dataclass(frozen=True)
@@ -145,9 +196,10 @@ class Gaussian:
         check_positive(sensitivity, "sensitivity", _CLIP_ADVICE)
         return self.noise_multiplier * sensitivity
 
-    def add(self, value: Tensor, sensitivity: float, draws: DrawsLike) -> Tensor:
+    def add(self, value: Tensor, sensitivity: float, draws: DrawsLike, step: float | None = None) -> Tensor:
         """The value with noise."""
-        return _add(value, self.std(sensitivity) * draws.normal(*value.shape).to(torch.float64))
+        check_positive(sensitivity, "sensitivity", _CLIP_ADVICE)
+        return add_gaussian(value, sensitivity, self.noise_multiplier, draws, step)
 
     def event(self) -> DpEvent:
         """What one use costs."""
@@ -175,8 +227,20 @@ class Laplace:
         """Standard deviation on each coordinate, √2 · b."""
         return math.sqrt(2.0) * self.scale(sensitivity)
 
-    def add(self, value: Tensor, sensitivity: float, draws: DrawsLike) -> Tensor:
-        """The value with noise."""
+    def add(self, value: Tensor, sensitivity: float, draws: DrawsLike, step: float | None = None) -> Tensor:
+        """The value with noise.
+
+        Exact noise is discrete Laplace of scale t. One coordinate that moves by a steps then loses no more than a
+        continuous one that moves by a + 2: at the losses (a − 2m)/t, m = 0, 1, …, both have δ = 1 − e^{−m/t}, and
+        between two of them (2/t apart) δ falls. So 2 steps are added to the sensitivity for each coordinate, besides
+        what rounding adds; then the event of the continuous mechanism is a bound, also for samples and compositions.
+        """
+        if is_exact(draws):
+            d, scale = value.numel(), self.scale(sensitivity)
+            made = discrete.grid(sensitivity, scale, d, "l1") if step is None else step
+            moved = sensitivity / made + (3.0 if step is None else 2.0) * d
+            noise = discrete.laplace_noise(math.ceil(moved * _UP / self.epsilon), value.shape, _like(draws))
+            return _add_steps(value, noise, made)
         centred = 2.0 * uniform(draws, *value.shape) - 1.0
         noise = -torch.sign(centred) * torch.log1p(-centred.abs())
         return _add(value, self.scale(sensitivity) * noise)
@@ -216,6 +280,9 @@ class RandomizedResponse:
     def respond(self, answer: Tensor, draws: DrawsLike) -> Tensor:
         """Randomise integer answers in 0..k−1, each on its own (an answer out of range is taken as the nearest)."""
         answer = answer.to(torch.int64).clamp(0, self.categories - 1)
+        if is_exact(draws):  # the exponential mechanism on "is it the truth?": exp(ε) to 1, as integers
+            truth = torch.nn.functional.one_hot(answer, self.categories) * math.floor(self.epsilon * _UNIT)
+            return discrete.exponential_choice(truth, _UNIT, _like(draws))
         u = uniform(draws, *answer.shape)
         # What of u lies beyond the probability of the truth picks one of the k−1 other answers.
         step = torch.floor((u - self.truth) / self.lie).to(torch.int64).clamp(0, self.categories - 2)
@@ -231,7 +298,10 @@ class RandomizedResponse:
         """An unbiased two-valued report of each number in [0, 1] (clamped; NaN counts as 0), in the value's type."""
         self._only_binary()
         value = value.nan_to_num(0.0).clamp(0.0, 1.0)
-        high = uniform(draws, *value.shape) < self._high(value)
+        if is_exact(draws):  # a coin that comes up with probability `value`, and an answer about the coin
+            high = self.respond(uniform(draws, *value.shape) < value.to(torch.float64), draws) == 1
+        else:
+            high = uniform(draws, *value.shape) < self._high(value)
         low_value, high_value = (torch.tensor(sent, dtype=torch.float64) for sent in self.reports)
         return torch.where(high, high_value, low_value).to(value.dtype)
 
@@ -275,8 +345,9 @@ class RandomizedResponse:
 class Exponential:
     """Exponential mechanism (McSherry and Talwar 2007): choose i with probability ∝ exp(ε·score_i / (2·sensitivity)).
 
-    Drawn as the arg max of scores plus Gumbel noise of scale 2·sensitivity/ε. The sensitivity is the most by which one
-    score moves when one unit changes. ε-DP, and ε²/8-zCDP by its bounded range (Cesar and Rogers 2021).
+    Drawn as the arg max of scores plus Gumbel noise of scale 2·sensitivity/ε; or, exactly, by proposing a candidate and
+    accepting it with probability exp(−what its score lacks of the largest / scale). The sensitivity is the most by
+    which one score moves when one unit changes. ε-DP, and ε²/8-zCDP by its bounded range (Cesar and Rogers 2021).
     """
 
     epsilon: float
@@ -293,11 +364,27 @@ class Exponential:
         """Standard deviation of the noise on each score, π/√6 · scale."""
         return math.pi / math.sqrt(6.0) * self.scale(sensitivity)
 
-    def select(self, scores: Tensor, sensitivity: float, draws: DrawsLike) -> Tensor:
-        """The chosen index along the last dimension; the higher a score the likelier, NaN the least."""
+    def select(
+        self, scores: Tensor, sensitivity: float, draws: DrawsLike, epsilon: float | Tensor | None = None
+    ) -> Tensor:
+        """The chosen index along the last dimension; the higher a score the likelier, NaN the least.
+
+        ``epsilon``: another ε than the mechanism's own, such as that of the client that chooses.
+        The exact choice rounds scores down to 2^20 or more steps in the sensitivity; the step that rounding can add to
+        a change counts as sensitivity, and the temperature is rounded up to whole steps.
+        """
+        scores = scores.to(torch.float64)
+        if is_exact(draws):
+            step = 2.0 ** (math.floor(math.log2(sensitivity)) - 20)
+            steps = torch.floor(scores / step).nan_to_num(nan=-(2.0**60), posinf=2.0**60, neginf=-(2.0**60))
+            own = torch.as_tensor(self.epsilon if epsilon is None else epsilon, dtype=torch.float64)
+            scale = torch.ceil(2.0 * (sensitivity / step + 1.0) / own * _UP).to(torch.int64)
+            whole = steps.clamp(-(2.0**60), 2.0**60).to(torch.int64)
+            return discrete.exponential_choice(whole, scale, _like(draws))
+        width = self.scale(sensitivity) if epsilon is None else 2.0 * sensitivity / epsilon
         gumbel = -torch.log(-torch.log(uniform(draws, *scores.shape)))
-        scores = scores.to(torch.float64).nan_to_num(nan=-1e300, posinf=1e300, neginf=-1e300)
-        return torch.argmax(scores + self.scale(sensitivity) * gumbel, dim=-1)
+        scores = scores.nan_to_num(nan=-1e300, posinf=1e300, neginf=-1e300)
+        return torch.argmax(scores + width * gumbel, dim=-1)
 
     def probabilities(self, scores: Tensor, sensitivity: float) -> Tensor:
         """The exact distribution of ``select``."""

@@ -7,7 +7,7 @@ clipped to C moves by C. Replace one: a share turns into any other, so the sum m
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 from unalike.privacy.checks import check_at_least
@@ -15,8 +15,16 @@ from unalike.privacy.checks import check_at_least
 Relation = Literal["add_remove", "replace_one"]
 
 
+class _Chosen:
+    relation: Relation | None = None
+
+    def sensitivity(self, clip: float) -> float:
+        """How far a sum of shares of norm at most ``clip`` moves between neighbours."""
+        return clip if self.relation == "add_remove" else 2.0 * clip
+
+
 @dataclass(frozen=True)
-class Everyone:
+class Everyone(_Chosen):
     """Every unit takes part, or who takes part is known: no amplification."""
 
     relation: Relation = "add_remove"
@@ -27,13 +35,9 @@ class Everyone:
                 f"relation must be 'add_remove' or 'replace_one', got {self.relation!r}; choose one of them"
             )
 
-    def sensitivity(self, clip: float) -> float:
-        """How far a sum of shares of norm at most ``clip`` moves between neighbours."""
-        return clip if self.relation == "add_remove" else 2.0 * clip
-
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(_Chosen):
     """Every unit takes part with probability ``rate``, on its own and unseen: add or remove one.
 
     The amplification holds only if the cohort's size stays secret too: divide a sum by the *expected* count, and
@@ -42,85 +46,48 @@ class Poisson:
 
     rate: float
 
+    relation = "add_remove"
+
     def __post_init__(self) -> None:
         if not (math.isfinite(self.rate) and 0 < self.rate <= 1):
             raise ValueError(f"the sampling rate must be above 0 and at most 1, got {self.rate}; give cohort / clients")
 
-    @property
-    def relation(self) -> Relation:
-        """Always add or remove one."""
-        return "add_remove"
-
-    def sensitivity(self, clip: float) -> float:
-        """How far a sum of shares of norm at most ``clip`` moves between neighbours."""
-        return clip
-
 
 @dataclass(frozen=True)
-class FixedSize:
+class FixedSize(_Chosen):
     """``size`` of ``population`` units, drawn without replacement and unseen: replace one."""
 
     size: int
     population: int
 
+    relation = "replace_one"
+
     def __post_init__(self) -> None:
         check_at_least(self.size, 1, "the cohort's size", "give how many clients are drawn each round")
         check_at_least(self.population, self.size, "the population", "it cannot be smaller than the cohort")
 
-    @property
-    def relation(self) -> Relation:
-        """Always replace one."""
-        return "replace_one"
-
-    def sensitivity(self, clip: float) -> float:
-        """How far a sum of shares of norm at most ``clip`` moves between neighbours."""
-        return 2.0 * clip
-
 
 @dataclass(frozen=True)
-class Local:
+class Local(_Chosen):
     """Noise made at the client, whose message is seen as its own: no amplification, and the value is replaced.
 
     The sensitivity is 2·clip. The guarantee also covers a client whose message is replaced by that of nobody (the zero
     value), so it may stand in a ledger of either relation.
     """
 
-    @property
-    def relation(self) -> None:
-        """Fits both relations."""
-        return None
-
-    def sensitivity(self, clip: float) -> float:
-        """How far one value of norm at most ``clip`` can move."""
-        return 2.0 * clip
-
 
 Sampling = Everyone | Poisson | FixedSize | Local
+_KINDS: dict[str, type[Sampling]] = {"everyone": Everyone, "poisson": Poisson, "fixed_size": FixedSize, "local": Local}
 
 
 def encode_sampling(sampling: Sampling) -> list[Any]:
     """The sampling as a plain list."""
-    match sampling:
-        case Everyone(relation):
-            return ["everyone", relation]
-        case Poisson(rate):
-            return ["poisson", rate]
-        case FixedSize(size, population):
-            return ["fixed_size", size, population]
-        case Local():
-            return ["local"]
+    return [next(name for name, kind in _KINDS.items() if type(sampling) is kind), *astuple(sampling)]
 
 
 def decode_sampling(plain: list[Any]) -> Sampling:
     """The sampling that ``encode_sampling`` wrote."""
-    match plain:
-        case ["everyone", relation]:
-            return Everyone(relation)
-        case ["poisson", rate]:
-            return Poisson(rate)
-        case ["fixed_size", size, population]:
-            return FixedSize(size, population)
-        case ["local"]:
-            return Local()
-        case _:
-            raise ValueError(f"expected a saved sampling, got {plain!r}; the saved ledger is damaged")
+    try:
+        return _KINDS[plain[0]](*plain[1:])
+    except (KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"expected a saved sampling, got {plain!r}; the saved ledger is damaged") from error

@@ -1,28 +1,57 @@
-"""Random draws from the operating system, for noise that protects people in a deployed run."""
+"""Random draws from the operating system, for all that protects people: noise, cohorts, batches."""
 
 from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 
-class SystemDraws:
-    """The interface of ``unalike.core.draws.Draws`` on ``os.urandom``: unpredictable, not repeatable, float64.
+@torch.library.custom_op("unalike::system_bits", mutates_args=())
+def _system_bits(like: Tensor, shape: Sequence[int]) -> Tensor:
+    """Uniform 64-bit integers of this shape. An operation of PyTorch's, so that ``vmap`` and a recording see it.
 
-    What it does not do: real noise has infinitely many values and a float64 has not, so an attacker who reads the
-    lowest bits of a noisy result can sometimes exclude an input (Mironov 2012). The sum is therefore made in float64
-    and rounded once to the (usually float32) type of the value, which hides most of those bits but proves nothing.
-    Where this matters, release integers: ``unalike.privacy.masks.protocol`` works on a grid.
+    A Python function that is called inside ``vmap`` is called once for the whole block: its draws would be the same for
+    all clients, and a recording would keep them as a constant. ``like`` differs from client to client, so ``vmap``
+    comes to the rule below, which draws for each; and as it is an input of the recording, nothing is kept.
     """
+    count = math.prod(shape)
+    if count == 0:
+        return torch.zeros(tuple(shape), dtype=torch.int64)
+    return torch.frombuffer(bytearray(os.urandom(8 * count)), dtype=torch.int64).reshape(tuple(shape))
+
+
+@_system_bits.register_fake
+def _(like: Tensor, shape: Sequence[int]) -> Tensor:
+    return torch.empty(tuple(shape), dtype=torch.int64)
+
+
+@_system_bits.register_vmap
+def _(info: Any, in_dims: Any, like: Tensor, shape: Sequence[int]) -> tuple[Tensor, int]:
+    return _system_bits(like, [info.batch_size, *shape]), 0
+
+
+class SystemDraws:
+    """The interface of ``unalike.core.draws.Draws`` on ``os.urandom``: unpredictable, never the same twice, float64.
+
+    like: a tensor that differs from client to client of a block, such as the client's key; only its being there counts.
+    Real noise has infinitely many values and a float64 has not (Mironov 2012), so mechanisms that are given these draws
+    (``system``) do not use ``normal`` for what is released: they make discrete noise on a grid.
+    """
+
+    system: ClassVar[bool] = True
+
+    def __init__(self, like: Tensor | None = None) -> None:
+        self.like = torch.zeros(0) if like is None else like
 
     def bits(self, count: int) -> Tensor:
         """``count`` uniform 64-bit integers (as signed int64)."""
-        if count == 0:
-            return torch.zeros(0, dtype=torch.int64)
-        return torch.frombuffer(bytearray(os.urandom(8 * count)), dtype=torch.int64)
+        drawn: Tensor = _system_bits(self.like, [count])
+        return drawn
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniform float64 in [0, 1), 53 random bits each."""
@@ -56,3 +85,9 @@ class SystemDraws:
         index = torch.arange(capacity)
         last = torch.iinfo(torch.int64).max - capacity + index
         return torch.argsort(torch.where(index >= n, last, order), stable=True)
+
+    def chosen(self, total: int, how: int | float) -> Tensor:
+        """Some of 0..total−1: each with this probability on its own (a float), or so many of them (an int)."""
+        if isinstance(how, int):
+            return self.permutation(total, total)[:how]
+        return (self.uniform(total) < how).nonzero().flatten()

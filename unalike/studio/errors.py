@@ -1,6 +1,8 @@
-"""What goes wrong through no fault of the program: told in a sentence, with what to do, and without a traceback."""
+"""Errors for the user: the command line prints their message, which says what to do, without a traceback."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -8,9 +10,8 @@ class UserError(Exception):
 
 
 class Interrupted(Exception):
-    """The run was asked to stop and has done so after a whole round; it can go on from its checkpoint."""
+    """A run or comparison was asked to stop and has done so after a whole round; it can go on from its folder."""
 
-    def __init__(self, round: int, rounds: int, folder: str | None) -> None:
+    def __init__(self, after: str, folder: Path | None) -> None:
         resume = "" if folder is None else f" Go on with: unalike resume {folder}"
-        super().__init__(f"stopped after round {round} of {rounds}.{resume}")
-        self.round = round
+        super().__init__(f"stopped after {after}.{resume}")

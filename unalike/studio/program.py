@@ -6,11 +6,16 @@ from unalike.core.method import Method, tasks_of
 from unalike.core.request import Program
 from unalike.core.schema import Schema
 from unalike.core.secure import EXCHANGES
+from unalike.core.terms import Terms
 from unalike.learn.evaluation import Scorer
+from unalike.learn.optimum import Losses
 from unalike.learn.scaling import Scaling
 
 
-def program_of(method: Method, schema: Schema) -> Program:
-    """The method's tasks, scoring, scaling, and the exchanges of a secure sum; all else is refused."""
-    owners = (method, Scorer(method.model), Scaling(schema.kind))
-    return Program([*(task for owner in owners for task in tasks_of(owner)), *EXCHANGES])
+def program_of(method: Method, schema: Schema, *, terms: Terms = Terms(), simulated: bool = False) -> Program:
+    """The method's tasks, scoring, scaling, and the exchanges of a secure sum; all else is refused.
+
+    simulated: the clients are a simulation's, which may also measure how far a convex problem is from its minimum.
+    """
+    owners = (method, Scorer(method.model), Scaling(schema.kind), *([Losses()] if simulated else []))
+    return Program([*(task for owner in owners for task in tasks_of(owner)), *EXCHANGES], terms=terms)

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from unalike.core.client import Clients
 from unalike.core.federation import Cohort, Federation, Models
-from unalike.core.request import Part, Program
+from unalike.core.request import Part, Program, Runtime
 from unalike.core.schema import Schema
 from unalike.data.population import Population
 from unalike.learn.scaling import scale_inputs
+from unalike.runtime.routes import Drop
 from unalike.runtime.shard.shard import Shard
 from unalike.runtime.shard.simulator import Simulator
-from unalike.runtime.simulate import Drop, Simulation
+from unalike.runtime.simulate import Simulation
 
 Data = Clients | Population | Mapping[Part, Clients]  # a mapping: parts of the data of the same clients
 
@@ -44,6 +45,13 @@ def simulate(
     - ``fields``: those of ``Federation``, such as ``budget`` and ``quorum``.
     """
     runtime = simulation(data, shards=shards, block=block, threads=threads, device=device, strict=strict, drop=drop)
+    return federated(runtime, data, seed, schema=schema, **fields)
+
+
+def federated(
+    runtime: Runtime, data: Data, seed: int = 0, *, schema: Schema | None = None, **fields: Any
+) -> Federation:
+    """A federation over clients that a runtime reaches already; the arguments are those of ``simulate``."""
     if isinstance(data, Population):
         fields.setdefault("roster", runtime.roster.select(data.seen))
     federation = Federation(runtime, seed, **fields)

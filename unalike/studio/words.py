@@ -30,6 +30,42 @@ def epsilon(value: float | None) -> str:
     return "∞" if value is None or math.isinf(value) else f"{value:.3g}"
 
 
+def stated(value: float | None, noise: str | None) -> str:
+    """ε as it may be shown: with the word "simulated" where the noise was seeded, and so protects nobody.
+
+    An ε of 0 needs no noise: nothing was released.
+    """
+    return f"{epsilon(value)}{' simulated' if noise == 'simulated' and value else ''}"
+
+
+def guarantees(
+    value: float | None, server: float | None, noise: str | None, trust: str | None, accepted: bool = False
+) -> list[str]:
+    """What stands beside an ε wherever it is shown: against whom, whom one trusts, and what it does not promise."""
+    if not value:  # nothing is guaranteed, or nothing was released
+        return []
+    who = "against readers of the model and of what is published"
+    lines = [f"ε = {stated(value, noise)} is {who}; against the server ε = {stated(server, noise)} (trust: {trust})"]
+    if noise == "simulated":
+        lines.append("the noise is simulated (seeded, so that a run can be repeated): it protects nobody")
+    if accepted:
+        lines.append("δ is 1/n or more, which was accepted: it would allow to publish somebody's data as it is")
+    return lines
+
+
+LARGE_DELTA = 1e-3
+
+
+def large_delta(delta: float | None) -> str:
+    """A remark on a δ that promises little, as n^-1.1 of few clients does; empty for any other."""
+    if delta is None or delta <= LARGE_DELTA:
+        return ""
+    return (
+        f"δ = {delta:.3g} is large: it would allow one in {1 / delta:.0f} to be revealed. It is n^-1.1 of few units "
+        "unless you set it; give a smaller one with --delta, or have more clients"
+    )
+
+
 def counted(count: int, one: str, many: str = "") -> str:
     """``1 client``, ``3 clients``; ``many`` where the plural is not the singular with an s."""
     return f"{count:,} {one}" if count == 1 else f"{count:,} {many or one + 's'}"

@@ -10,19 +10,20 @@ import torch
 from torch import Tensor
 
 from unalike.analytics.estimation.shared import (
+    AfterRound,
     Channel,
-    Estimates,
     EstimationError,
+    Estimator,
     Learned,
     check_clients,
     check_positive,
-    collect,
     features,
+    unwatched,
 )
 from unalike.core.client import Client
 from unalike.core.federation import Federation, Replies, each
 from unalike.core.release import Each, Release, Sum
-from unalike.core.task import Sent, Task, send, task
+from unalike.core.task import Sent, send, task
 from unalike.privacy.mechanisms import Quantizer, RandomizedResponse
 
 Form = Literal["exact", "moments", "plug-in"]
@@ -44,7 +45,7 @@ def gaussian_weight(samples: float, clients: int, sigma_theta: float, sigma_x: f
 
 
 @dataclass(frozen=True)
-class GaussianMeans:
+class GaussianMeans(Estimator):
     """θ_i ~ N(μ, σθ²·I), samples N(θ_i, σx²·I): θ̂_i = a·X̄_i + (1−a)·mean_j q(X̄_j).
 
     Known prior: give ``mu``, ``sigma_theta`` and ``sigma_x``, and no client sends anything. Unknown μ: leave ``mu``
@@ -105,11 +106,7 @@ class GaussianMeans:
         reach = math.sqrt(math.log(clients**2 * samples))
         return self.radius + (self.sigma_theta + self.sigma_x / math.sqrt(samples)) * reach
 
-    def estimate(self, federation: Federation) -> Estimates:
-        """``fit``, and what all clients have from it; simulation only."""
-        return collect(federation, self.fit(federation))
-
-    def fit(self, federation: Federation) -> Learned:
+    def fit(self, federation: Federation, after_round: AfterRound = unwatched) -> Learned:
         """One message from every client, one answer to it; nothing at all with a known prior."""
         dim = features(federation.roster)
         cohort = federation.everyone()
@@ -125,8 +122,7 @@ class GaussianMeans:
         replies = cohort.ask(self.summarize, unit=unit)
         messages = replies["mean"] * unit
         mu = messages.mean(0)
-        noise = self._noise(replies)
-        spread, notes = self._spread(messages, noise, replies)
+        spread, noise = self._deviations(messages, replies)
         channel = self.channel.variance(bound, dim)
         extra = channel / max(1, len(messages) - 1)
         cohort.ask(self.combine, into=[], mu=mu, spread=spread + extra, noise=noise)
@@ -137,28 +133,23 @@ class GaussianMeans:
             "sigma_q": math.sqrt(channel),
             "bound": bound,
         }
-        return Learned(prior, notes=notes)
+        return Learned(prior, notes=[_ALIKE] if spread == 0 else [])
 
-    def _noise(self, replies: Replies) -> float:
-        """σx²: given, or pooled within clients."""
-        if self.sigma_x is not None:
-            return self.sigma_x**2
-        spread, freedom, _ = replies["noise"].tolist()
-        if freedom == 0:
+    def _deviations(self, messages: Tensor, replies: Replies) -> tuple[float, float]:
+        """σθ² and σx², given or estimated: σx² pooled within clients, σθ² the means' variance beyond σx²·mean(1/n)."""
+        if self.sigma_theta is not None and self.sigma_x is not None:
+            return self.sigma_theta**2, self.sigma_x**2
+        within, freedom, inverses = replies["noise"].tolist()
+        if self.sigma_x is None and freedom == 0:
             raise EstimationError("every client has a single sample, which says nothing about sigma_x: give sigma_x")
-        return float(spread / freedom)
-
-    def _spread(self, messages: Tensor, noise: float, replies: Replies) -> tuple[float, list[str]]:
-        """σθ²: given, or what the variance of the means has beyond σx²·mean(1/n)."""
+        noise = within / freedom if self.sigma_x is None else self.sigma_x**2
         if self.sigma_theta is not None:
-            return self.sigma_theta**2, []
-        inverse = float(replies["noise"][2]) / len(messages)
-        spread = float(messages.var(0).mean()) - noise * inverse
-        return (spread, []) if spread > 0 else (0.0, [_ALIKE])
+            return self.sigma_theta**2, noise
+        return max(0.0, float(messages.var(0).mean()) - noise * inverses / len(messages)), noise
 
 
 @dataclass(frozen=True)
-class BernoulliRates:
+class BernoulliRates(Estimator):
     """p_i from a prior on [0, 1], samples 0 or 1: p̂_i = a_i·X̄_i + (1−a_i)·μ̂_i with leave-one-out moments μ̂_i, σ̂_i².
 
     Known Beta(``alpha``, ``beta``): a = n/(α+β+n), the posterior mean, and no client sends anything. Unknown:
@@ -191,30 +182,14 @@ class BernoulliRates:
         Channel(self.bits, self.epsilon)
 
     @task
-    def rate(self, client: Client) -> Sent:
-        """X̄_i."""
-        return send(rate=client.mean(_flips(client)) - self._origin)
-
-    @rate.into
-    def _rate_sent(self) -> list[Release]:
-        return [Each("rate", noise=self._message)]
-
-    @task
-    def pair(self, client: Client) -> Sent:
-        """The pair moment s(s−1)/(n(n−1))."""
-        return send(pair=_pair(client) - self._origin)
-
-    @pair.into
-    def _pair_sent(self) -> list[Release]:
-        return [Each("pair", noise=self._message)]
-
-    @task
     def moments(self, client: Client) -> Sent:
-        """X̄_i and the pair moment."""
-        return send(rate=client.mean(_flips(client)) - self._origin, pair=_pair(client) - self._origin)
+        """X̄_i, and of s ones the pair moment s(s−1)/(n(n−1)), which is unbiased for p²."""
+        flips, n = _flips(client), client.n.to(torch.float64)
+        ones = client.sum(flips)
+        return send(rate=client.mean(flips) - self._origin, pair=ones * (ones - 1) / (n * (n - 1)) - self._origin)
 
     @moments.into
-    def _moments_sent(self) -> list[Release]:
+    def _reports(self) -> list[Release]:
         return [Each("rate", noise=self._message), Each("pair", noise=self._message)]
 
     @property
@@ -235,11 +210,7 @@ class BernoulliRates:
         a = client.n / (precision + client.n)
         return send(keep={"estimate": a * local + (1 - a) * mu, "local": local})
 
-    def estimate(self, federation: Federation) -> Estimates:
-        """``fit``, and what all clients have from it; simulation only."""
-        return collect(federation, self.fit(federation))
-
-    def fit(self, federation: Federation) -> Learned:
+    def fit(self, federation: Federation, after_round: AfterRound = unwatched) -> Learned:
         """One message from every client, one answer to it; nothing at all with a known prior."""
         features(federation.roster, wanted=1)
         cohort = federation.everyone()
@@ -277,45 +248,26 @@ class BernoulliRates:
 
     def _arrived(self, federation: Federation) -> tuple[Tensor, Tensor]:
         """[clients] rates and pair moments as they arrived; NaN from a client that did not send one."""
-        count = len(federation.roster)
-        nothing = torch.full((count,), torch.nan, dtype=torch.float64)
-        everyone = torch.arange(count)
-        if self.epsilon is not None:
-            if self.form != "exact":
-                return _reports(federation, everyone, self.rate, "rate"), nothing
-            return (
-                _reports(federation, everyone[::2], self.rate, "rate"),
-                _reports(federation, everyone[1::2], self.pair, "pair"),
-            )
-        names = ("rate", "pair") if self.form == "exact" else ("rate",)
-        replies = federation.everyone().ask(self.moments if self.form == "exact" else self.rate)
-        found = []
-        for name in names:
-            column = nothing.clone()
-            column[replies.answered] = replies[name].to(torch.float64) + 0.5
-            found.append(column)
-        return found[0], found[1] if len(found) == 2 else nothing
-
-
-def _reports(federation: Federation, who: Tensor, asked: Task, name: str) -> Tensor:
-    """[clients] what those at ``who`` reported; NaN for all others."""
-    column = torch.full((len(federation.roster),), torch.nan, dtype=torch.float64)
-    replies = federation.cohort(who).ask(asked)
-    column[who[replies.answered]] = replies[name].to(torch.float64)
-    return column
+        everyone = torch.arange(len(federation.roster))
+        rate, pair = self._reports()
+        if self.form != "exact":
+            asks = [(everyone, [rate])]
+        elif self.epsilon is None:
+            asks = [(everyone, [rate, pair])]
+        else:
+            asks = [(everyone[::2], [rate]), (everyone[1::2], [pair])]
+        found = torch.full((2, len(everyone)), torch.nan, dtype=torch.float64)
+        for who, wanted in asks:
+            replies = federation.cohort(who).ask(self.moments, into=wanted)
+            for name, values in replies.items():
+                found[int(name == "pair"), who[replies.answered]] = values.to(torch.float64) + self._origin
+        return found[0], found[1]
 
 
 def _flips(client: Client) -> Tensor:
     """The client's samples; NaN, so that it does not answer, in place of one that is neither 0 nor 1."""
     values = client.x.to(torch.float64).reshape(client.capacity)
     return torch.where((values == 0) | (values == 1), values, torch.nan)
-
-
-def _pair(client: Client) -> Tensor:
-    """s(s−1)/(n(n−1)) of s ones among n samples: unbiased for p²."""
-    ones, n = client.sum(_flips(client)), client.n.to(torch.float64)
-    pair: Tensor = ones * (ones - 1) / (n * (n - 1))
-    return pair
 
 
 def _leave_one_out(values: Tensor) -> Tensor:

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from unalike.analytics.estimation.posterior import Family, alone, design, loss_gradient, risk_around
+from unalike.analytics.estimation.private import Central, Clustering, Components, moved, share, uses_of
 from unalike.analytics.estimation.shared import (
+    AfterRound,
     Channel,
-    Estimates,
     EstimationError,
+    Estimator,
     Learned,
     check_clients,
     check_components,
     check_positive,
     check_targets,
-    collect,
     features,
+    unwatched,
 )
 from unalike.core.client import Client
 from unalike.core.federation import Federation
@@ -34,8 +35,7 @@ Kind = Literal["means", "linear"]
 _FEWER = "fewer clients differ from one another than there are components: some components are empty"
 
 
-@dataclass(frozen=True)
-class Clusters:
+class Clusters(NamedTuple):
     """What Cluster(θ_1 … θ_m, k) of Algorithms 1, 4 and 7 returns."""
 
     weights: Tensor  # [k]
@@ -58,7 +58,7 @@ def cluster(points: Tensor, components: int, seed: int, start: Tensor | None = N
 
 
 @dataclass(frozen=True)
-class DiscreteMixture:
+class DiscreteMixture(Estimator):
     """θ_i is one of k candidates μ_l, with probability p_l (P3 §2.3; Algorithm 1 for means, 7 for linear models).
 
     Known prior: give ``candidates`` [k, d] and ``weights`` [k], and no client sends anything (Theorem 5). Unknown, with
@@ -69,6 +69,10 @@ class DiscreteMixture:
 
     ``sigma_x`` is known, as in the paper. With a channel that is not bare, ``bound`` limits the norm of what is sent;
     for means it follows from ``radius`` ≥ ‖μ_l‖ (Lemma 1). (ε0, δ) is for all rounds together.
+
+    ``central``: no client's estimate is seen at all; the server clusters by noisy sums (§2.3.3, ``private.py``), with
+    ``rounds`` steps after the last split. Each is of local estimates: posterior means are made of the last candidates,
+    so that their noise would add up from round to round, and ``once=False`` is refused.
     """
 
     components: int
@@ -81,10 +85,17 @@ class DiscreteMixture:
     channel: Channel = Channel()
     radius: float | None = None
     bound: float | None = None
+    central: Central | None = None
 
     def __post_init__(self) -> None:
         check_positive("sigma_x", self.sigma_x)
         check_positive("bound", self.bound)
+        if self.central is not None and not self.channel.is_bare:
+            raise EstimationError("the noise is either the clients' own (channel) or on their sums (central): give one")
+        if self.central is not None and not self.once:
+            raise EstimationError(
+                "with central noise the posterior means of once=False would pile it up: use once=True"
+            )
         if self.kind not in ("means", "linear"):
             raise EstimationError(f"kind must be 'means' or 'linear', got {self.kind!r}")
         if self.components < 1 or self.rounds < 1:
@@ -92,7 +103,7 @@ class DiscreteMixture:
         if (self.candidates is None) != (self.weights is None):
             raise EstimationError("a known prior is candidates and weights together; give both or neither")
         unbounded = self.bound is None and (self.kind == "linear" or self.radius is None)
-        if self.candidates is None and not self.channel.is_bare and unbounded:
+        if self.candidates is None and not (self.channel.is_bare and self.central is None) and unbounded:
             raise EstimationError(
                 "with bits or epsilon a bound must be known: give bound, the largest norm of a client's estimate"
                 + (", or radius, that of a candidate" if self.kind == "means" else "")
@@ -114,16 +125,30 @@ class DiscreteMixture:
     def _message(self) -> list[Release]:
         return [self.channel.release("theta", uses=1 if self.once else self.rounds)]
 
+    @task
+    def join(self, client: Client, weights: Tensor, centers: Tensor, variance: Tensor, unit: Tensor) -> Sent:
+        """The client's share of a private step. Its data say where it belongs, so the variance is not needed."""
+        belongs = self._belongs(client, centers * unit, weights)
+        return send(share=share(self._alone(client) / unit, torch.zeros((), dtype=torch.float64), belongs))
+
+    @join.into
+    def _share(self) -> list[Release]:
+        return [] if self.central is None else [self.central.release(uses_of(self.components, self.rounds))]
+
     def _alone(self, client: Client) -> Tensor:
         return client.mean(client.x.to(torch.float64)) if self.kind == "means" else alone(client, "linear")
 
     def _posterior_mean(self, client: Client, candidates: Tensor, weights: Tensor) -> Tensor:
+        return self._belongs(client, candidates, weights) @ candidates
+
+    def _belongs(self, client: Client, candidates: Tensor, weights: Tensor) -> Tensor:
+        """α_l, how likely each candidate is."""
         if self.kind == "means":  # up to what is the same for every candidate
             error = client.n * (self._alone(client) - candidates).square().sum(1)
         else:
             x, y = design(client)
             error = (x @ candidates.T - y[:, None]).square().sum(0)
-        return torch.softmax(torch.log(weights) - error / (2 * self.sigma_x**2), 0) @ candidates
+        return torch.softmax(torch.log(weights) - error / (2 * self.sigma_x**2), 0)
 
     def norm_bound(self, clients: int, samples: int, dim: int) -> float | None:
         """4√(dσx²/n) + 2√(log(m²n)·σx²/n) + r (Lemma 1), or as given."""
@@ -132,11 +157,7 @@ class DiscreteMixture:
         unit = self.sigma_x / math.sqrt(samples)
         return unit * (4 * math.sqrt(dim) + 2 * math.sqrt(math.log(clients**2 * samples))) + self.radius
 
-    def estimate(self, federation: Federation, after_round: Callable[[int], None] | None = None) -> Estimates:
-        """``fit``, and what all clients have from it; simulation only."""
-        return collect(federation, self.fit(federation, after_round))
-
-    def fit(self, federation: Federation, after_round: Callable[[int], None] | None = None) -> Learned:
+    def fit(self, federation: Federation, after_round: AfterRound = unwatched) -> Learned:
         """Learn the candidates (unless known), then have every client combine."""
         if self.kind == "linear":
             check_targets(federation.roster)
@@ -146,7 +167,7 @@ class DiscreteMixture:
             candidates, weights = self._known(dim)
         else:
             check_components(self.components, check_clients(federation.roster))
-            candidates, weights, trace = self._learn(federation, dim, after_round or (lambda _: None))
+            candidates, weights, trace = self._learn(federation, dim, after_round)
         federation.everyone().ask(self.update, into=[], candidates=candidates, weights=weights, unit=1.0)
         notes = [_FEWER] if bool((weights == 0).any()) else []
         prior = {"candidates": candidates.tolist(), "weights": weights.tolist()}
@@ -164,11 +185,12 @@ class DiscreteMixture:
             raise EstimationError(f"weights must be probabilities that add up to 1, got {weights.tolist()}")
         return candidates, weights
 
-    def _learn(
-        self, federation: Federation, dim: int, after_round: Callable[[int], None]
-    ) -> tuple[Tensor, Tensor, list[float]]:
+    def _learn(self, federation: Federation, dim: int, after_round: AfterRound) -> tuple[Tensor, Tensor, list[float]]:
         roster, seed = federation.roster, federation.seed
         bound = self.norm_bound(len(roster), int(roster.bound.min()), dim)
+        if self.central is not None:
+            assert bound is not None, "checked when it was made"
+            return self._privately(federation, dim, bound, after_round)
         unit = torch.tensor(1.0 if bound is None or self.channel.is_bare else bound, dtype=torch.float64)
         theta = federation.everyone().ask(self.begin, unit=unit)["theta"] * unit
         found = cluster(theta, self.components, seed)
@@ -184,6 +206,27 @@ class DiscreteMixture:
             trace.append(_within(theta, found))
             after_round(number)
         return found.centers, found.weights, trace
+
+    def _privately(
+        self, federation: Federation, dim: int, bound: float, after_round: AfterRound
+    ) -> tuple[Tensor, Tensor, list[float]]:
+        """By noisy sums alone (§2.3.3)."""
+        assert self.central is not None
+        unit, asked = torch.tensor(bound, dtype=torch.float64), 0
+        splits = uses_of(self.components, 0)
+
+        def ask(now: Components) -> Tensor:
+            nonlocal asked
+            asked += 1
+            found = federation.everyone().ask(self.join, **now.inputs, unit=unit)["share"]
+            if asked > splits:
+                after_round(asked - splits)
+            return found
+
+        level = self.central.noise(uses_of(self.components, self.rounds)).noise_multiplier
+        random = torch.Generator().manual_seed(federation.seed % (1 << 32))
+        found = Clustering(ask, self.components, dim, level, random).run(self.rounds)
+        return found.centers * unit, found.weights, []
 
 
 def _within(points: Tensor, found: Clusters) -> float:
@@ -215,7 +258,7 @@ def spherical_em(points: Tensor, start: Clusters, steps: int) -> tuple[Tensor, T
 
 
 @dataclass(frozen=True)
-class MixturePrior:
+class MixturePrior(Estimator):
     """θ_i ~ Σ_l p_l·N(μ_l, σ_l²·I) for linear or logistic models (Algorithm 4).
 
     In every round a client takes ``local_steps`` gradient steps on f_i(θ) − log Σ_l p_l·N(θ; μ_l, σ_l²·I) and sends
@@ -224,6 +267,9 @@ class MixturePrior:
 
     The spread of modes around their center shrinks from round to round, until σ_l vanishes. So a client also sends
     the trace of its posterior covariance, and σ_l² is made of both; ``corrected=False`` leaves that out, as printed.
+
+    ``central``: the server sees noisy sums in place of the θ_i (§3.3 "Adding DP"; ``private.py``), of models no longer
+    than ``bound``: first of what clients find alone, then one in each round.
     """
 
     components: int
@@ -233,10 +279,15 @@ class MixturePrior:
     local_steps: int = 20
     lr: float | None = None
     corrected: bool = True
+    central: Central | None = None
+    bound: float | None = None
 
     def __post_init__(self) -> None:
         check_positive("sigma_x", self.sigma_x)
         check_positive("lr", self.lr)
+        check_positive("bound", self.bound)
+        if self.central is not None and self.bound is None:
+            raise EstimationError("private sums need bound, the largest norm of a client's model, as a public number")
         if self.family not in ("linear", "logistic"):
             raise EstimationError(f"family must be 'linear' or 'logistic', got {self.family!r}")
         if self.family == "linear" and self.sigma_x is None:
@@ -255,8 +306,41 @@ class MixturePrior:
         return [Each("theta")]
 
     @task
+    def join(self, client: Client, weights: Tensor, centers: Tensor, variance: Tensor, unit: Tensor) -> Sent:
+        """The client's share of a private clustering step, by what it finds alone."""
+        theta = alone(client, self.family)
+        belongs = responsibilities(theta / unit, weights, centers, variance.expand(len(weights)))
+        zero = torch.zeros((), dtype=torch.float64)
+        return send(share=share(theta / unit, zero, belongs), keep={"estimate": theta, "local": theta})
+
+    @task
+    def descend_privately(
+        self, client: Client, weights: Tensor, centers: Tensor, variance: Tensor, unit: Tensor
+    ) -> Sent:
+        """The same steps as ``descend``; what leaves the client is its share of the next components."""
+        variances = variance.expand(len(weights))
+        theta, risk = self._descended(client, weights, centers * unit, variances * unit**2)
+        belongs = responsibilities(theta / unit, weights, centers, variances)
+        risk = risk / unit**2 if self.corrected else torch.zeros_like(risk)
+        return send(share=share(theta / unit, risk, belongs), keep={"estimate": theta})
+
+    @join.into
+    @descend_privately.into
+    def _share(self) -> list[Release]:
+        return [] if self.central is None else [self.central.release(self._uses)]
+
+    @property
+    def _uses(self) -> int:
+        return uses_of(self.components, 1) + self.rounds
+
+    @task
     def descend(self, client: Client, weights: Tensor, centers: Tensor, variances: Tensor) -> Sent:
         """Step 6 of Algorithm 4, ``local_steps`` times."""
+        theta, risk = self._descended(client, weights, centers, variances)
+        return send(theta=theta, risk=risk, keep={"estimate": theta})
+
+    def _descended(self, client: Client, weights: Tensor, centers: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
+        """The client's model after its steps, and the trace of its posterior covariance."""
         theta = client.kept.get("estimate", centers[0])
         noise = torch.tensor((self.sigma_x or 1.0) ** 2, dtype=torch.float64)
         x, _ = design(client)
@@ -266,22 +350,19 @@ class MixturePrior:
         for _ in range(self.local_steps):
             pull = negative_log_prior_gradient(theta, weights, centers, variances)
             theta = theta - lr * (loss_gradient(client, theta, self.family, noise) + pull)
-        share = responsibilities(theta, weights, centers, variances)
-        risk = risk_around(client, theta, 1 / (share / variances).sum(), noise, self.family)
-        return send(theta=theta, risk=risk, keep={"estimate": theta})
+        likely = responsibilities(theta, weights, centers, variances)
+        return theta, risk_around(client, theta, 1 / (likely / variances).sum(), noise, self.family)
 
     @descend.into
     def _sent(self) -> list[Release]:
         return [Each("theta", "risk") if self.corrected else Each("theta")]
 
-    def estimate(self, federation: Federation, after_round: Callable[[int], None] | None = None) -> Estimates:
-        """``fit``, and what all clients have from it; simulation only."""
-        return collect(federation, self.fit(federation, after_round))
-
-    def fit(self, federation: Federation, after_round: Callable[[int], None] | None = None) -> Learned:
+    def fit(self, federation: Federation, after_round: AfterRound = unwatched) -> Learned:
         """``rounds`` of client steps and clustering at the server."""
         check_targets(federation.roster)
         check_components(self.components, check_clients(federation.roster))
+        if self.central is not None:
+            return self._privately(federation, after_round)
         theta = federation.everyone().ask(self.begin)["theta"]
         found = cluster(theta, self.components, federation.seed)
         variances = self._variances(theta, found, torch.zeros(len(theta), dtype=torch.float64))
@@ -292,8 +373,7 @@ class MixturePrior:
             found = cluster(theta, self.components, federation.seed, found.centers)
             risk = replies["risk"] if self.corrected else torch.zeros(len(theta), dtype=torch.float64)
             variances = self._variances(theta, found, risk)
-            if after_round is not None:
-                after_round(number)
+            after_round(number)
         notes = [_FEWER] if bool((found.weights == 0).any()) else []
         prior = {
             "weights": found.weights.tolist(),
@@ -301,6 +381,27 @@ class MixturePrior:
             "sigma_theta": variances.sqrt().tolist(),
         }
         return Learned(prior, notes=notes)
+
+    def _privately(self, federation: Federation, after_round: AfterRound) -> Learned:
+        assert self.central is not None
+        unit = torch.tensor(self.bound, dtype=torch.float64)
+        level = self.central.noise(self._uses).noise_multiplier
+        random = torch.Generator().manual_seed(federation.seed % (1 << 32))
+
+        def begin(now: Components) -> Tensor:
+            return federation.everyone().ask(self.join, **now.inputs, unit=unit)["share"]
+
+        now = Clustering(begin, self.components, features(federation.roster), level, random).run(1)
+        for number in range(1, self.rounds + 1):
+            total = federation.everyone().ask(self.descend_privately, **now.inputs, unit=unit)["share"]
+            now = moved(total, now, level)
+            after_round(number)
+        prior = {
+            "weights": now.weights.tolist(),
+            "centers": (now.centers * unit).tolist(),
+            "sigma_theta": [float(now.variance.sqrt() * unit)] * self.components,
+        }
+        return Learned(prior)
 
     def _variances(self, theta: Tensor, found: Clusters, risk: Tensor) -> Tensor:
         """[k] variance of a coordinate around the own center; at least a millionth of the whole, so none vanishes."""
@@ -320,5 +421,5 @@ def responsibilities(theta: Tensor, weights: Tensor, centers: Tensor, variances:
 
 def negative_log_prior_gradient(theta: Tensor, weights: Tensor, centers: Tensor, variances: Tensor) -> Tensor:
     """∇θ of −log Σ_l p_l·N(θ; μ_l, σ_l²·I)."""
-    share = responsibilities(theta, weights, centers, variances) / variances
-    return (share[:, None] * (theta - centers)).sum(0)
+    pull = responsibilities(theta, weights, centers, variances) / variances
+    return (pull[:, None] * (theta - centers)).sum(0)

@@ -45,6 +45,11 @@ def _classes(y: Tensor) -> Tensor:
     return torch.where((y == 0) | (y == 1), y, torch.nan)
 
 
+def posterior(client: Client, family: Family, mu: Tensor, spread: Tensor, noise: Tensor) -> Posterior:
+    """Under the prior N(μ, σθ²·I), with ``spread`` σθ² and, if linear, ``noise`` σx²."""
+    return linear_posterior(client, mu, spread, noise) if family == "linear" else logistic_posterior(client, mu, spread)
+
+
 def linear_posterior(client: Client, mu: Tensor, spread: Tensor, noise: Tensor) -> Posterior:
     """θ̂ = (I/σθ² + XᵀX/σx²)⁻¹(XᵀY/σx² + μ/σθ²) (Theorem 6), by way of whichever Gram matrix is smaller."""
     x, y = design(client)
@@ -154,9 +159,3 @@ def loss_gradient(client: Client, theta: Tensor, family: Family, noise: Tensor) 
     if family == "linear":
         return x.T @ (score - y) / noise
     return x.T @ torch.where(client.mask, torch.sigmoid(score) - _classes(y), 0.0)
-
-
-def squared_error(client: Client, theta: Tensor) -> Tensor:
-    """‖y − Xθ‖²."""
-    x, y = design(client)
-    return (y - x @ theta).square().sum()

@@ -95,36 +95,48 @@ def counts_clients(successes: Any, trials: Any, names: list[str] | None = None) 
     return Clients.from_sizes(torch.from_numpy(x), None, torch.from_numpy(all_), names=names)
 
 
+def _refuse(clients: Clients, column: Tensor, allowed: Callable[[Tensor], Tensor], what: str, advice: str) -> None:
+    """Say where the first value is that is not allowed, how many rows have one, and what to do."""
+    rows, owner = clients.pooled()
+    values = column[rows].reshape(len(rows), -1)
+    wrong = ~allowed(values)
+    if bool(wrong.any()):
+        row, place = wrong.nonzero()[0].tolist()
+        who = int(owner[row])
+        where = f", column {place + 1}" if values.shape[1] > 1 else ""
+        count = int(wrong.any(1).sum())
+        others = f" ({count} such rows in all)" if count > 1 else ""
+        raise EstimationError(
+            f"{what}, but client {clients.name(who)} has {float(values[row, place]):g} in row "
+            f"{int(rows[row] - clients.start[who]) + 1} of its {int(clients.size[who])}{where}{others}; {advice}"
+        )
+
+
+def _is_flip(values: Tensor) -> Tensor:
+    return (values == 0) | (values == 1)
+
+
 def check_finite(clients: Clients) -> None:
     """Every client's inputs (and targets) must be numbers."""
     for what, column in (("inputs", clients.x), ("targets", clients.y)):
-        if column is not None and column.is_floating_point() and not bool(torch.isfinite(column).all()):
-            raise EstimationError(f"the {what} hold NaN or infinite values; remove or fill them first")
+        if column is not None and column.is_floating_point():
+            _refuse(clients, column, torch.isfinite, f"{what} must not be NaN or infinite", "remove or fill them first")
 
 
 def check_flips(clients: Clients) -> None:
     """Every sample must be one number, 0 or 1."""
     features(clients.roster(), wanted=1)
-    values = clients.x.reshape(-1)
-    strange = ((values != 0) & (values != 1)).nonzero().flatten()
-    if len(strange):
-        row = int(strange[0])
-        what = "fractions" if 0 < float(values[row]) < 1 else "values outside [0, 1]"
-        raise EstimationError(
-            f"a Bernoulli sample is 0 or 1, but row {row + 1} holds {float(values[row]):g} ({len(strange)} such rows: "
-            f"{what}); give one row for each trial, or a file of counts (successes, trials)"
-        )
+    advice = "give one row for each trial, or a file of counts (successes, trials)"
+    _refuse(clients, clients.x, _is_flip, "a Bernoulli sample is 0 or 1", advice)
 
 
 def check_regression(clients: Clients, family: Family) -> None:
     """Numbers as features, a target for every row, and classes 0 and 1 where the model is logistic."""
     check_targets(clients.roster())
     check_finite(clients)
-    y = clients.y
-    assert y is not None, "the roster says that there are targets"
-    strange = y[(y != 0) & (y != 1)]
-    if family == "logistic" and len(strange):
-        raise EstimationError(f"logistic regression needs targets 0 and 1, but one is {float(strange[0]):g}")
+    if family == "logistic" and clients.y is not None:
+        advice = "name another target column, or make it 0 and 1"
+        _refuse(clients, clients.y, _is_flip, "logistic regression needs targets 0 and 1", advice)
 
 
 def folds(clients: Clients, seed: int | None) -> list[Problem]:
@@ -160,62 +172,42 @@ def flip_noise(clients: Clients) -> float:
     return float((rate * (1 - rate)).mean()) * n / (n - 1)
 
 
-def score_means(problem: Problem) -> Score | None:
-    """The error of estimated means: against the truth, or against held-out samples."""
-    if problem.truth is not None:
-        truth = problem.truth
-        return lambda estimate, positions: mse(estimate, truth[positions].reshape(estimate.shape))
-    if problem.held_out is None:
-        return None
-    test = problem.held_out
-    return lambda estimate, positions: float(_per_row(test, estimate, positions, _distance).mean())
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(inputs [rows, d], labels [rows], estimates [rows, d] of the rows' clients) -> [rows]."""
 
 
-def score_by_label(problem: Problem) -> Score:
-    """The error of estimated rates against the labels of held-out samples: numbers that tell more than the 0 or 1."""
-    assert problem.held_out is not None
-    test = problem.held_out
-    return lambda estimate, positions: float(_per_row(test, estimate, positions, _from_label).mean())
-
-
-def score_models(problem: Problem, family: str) -> Score | None:
-    """The error of estimated regressions: against the truth, or of predictions (logistic: log loss)."""
-    if problem.truth is not None:
-        return score_means(problem)
-    if problem.held_out is None:
-        return None
-    test, loss = problem.held_out, _squared if family == "linear" else _cross_entropy
-    return lambda estimate, positions: float(_per_row(test, estimate, positions, loss).mean())
-
-
-def _per_row(
-    test: Clients, estimate: Tensor, positions: Tensor, loss: Callable[[Tensor, Tensor | None, Tensor], Tensor]
-) -> Tensor:
-    some = test.select(positions)
-    owner = torch.repeat_interleave(torch.arange(len(some)), some.size)
-    first = torch.cumsum(some.size, 0) - some.size
-    rows = torch.arange(len(owner)) + (some.start - first)[owner]
-    return loss(some.x[rows].to(torch.float64), None if some.y is None else some.y[rows].double(), estimate[owner])
-
-
-def _distance(x: Tensor, _: Tensor | None, theta: Tensor) -> Tensor:
-    return (x - theta).square().sum(1)
-
-
-def _from_label(_: Tensor, y: Tensor | None, theta: Tensor) -> Tensor:
-    assert y is not None
-    return (theta[:, 0] - y).square()
-
-
-def _squared(x: Tensor, y: Tensor | None, theta: Tensor) -> Tensor:
-    assert y is not None
-    return ((x * theta).sum(1) - y).square()
-
-
-def _cross_entropy(x: Tensor, y: Tensor | None, theta: Tensor) -> Tensor:
-    assert y is not None
+def _cross_entropy(x: Tensor, y: Tensor, theta: Tensor) -> Tensor:
     score = (x * theta).sum(1)
     return torch.nn.functional.softplus(score) - y * score
+
+
+LOSSES: dict[str, Loss] = {
+    "mean": lambda x, y, theta: (x - theta).square().sum(1),
+    "label": lambda x, y, theta: (theta[:, 0] - y).square(),  # a number that tells more than the sample's 0 or 1
+    "linear": lambda x, y, theta: ((x * theta).sum(1) - y).square(),
+    "logistic": _cross_entropy,
+}
+
+
+def score_means(problem: Problem) -> Score | None:
+    """The error of estimated means: against the truth, or against held-out samples."""
+    return score_models(problem, "mean")
+
+
+def score_models(problem: Problem, loss: str) -> Score | None:
+    """The error of estimates: against the truth, or by one of ``LOSSES`` on held-out samples; None: there are none."""
+    truth, test = problem.truth, problem.held_out
+    if truth is not None:
+        return lambda estimate, positions: mse(estimate, truth[positions].reshape(estimate.shape))
+    if test is None:
+        return None
+
+    def score(estimate: Tensor, positions: Tensor) -> float:
+        rows, owner = (some := test.select(positions)).pooled()
+        y = rows if some.y is None else some.y[rows].double()
+        return float(LOSSES[loss](some.x[rows].to(torch.float64), y, estimate[owner]).mean())
+
+    return score
 
 
 def block_of(clients: Clients) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,21 +13,20 @@ from unalike.analytics.estimation.posterior import (
     Family,
     alone,
     design,
-    linear_posterior,
-    logistic_posterior,
     loss_gradient,
-    squared_error,
+    posterior,
 )
 from unalike.analytics.estimation.shared import (
+    AfterRound,
     Channel,
-    Estimates,
     EstimationError,
+    Estimator,
     Learned,
     check_clients,
     check_positive,
     check_targets,
-    collect,
     features,
+    unwatched,
 )
 from unalike.core.client import Client
 from unalike.core.federation import Federation
@@ -42,7 +40,7 @@ _ALIKE = "the clients' models do not differ more than chance explains: everybody
 
 
 @dataclass(frozen=True)
-class GaussianPrior:
+class GaussianPrior(Estimator):
     """θ_i ~ N(μ, σθ²·I); y = ⟨θ_i, x⟩ + N(0, σx²) (linear) or y ~ Bernoulli(σ(⟨θ_i, x⟩)) (logistic).
 
     Known prior (``mu``, ``sigma_theta`` and, if linear, ``sigma_x``): a client needs nobody, and linear estimates are
@@ -102,16 +100,10 @@ class GaussianPrior:
     @task
     def expect(self, client: Client, mu: Tensor, spread: Tensor, noise: Tensor) -> Sent:
         """E-step: what the next prior is made of."""
-        posterior = (
-            linear_posterior(client, mu, spread, noise)
-            if self.family == "linear"
-            else logistic_posterior(client, mu, spread)
-        )
-        numbers = torch.stack(
-            [posterior.prior_error, posterior.noise_error, client.n.to(torch.float64), posterior.log_likelihood]
-        )
+        found = posterior(client, self.family, mu, spread, noise)
+        numbers = [found.prior_error, found.noise_error, client.n.to(torch.float64), found.log_likelihood]
         unit = self.channel.unit(self.bound, mu.numel())
-        return send(theta=posterior.theta / unit, statistic=torch.cat([posterior.theta, numbers]))
+        return send(theta=found.theta / unit, statistic=torch.cat([found.theta, torch.stack(numbers)]))
 
     @expect.into
     def _expected(self) -> list[Release]:
@@ -133,7 +125,8 @@ class GaussianPrior:
         new_spread = spread - self.lr_variance * (d / (2 * spread) - away.square().sum() / (2 * spread.square()))
         new_noise = noise
         if self.family == "linear":
-            error = squared_error(client, theta)
+            x, y = design(client)
+            error = (y - x @ theta).square().sum()
             new_noise = noise - self.lr_variance * (n / (2 * noise) - error / (2 * noise.square()))
         step = torch.cat([new_mu, torch.stack([new_spread, new_noise])])
         return send(step=step, keep={"theta": theta - self.lr * gradient})
@@ -141,11 +134,7 @@ class GaussianPrior:
     @task
     def combine(self, client: Client, mu: Tensor, spread: Tensor, noise: Tensor) -> Sent:
         """The posterior mean under the learned prior; it stays here."""
-        found = (
-            linear_posterior(client, mu, spread, noise)
-            if self.family == "linear"
-            else logistic_posterior(client, mu, spread)
-        )
+        found = posterior(client, self.family, mu, spread, noise)
         return send(keep={"estimate": found.theta, "local": alone(client, self.family), "risk": found.risk.reshape(1)})
 
     @task
@@ -155,23 +144,16 @@ class GaussianPrior:
 
     # The server's side
 
-    def estimate(self, federation: Federation, after_round: Callable[[int], None] | None = None) -> Estimates:
-        """``fit``, and what all clients have from it; simulation only."""
-        return collect(federation, self.fit(federation, after_round))
-
-    def fit(self, federation: Federation, after_round: Callable[[int], None] | None = None) -> Learned:
+    def fit(self, federation: Federation, after_round: AfterRound = unwatched) -> Learned:
         """Learn the prior in ``rounds`` asks (none if it is known), then have every client combine."""
         check_targets(federation.roster)
-        dim = features(federation.roster)
-        if self.mu is not None:
-            assert self.sigma_theta is not None
-            mu = torch.full((dim,), self.mu, dtype=torch.float64)
-            spread, noise = self.sigma_theta**2, (self.sigma_x or 1.0) ** 2
-            trace: list[float] = []
-        else:
+        mu = torch.full((features(federation.roster),), self.mu or 0.0, dtype=torch.float64)
+        trace: list[float] = []
+        if self.mu is None:
             check_clients(federation.roster)
-            learn = self._learn_mean if not self.channel.is_bare else self._em if self.solver == "em" else self._gd
-            mu, spread, noise, trace = learn(federation, dim, after_round or (lambda _: None))
+            mu, spread, noise = self._learn(federation, mu, trace, after_round)
+        else:
+            spread, noise = self._start(federation)
         cohort = federation.everyone()
         if self.mu is None and self.solver == "gd":
             cohort.ask(self.keep_last, into=[], mu=mu)
@@ -183,70 +165,52 @@ class GaussianPrior:
             prior["sigma_x"] = math.sqrt(noise)
         return Learned(prior, trace, notes)
 
-    def _start(self, federation: Federation, dim: int) -> tuple[Tensor, float, float]:
-        """μ = 0; deviations as given, or such that both explain half of the targets' variance."""
-        mu = torch.zeros(dim, dtype=torch.float64)
+    def _start(self, federation: Federation) -> tuple[float, float]:
+        """σθ² and σx² as given, or such that both explain half of the targets' variance."""
         if self.sigma_theta is not None and (self.sigma_x is not None or self.family == "logistic"):
-            return mu, self.sigma_theta**2, (self.sigma_x or 1.0) ** 2
+            return self.sigma_theta**2, (self.sigma_x or 1.0) ** 2
         target, inputs, samples = federation.everyone().ask(self.scales, into=Sum("scales"))["scales"].tolist()
         if inputs == 0 or (target == 0 and self.family == "linear"):
             raise EstimationError("all inputs or all targets are 0, so there is nothing to regress")
         power = target if self.family == "linear" else samples  # logits of order 1
         noise = 0.5 * target / samples if self.sigma_x is None else self.sigma_x**2
         spread = 0.5 * power / inputs if self.sigma_theta is None else self.sigma_theta**2
-        return mu, float(spread), float(noise) if self.family == "linear" else 1.0
+        return float(spread), float(noise) if self.family == "linear" else 1.0
 
-    def _em(
-        self, federation: Federation, dim: int, after_round: Callable[[int], None]
-    ) -> tuple[Tensor, float, float, list[float]]:
-        mu, spread, noise = self._start(federation, dim)
+    def _learn(
+        self, federation: Federation, mu: Tensor, trace: list[float], after_round: AfterRound
+    ) -> tuple[Tensor, float, float]:
+        """μ, σθ² and σx² by EM or gradient descent; through a channel that is not bare, μ alone."""
+        dim, (spread, noise) = len(mu), self._start(federation)
         least_spread, least_noise = _SMALLEST * spread, _SMALLEST * noise
-        trace: list[float] = []
+        if self.solver == "gd":
+            least_spread = least_noise = self.floor
+            federation.everyone().ask(self.begin, into=[])
         for number in range(1, self.rounds + 1):
             inputs: dict[str, Any] = {"mu": mu, "spread": _double(spread), "noise": _double(noise)}
             cohort = federation.everyone()
-            statistic = cohort.ask(self.expect, **inputs)["statistic"]
-            prior_error, noise_error, samples, likelihood = statistic[dim:].tolist()
-            moved = float((statistic[:dim] - mu).square().sum())
-            mu = statistic[:dim]
+            new_spread, new_noise = spread, noise
+            if not self.channel.is_bare:
+                mu = cohort.ask(self.expect, **inputs)["theta"].mean(0) * self.channel.unit(self.bound, dim)
+            elif self.solver == "gd":
+                step = cohort.ask(self.descend, into=Mean("step"), **inputs)["step"]
+                mu, (new_spread, new_noise) = step[:dim], step[dim:].tolist()
+            else:
+                statistic = cohort.ask(self.expect, **inputs)["statistic"]
+                prior_error, noise_error, samples, likelihood = statistic[dim:].tolist()
+                moved = float((statistic[:dim] - mu).square().sum())
+                mu, new_spread, new_noise = statistic[:dim], (prior_error - moved) / dim, noise_error / samples
+                trace.append(likelihood)
             if self.sigma_theta is None:
-                spread = max(least_spread, (prior_error - moved) / dim)
+                spread = max(least_spread, new_spread)
             if self.family == "linear" and self.sigma_x is None:
-                noise = max(least_noise, noise_error / samples)
-            trace.append(likelihood)
-            after_round(number)
-            if number > 1 and abs(trace[-1] - trace[-2]) <= self.tolerance * (abs(trace[-2]) + 1e-12):
-                break
-        return mu, spread, noise, trace
-
-    def _learn_mean(
-        self, federation: Federation, dim: int, after_round: Callable[[int], None]
-    ) -> tuple[Tensor, float, float, list[float]]:
-        mu, spread, noise = self._start(federation, dim)
-        unit = self.channel.unit(self.bound, dim)
-        for number in range(1, self.rounds + 1):
-            inputs: dict[str, Any] = {"mu": mu, "spread": _double(spread), "noise": _double(noise)}
-            mu = federation.everyone().ask(self.expect, **inputs)["theta"].mean(0) * unit
-            after_round(number)
-        return mu, spread, noise, []
-
-    def _gd(
-        self, federation: Federation, dim: int, after_round: Callable[[int], None]
-    ) -> tuple[Tensor, float, float, list[float]]:
-        mu, spread, noise = self._start(federation, dim)
-        federation.everyone().ask(self.begin, into=[])
-        for number in range(1, self.rounds + 1):
-            inputs: dict[str, Any] = {"mu": mu, "spread": _double(spread), "noise": _double(noise)}
-            step = federation.everyone().ask(self.descend, into=Mean("step"), **inputs)["step"]
-            mu = step[:dim]
-            if self.sigma_theta is None:
-                spread = max(self.floor, float(step[dim]))
-            if self.family == "linear" and self.sigma_x is None:
-                noise = max(self.floor, float(step[dim + 1]))
+                noise = max(least_noise, new_noise)
             if not float(mu.abs().max()) + spread + noise < _ABSURD:  # also NaN
                 raise EstimationError(f"gradient descent diverged in round {number}; lower lr, lr_mean or lr_variance")
             after_round(number)
-        return mu, spread, noise, []
+            if len(trace) > 1 and abs(trace[-1] - trace[-2]) <= self.tolerance * (abs(trace[-2]) + 1e-12):
+                break
+        return mu, spread, noise
 
 
 def _double(value: float) -> Tensor:

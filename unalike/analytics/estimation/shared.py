@@ -3,21 +3,19 @@
 Every client has a parameter of its own, drawn from a population (the prior) that nobody knows. A client sends one
 statistic; the server learns the prior from all of them and sends it back; the client combines it with its own data.
 The estimate stays with the client. How the statistic travels, bare, in k bits or with local noise, is a ``Channel``.
-
-An estimator has ``fit``, which learns the prior and has every client make its estimate, and ``estimate``, which then
-also reads all estimates: that only a simulation can do.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from unalike.analytics.failures import bad_rows
 from unalike.core.client import Client
 from unalike.core.federation import Federation
 from unalike.core.release import Each
@@ -28,6 +26,15 @@ from unalike.privacy.checks import check_delta, check_epsilon
 from unalike.privacy.mechanisms import Gaussian, Quantizer
 
 Calibration = Literal["analytic", "paper"]
+AfterRound = Callable[[int], object]
+_ADVICE = (
+    "its rows hold NaN or infinite values, or, where only 0 and 1 are allowed, something else: correct or remove them "
+    "(check_finite, check_flips and check_regression in analytics/estimation/problem.py say which)"
+)
+
+
+def unwatched(number: int) -> None:
+    """For whoever does not want to be told of rounds."""
 
 
 class EstimationError(DataError):
@@ -112,18 +119,15 @@ class Learned:
 
 
 @dataclass(frozen=True)
-class Estimates:
+class Estimates(Learned):
     """The clients' estimates, as only a simulation sees them, and what the server learned.
 
     ``local`` is what a client finds alone.
     """
 
-    estimate: Tensor  # [clients, d]
-    local: Tensor  # [clients, d]
-    positions: Tensor  # [clients] in the federation: those that have an estimate
-    prior: Mapping[str, Any]
-    trace: Sequence[float] = ()  # log-likelihood or objective by round, where there is one
-    notes: Sequence[str] = field(default_factory=list)
+    estimate: Tensor = field(kw_only=True)  # [clients, d]
+    local: Tensor = field(kw_only=True)  # [clients, d]
+    positions: Tensor = field(kw_only=True)  # [clients] in the federation: those that have an estimate
 
 
 @task
@@ -132,14 +136,21 @@ def read_estimate(client: Client, missing: Tensor) -> Sent:
     return send(estimate=client.kept.get("estimate", missing), local=client.kept.get("local", missing))
 
 
-def collect(federation: Federation, learned: Learned) -> Estimates:
-    """Read what every client kept: a simulation's own view, charged to nobody."""
-    dim = features(federation.roster)
-    missing = torch.full((dim,), torch.nan, dtype=torch.float64)  # who has no estimate does not answer
-    with federation.aside() as own:
-        replies = own.everyone().ask(read_estimate, missing=missing)
-    estimate, local, who = replies["estimate"], replies["local"], replies.answered
-    return Estimates(estimate, local, who, learned.prior, learned.trace, learned.notes)
+class Estimator(Protocol):
+    """What all estimators have: ``fit``, and for simulations ``estimate``."""
+
+    def fit(self, federation: Federation, after_round: AfterRound = unwatched) -> Learned:
+        """Learn the prior, and have every client make its estimate. ``after_round(number)`` may watch."""
+        ...
+
+    def estimate(self, federation: Federation, after_round: AfterRound = unwatched) -> Estimates:
+        """``fit``, and what all clients keep from it: a simulation's own view, charged to nobody."""
+        learned = self.fit(federation, after_round)
+        missing = torch.full((features(federation.roster),), torch.nan, dtype=torch.float64)  # then it does not answer
+        with federation.aside() as own:
+            replies = own.everyone().ask(read_estimate, missing=missing)
+        notes = [*learned.notes, *bad_rows(federation.failures, _ADVICE)]
+        return Estimates(**{**vars(learned), **replies, "positions": replies.answered, "notes": notes})
 
 
 def mse(estimate: Tensor, truth: Tensor) -> float:
@@ -181,8 +192,6 @@ def check_positive(name: str, value: float | None) -> None:
 
 def check_components(components: int, clients: int) -> None:
     """A mixture needs a client for every component."""
-    if components < 1:
-        raise EstimationError(f"components must be at least 1, got {components}")
     if components > clients:
         raise EstimationError(
             f"{components} mixture components for {clients} clients; expected at most one for each client: "

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,12 +20,11 @@ from unalike.analytics.estimation.problem import (
     check_flips,
     flip_noise,
     folds,
-    score_by_label,
     score_means,
     score_models,
 )
 from unalike.analytics.estimation.regression import OneForAll, expected_mse
-from unalike.analytics.estimation.shared import Estimates, EstimationError, gain
+from unalike.analytics.estimation.shared import Estimates, EstimationError, Estimator, gain
 from unalike.core.federation import Federation
 
 Federate = Callable[..., Federation]  # where the clients live is the caller's choice: `unalike.simulate`
@@ -33,18 +32,7 @@ EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 BITS = (1, 2, 3, 4, 6, 8)
 SWEPT = len(EPSILONS) + len(BITS)
 REPEATS = 3  # noise draws for a point of a curve
-
-
-class Estimator(Protocol):
-    """Gaussian means and Bernoulli rates: one message, one answer."""
-
-    def estimate(self, federation: Federation) -> Estimates: ...
-
-
-class Maker(Protocol):
-    """Makes an estimator whose messages travel in so many bits, or with so much noise."""
-
-    def __call__(self, bits: int | None = None, epsilon: float | None = None) -> Estimator: ...
+Maker = Callable[..., Estimator]  # (bits=None, epsilon=None): its messages travel in bits, or with noise
 
 
 @dataclass(frozen=True)
@@ -70,8 +58,7 @@ def summary(
 ) -> dict[str, Any]:
     """The result as plain values."""
     found, federation = done.found, done.federation
-    personal = None if score is None else score(found.estimate, found.positions)
-    local = None if score is None else score(found.local, found.positions)
+    personal, local = (None, None) if score is None else _errors(score, found)
     epsilon = federation.ledger.epsilon(delta)
     return {
         "kind": kind,
@@ -88,6 +75,11 @@ def summary(
         "seconds": round(done.seconds, 3),
         "notes": [*problem.notes, *found.notes],
     }
+
+
+def _errors(score: Score, found: Estimates) -> tuple[float, float]:
+    """Of the personal estimates, and of what clients find alone."""
+    return score(found.estimate, found.positions), score(found.local, found.positions)
 
 
 def closed_form_mse(problem: Problem, found: Estimates) -> float:
@@ -173,7 +165,8 @@ def sweep(
         if closed_form is not None:
             curve.theory.append(closed_form(problem, found))
         progress(number)
-    return Sweep(by_epsilon, by_bits, score(bare.local, bare.positions), score(bare.estimate, bare.positions))
+    personal, local = _errors(score, bare)
+    return Sweep(by_epsilon, by_bits, local, personal)
 
 
 def cross_validated(
@@ -194,15 +187,14 @@ def cross_validated(
         found = run(part, estimator.estimate, seed, federate).found
         score = score_means(part)
         assert score is not None
-        personal, local = score(found.estimate, found.positions), score(found.local, found.positions)
+        personal, local = _errors(score, found)
         row = {"personal": personal, "local": local, "gain": gain(personal, local)}
         if local > noise and not in_order:  # a single year has a noise of its own
             row["gain_of_rate"] = gain(personal - noise, local - noise)
         if labels:
-            error = score_by_label(part)
-            row["gain_against_label"] = gain(
-                error(found.estimate, found.positions), error(found.local, found.positions)
-            )
+            by_label = score_models(part, "label")
+            assert by_label is not None
+            row["gain_against_label"] = gain(*_errors(by_label, found))
         rows.append(row)
     return {
         "kind": "bernoulli",

@@ -87,7 +87,7 @@ def run_baseline(name: str, method: FedDPKMeans, federation: Federation, server:
         raise ValueError("a baseline needs to be told k: only FedDP-Init can choose it by the elbow")
     if method.k > len(server):
         raise ValueError(f"k={method.k} centres are taken from the server data, which has only {len(server)} points")
-    return replace(method, simplify=0, initialize=False).fit(
+    return replace(method, simplify=0, diameter=None, initialize=False).fit(
         federation, server, INITIAL[name](server, method.k, federation.seed)
     )
 
@@ -136,8 +136,7 @@ class KFed:
 
 def pooled_points(clients: Clients) -> Tensor:
     """All clients' points in one array, as tasks see them: what only a simulation can do."""
-    rows = torch.cat([torch.arange(int(s), int(s + n)) for s, n in zip(clients.start, clients.size, strict=True)])
-    points = clients.x[rows].to(torch.float32)
+    points = clients.x[clients.pooled()[0]].to(torch.float32)
     if clients.shift is not None and clients.scale is not None:
         points = (points - clients.shift) * clients.scale
     return points

@@ -6,12 +6,15 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from unalike.core.release import Unit
 from unalike.privacy.checks import check_delta, check_epsilon, check_positive
 from unalike.privacy.ledger import Ledger
 from unalike.privacy.mechanisms import AdditiveNoise, Gaussian, Laplace
+from unalike.privacy.sampling import Everyone, Poisson, Sampling
 
+_COARSE = 16  # times coarser is the grid of losses on which the search begins
 _CLOSE = 1e-3  # the composed ε ends at most this share below the target, and never above it
 
 
@@ -68,13 +71,48 @@ class Noise:
     counts: AdditiveNoise | None = None
 
 
+@dataclass(frozen=True)
+class Clips:
+    """For client-level privacy, the norms to which a client's share of each query is clipped: B of T1 D.7.4.
+
+    None: that of a typical client, by its number of points and the server data. Step 3 asks for ``means`` and
+    ``presence``, a Lloyd step for ``sums`` and ``counts``. Counts and weights are measured in L1, the others in L2.
+    """
+
+    gram: float | None = None
+    weights: float | None = None
+    means: float | None = None
+    presence: float | None = None
+    sums: float | None = None
+    counts: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, bound in vars(self).items():
+            if bound is not None:
+                check_positive(bound, f"the clip of {name!r}", "it is the most that a client's share may be long")
+
+
+def mechanisms(privacy: Privacy, s: float, *, initialize: bool, histograms: int, refinements: int) -> Noise:
+    """The noise with which the steps cost (share·s, δ) each, by themselves; a Lloyd step as much as Step 3."""
+    split = privacy.proportions
+    if not initialize and not refinements:
+        return Noise()  # nothing is asked of the clients
+    first = Gaussian.for_budget(s * split.gram, privacy.delta) if initialize else None
+    second = Laplace(s * split.weights / histograms) if initialize else None
+    if not refinements:
+        return Noise(first, second)
+    return Noise(first, second, Gaussian.for_budget(s * split.sums, privacy.delta), Laplace(s * split.counts))
+
+
 @functools.cache  # the noise depends on settings alone, and a sweep asks for the same again
-def calibrate(privacy: Privacy, *, initialize: bool, histograms: int, refinements: int) -> Noise:
+def calibrate(privacy: Privacy, *, initialize: bool, histograms: int, refinements: int, rate: float = 1.0) -> Noise:
     """The noise with which all queries of a run, composed by the ledger, cost just under ``privacy.epsilon``.
 
     - ``histograms``: how often the server's weights are asked for (they share Step 2's part).
     - ``refinements``: how often sums and counts are asked for (Step 3 and each Lloyd step).
     - ``initialize``: False for a baseline that leaves Steps 1 and 2 out.
+    - ``rate``: of the clients that a query is put to, a Poisson sample for each; where points are protected it
+      amplifies nothing.
 
     T1 gives each query an ε of its own and adds them up; Algorithm 12 and its text then disagree about δ and T. Here
     the single ε's are only proportions of an unknown s: every Gaussian is calibrated to (share·s, δ), every
@@ -82,49 +120,47 @@ def calibrate(privacy: Privacy, *, initialize: bool, histograms: int, refinement
     """
     split = privacy.proportions
     if not initialize and not refinements:
-        return Noise()  # nothing is asked of the clients
+        return Noise()
     whole = refinements * (split.sums + split.counts) + (split.gram + split.weights if initialize else 0.0)
+    asked: dict[str, Any] = {"initialize": initialize, "histograms": histograms, "refinements": refinements}
+    sampling: Sampling = Everyone() if rate == 1.0 else Poisson(rate)
 
-    def noise(s: float) -> Noise:
-        part = s / whole
-        first = Gaussian.for_budget(part * split.gram, privacy.delta) if initialize else None
-        second = Laplace(part * split.weights / histograms) if initialize else None
-        if not refinements:
-            return Noise(first, second)
-        sums = Gaussian.for_budget(part * split.sums, privacy.delta)
-        return Noise(first, second, sums, Laplace(part * split.counts))
-
-    def cost(s: float) -> float:
-        made = noise(s)
-        queries: list[tuple[AdditiveNoise | None, int]] = [
-            (made.gram, 1),
-            (made.weights, histograms),
-            (made.sums, refinements),
-            (made.counts, refinements),
-        ]
-        ledger = Ledger(privacy.unit)
-        for mechanism, times in queries:
-            for _ in range(times if mechanism is not None else 0):
+    def cost(s: float, coarseness: int) -> float:
+        ledger, made = Ledger(privacy.unit), mechanisms(privacy, s / whole, **asked)
+        queries = [("gram", made.gram)] * initialize + [("weights", made.weights)] * (histograms if initialize else 0)
+        for number, (_, mechanism) in enumerate(queries):
+            assert mechanism is not None
+            ledger.record(mechanism.event(), unit=privacy.unit, sampling=sampling, cohort=number)
+        for number in range(len(queries), len(queries) + refinements):
+            for mechanism in (made.sums, made.counts):  # of the same sample
                 assert mechanism is not None
-                ledger.record(mechanism.event(), unit=privacy.unit)
-        return ledger.epsilon(privacy.delta)
+                ledger.record(mechanism.event(), unit=privacy.unit, sampling=sampling, cohort=number)
+        return ledger.worst(privacy.delta, coarseness)
 
-    return noise(_largest(cost, privacy.epsilon))
+    return mechanisms(privacy, _largest(cost, privacy.epsilon) / whole, **asked)
 
 
-def _largest(cost: Callable[[float], float], target: float) -> float:
-    """The s with cost(s) just below ``target``, for a rising function that is nearly proportional to s."""
-    low, high = 0.0, math.inf
-    s = target
-    for _ in range(60):
-        spent = cost(s)
-        if spent <= target:
-            low = s
-            if spent >= (1.0 - _CLOSE) * target:
-                break
-        else:
-            high = s
-        s *= (1.0 - _CLOSE / 2) * target / spent  # aim inside the tolerance
-        if not low < s < high:
-            s = 2.0 * low if math.isinf(high) else 0.5 * (low + high)
+def _largest(cost: Callable[[float, int], float], target: float) -> float:
+    """The s with cost(s, 1) just below ``target``, for a function that rises about as a power of s.
+
+    First on a coarse grid of losses, which is fast; sampling makes the fine one slow.
+    """
+    s, power = target, 1.0
+    for coarseness, close in ((_COARSE, 0.02), (1, _CLOSE)):
+        low, high, before = 0.0, math.inf, (0.0, 0.0)
+        for _ in range(60):
+            spent = cost(s, coarseness)
+            if spent <= target:
+                low = s
+                if spent >= (1.0 - close) * target:
+                    break
+            else:
+                high = s
+            if before[0] > 0 and spent > 0 and abs(math.log(s / before[0])) > 1e-9:
+                power = min(4.0, max(0.5, math.log(spent / before[1]) / math.log(s / before[0])))
+            before = (s, spent)
+            s *= ((1.0 - close / 2) * target / max(spent, 1e-12)) ** (1.0 / power)  # aim inside the tolerance
+            if not low < s < high:
+                s = 2.0 * low if math.isinf(high) else 0.5 * (low + high)
+        s = low
     return low

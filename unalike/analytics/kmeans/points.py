@@ -24,7 +24,7 @@ class Points:
 
     name: str
     clients: Clients
-    server: Tensor  # [points, d]
+    server: Tensor  # [points, d]; no rows: there is no server data
     columns: Mapping[str, Sequence[str] | None] | None = None  # of a table: what is clustered, text with its values
 
     @property
@@ -33,6 +33,8 @@ class Points:
 
     def standardized(self) -> Points:
         """All features shifted and scaled by mean and deviation of the server data; a constant one is only shifted."""
+        if len(self.server) == 0:
+            raise DataError(f"{self.name}: features are scaled by the server data, of which there is none")
         mean, deviation = self.server.mean(0), self.server.std(0, correction=0)
         constant = deviation <= _CONSTANT * mean.abs().clamp(min=1.0)
         scale = torch.where(constant, 1.0, 1.0 / deviation.clamp(min=1e-30))
@@ -54,11 +56,13 @@ def read_points(
     server: Path | None = None,
     server_points: int | None = None,
     clients: int | None = None,
+    none: bool = False,
     seed: int = 0,
     **options: Any,
 ) -> Points:
     """Points by the name of a data set or from a file. The server's come with the data set, from a file of the same
-    features, or are ``server_points`` rows drawn from the clients, which are then public and nobody's.
+    features, or are ``server_points`` rows drawn from the clients, which are then public and nobody's; or there are
+    ``none``.
     """
     population = load(data, clients=clients, test=0, unseen=0, normalize=False, seed=seed, **options)
     if population.kind != "features":
@@ -66,6 +70,10 @@ def read_points(
     everyone = population.train
     if bool((everyone.x == everyone.x[0]).all()):
         raise DataError(f"{population.name}: all {len(everyone.x)} points are identical; there is nothing to cluster")
+    if none and (server is not None or server_points is not None):
+        raise DataError("a clustering without server data takes none; leave the server's points out")
+    if none:
+        return Points(population.name, everyone, torch.zeros(0, everyone.x.shape[1]), population.columns)
     if server is not None and server_points is not None:
         raise DataError("the server data is either a file or drawn from the clients; give one of the two")
     if server is not None:
@@ -75,7 +83,8 @@ def read_points(
     if "server" not in population.shared:
         raise DataError(
             f"{population.name}: there is no server data, in which FedDP-Init finds the first centres; give a file of "
-            "public points with --server FILE, or with --server-points N make N random points of the clients public"
+            "public points with --server FILE, or with --server-points N make N random points of the clients public; "
+            "or do without them: --ground packing"
         )
     return Points(population.name, everyone, population.shared["server"].to(torch.float32))
 
@@ -96,9 +105,7 @@ def _draw_server(name: str, clients: Clients, count: int, seed: int) -> Points:
     total = int(clients.size.sum())
     if not 1 <= count < total:
         raise DataError(f"{name}: {count} server points cannot be drawn from {total} rows; give 1 to {total - 1}")
-    owner = torch.repeat_interleave(torch.arange(len(clients)), clients.size)
-    first = torch.cumsum(clients.size, 0) - clients.size
-    rows = torch.arange(total) - first[owner] + clients.start[owner]
+    rows, owner = clients.pooled()
     drawn = torch.zeros(total, dtype=torch.bool)
     drawn[torch.from_numpy(np.random.default_rng([seed, 6001]).choice(total, count, replace=False))] = True
     left = torch.bincount(owner[~drawn], minlength=len(clients))

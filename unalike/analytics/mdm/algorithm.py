@@ -13,6 +13,9 @@ Where this departs from the pages, and why:
 - *What is sent.* α·(ψ(c+α)−ψ(α)) and α_0·(ψ(m+α_0)−ψ(α_0)) in place of (3.13) and (3.14): the server computes the same
   (3.19), but a small α no longer makes a client's share huge, which matters when it is clipped.
 - *The end.* The result is the mean of the last quarter of the rounds (geometric for A): one cohort's step is noisy.
+- *All K in one shot* (A.1.1). Every round's cohort answers for all candidate numbers of components at once, so that
+  choosing among them takes no more rounds than fitting one. A client's shares for J candidates are sent as one array,
+  over √J, so that its norm, and with noise its cost, is that of one: the noise on each is √J larger instead.
 - *Empty components* restart beside the heaviest one in the first half of the rounds; one that is empty at the end is
   merged away, and a note says so. Zeros in τ and Π are smoothed by a hundredth of a client.
 """
@@ -20,18 +23,19 @@ Where this departs from the pages, and why:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from unalike.analytics.failures import bad_rows
 from unalike.core.client import Client
-from unalike.core.federation import Federation, Replies
-from unalike.core.release import Release, Sum
+from unalike.core.federation import Cohort, Federation, Replies
+from unalike.core.release import Each, Release, Sum
 from unalike.core.roster import Roster
-from unalike.core.task import Sent, send, task
+from unalike.core.task import Sent, Task, send, task
 from unalike.data.partition.mixture import MDMError, Mixture, joint, rise_table, size_edges, with_total
 from unalike.privacy.mechanisms import AdditiveNoise
 
@@ -49,6 +53,7 @@ class Fitted:
     mixture: Mixture
     log_likelihood: list[float] = field(default_factory=list)  # of each round's cohort, per client; empty with noise
     notes: list[str] = field(default_factory=list)  # what was out of the ordinary
+    path: list[Mixture] = field(default_factory=list)  # after the start and after each round, before any averaging
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,11 @@ class MDM:
     With ``noise`` (client-level privacy) cohorts are Poisson samples, every client's share is clipped (only ``clip``,
     on the statistics of A, ever binds) and no likelihood is released. ``largest`` is the bound M on a client's number
     of samples; it must be known beforehand, because the data's own maximum would be a release.
+
+    - ``local``: each client adds the noise to its own share before it leaves (T1 §3.5), so it need not trust the
+      server. It then answers in one round only, so that it pays for no more than two releases.
+    - ``secure``: sums under masks. Without noise a client's share is clipped all the same, to the most it can be; no
+      likelihood is released, and candidates are compared by gains that are clipped to ``gain_clip``.
     """
 
     categories: int
@@ -69,9 +79,13 @@ class MDM:
     clip: float = 20.0
     gain_clip: float = 10.0
     noise: AdditiveNoise | None = None
+    local: bool = False
+    secure: bool = False
     size_bins: int = 256
 
     def __post_init__(self) -> None:
+        if self.local and (self.noise is None or self.secure):
+            raise MDMError("local=True is about noise that clients add: give noise=..., and leave secure out")
         least = {"categories": 2, "largest": 1, "components": 1, "rounds": 1, "size_bins": 1}
         for name, bound in least.items():
             if getattr(self, name) < bound:
@@ -90,29 +104,32 @@ class MDM:
     @task
     def spread(self, client: Client) -> Sent:
         """Into which bin of concentration Σ_j p_j² the client falls, one-hot."""
-        place = _concentration_place(client.x[0], self.categories)
+        counts, sound = self._histogram(client)
+        place = _concentration_place(counts, self.categories)
         found = (place * CONCENTRATION_BINS).long().clamp(0, CONCENTRATION_BINS - 1)
-        return send(spread=_one_hot(found, CONCENTRATION_BINS))
+        return send(spread=sound * _one_hot(found, CONCENTRATION_BINS))
 
     @spread.into
     def _spread_sum(self) -> list[Release]:
         return [self._sum("spread", 1.0)]
 
     @task
-    def moments(self, client: Client, thresholds: Tensor) -> Sent:
+    def moments(self, client: Client, thresholds: Tensor, components: Tensor) -> Sent:
         """Algorithm 5, lines 3 to 6: the client's component k_i, and 1, E^i, P^i, Q^i in its row, side by side.
 
-        K − 1 thresholds divide the clients into K components; with a random start only their number counts.
+        For candidate j, K_j − 1 of ``thresholds[j]`` divide the clients into ``components[j]`` = K_j components (the
+        others are infinite); with a random start only K_j counts.
         """
-        counts, components = client.x[0], len(thresholds) + 1
+        (counts, sound), (candidates, cuts) = self._histogram(client), thresholds.shape
         p = counts / counts.sum()
         if self.start == "random":
-            component = client.draws.integers(components, 1)[0]
+            component = (client.draws.uniform(candidates) * components).long()
         else:
-            component = (_concentration_place(counts, self.categories) > thresholds).sum()
+            component = (_concentration_place(counts, self.categories) > thresholds).sum(1)
         size = _one_hot(torch.bucketize(counts.sum(), self.edges, right=True) - 1, len(self.edges) - 1)
         row = torch.cat([torch.ones(1), size, p, p * p])
-        return send(moments=self._within_bound(counts, _one_hot(component, components)[:, None] * row))
+        own = (torch.arange(cuts + 1) == component[:, None]).to(torch.float32)
+        return send(moments=sound * own[:, :, None] * row / math.sqrt(candidates))
 
     @moments.into
     def _moments_sum(self) -> list[Release]:
@@ -120,22 +137,33 @@ class MDM:
 
     @task
     def expectation(self, client: Client, tau: Tensor, alpha: Tensor, pi: Tensor) -> Sent:
-        """Algorithm 6, lines 6 to 9. ``membership`` is ω^i beside E^i; ``growth`` is α·u^i beside α_0·v^i."""
-        counts = client.x[0]
-        edges, precise = self.edges, with_total(alpha)
+        """Algorithm 6, lines 6 to 9, for several candidates: tau [J, K], alpha [J, K, C], pi [J, K, bins], filled up
+        with components of weight 0. ``membership`` is ω^i beside E^i; ``growth`` is α·u^i beside α_0·v^i.
+        """
+        counts, sound = self._histogram(client)
+        (candidates, most), edges, precise = tau.shape, self.edges, with_total(alpha.flatten(0, 1))
         # Inside the simulator alpha is the same for the whole block, so the table is made once for all its clients.
         table = rise_table(precise, self.largest)
-        log_joint, slopes = joint(counts, table, tau.log(), _log_density(pi, edges), edges)
-        evidence = torch.logsumexp(log_joint, 0)
-        omega = (log_joint - evidence).exp()
+        density = _log_density(pi.flatten(0, 1), edges)
+        log_joint, slopes = joint(counts, table, tau.flatten().log(), density, edges)
+        log_joint = log_joint.reshape(candidates, most)
+        evidence = sound * torch.logsumexp(log_joint, 1)
+        omega = (log_joint - evidence[:, None]).exp()
         size = _one_hot(torch.bucketize(counts.sum(), edges, right=True) - 1, len(edges) - 1)
-        membership = omega[:, None].to(torch.float32) * torch.cat([torch.ones(1), size])  # single precision: E is large
-        return send(membership=membership, growth=omega[:, None] * precise * slopes.T, log_likelihood=evidence)
+        membership = omega[:, :, None].to(torch.float32) * torch.cat([torch.ones(1), size])  # E is large
+        growth = omega[:, :, None] * (precise * slopes.T).reshape(candidates, most, -1)
+        if self.noise is not None:  # each candidate's share by itself, so that one cannot crowd out the others
+            length = torch.linalg.vector_norm(growth.flatten(1), dim=1).clamp(min=1e-30)
+            growth = growth * (self.clip / length).clamp(max=1.0)[:, None, None]
+        scale = math.sqrt(candidates)
+        return send(membership=membership / scale, growth=growth / scale, log_likelihood=evidence)
 
     @expectation.into
     def _expectation_sums(self) -> list[Release]:
-        sums = [self._sum("membership", math.sqrt(2)), self._sum("growth", self.clip)]
-        return sums if self.noise is not None else [*sums, Sum("log_likelihood")]
+        # α·(ψ(c+α)−ψ(α)) is at most c, so that a whole row of growth is no longer than (m, m)
+        most = self.clip if self.noise is not None else math.sqrt(2) * self.largest
+        sums = [self._sum("membership", math.sqrt(2)), self._sum("growth", most)]
+        return sums if self.hidden else [*sums, Sum("log_likelihood")]
 
     @task
     def validation(self, client: Client, tau: Tensor, alpha: Tensor, pi: Tensor) -> Sent:
@@ -143,58 +171,128 @@ class MDM:
 
         ``gain`` [J] is over the first mixture, ``square`` [J, J] its products: they give variances of differences.
         """
-        edges = self.edges
+        edges, (counts, sound) = self.edges, self._histogram(client)
         evidences = []
         for j in range(len(tau)):
             table = rise_table(with_total(alpha[j]), self.largest)
-            log_joint, _ = joint(client.x[0], table, tau[j].log(), _log_density(pi[j], edges), edges)
+            log_joint, _ = joint(counts, table, tau[j].log(), _log_density(pi[j], edges), edges)
             evidences.append(torch.logsumexp(log_joint, 0))
-        evidence = torch.stack(evidences)
+        evidence = sound * torch.stack(evidences)
         gain = evidence - evidence[0]
         return send(log_likelihood=evidence, gain=gain, square=gain[:, None] * gain)
 
     @validation.into
     def _validation_sums(self) -> list[Release]:
         if self.noise is not None:
-            return [self._sum("gain", self.gain_clip)]
+            return [self._sum("gain", self.gain_clip, signed=True)]
+        if self.secure:  # clipped, a gain and its products stay those of one vector
+            return [self._sum("gain", self.gain_clip), self._sum("square", self.gain_clip**2)]
         return [Sum("log_likelihood"), Sum("gain"), Sum("square")]
 
-    def _sum(self, name: str, clip: float) -> Release:
+    @property
+    def hidden(self) -> bool:
+        """Are likelihoods kept from the server?"""
+        return self.noise is not None or self.secure
+
+    def _sum(self, name: str, clip: float, signed: bool = False) -> Release:
         """A sum, with noise if there is any, and then clipped.
 
-        ω and every row of E, P and Q have a norm of at most 1, so only the clip on ``growth`` shortens anything.
+        ω and every row of E, P and Q have a norm of at most 1, so only the clip on ``growth`` shortens anything. Two
+        arrays that are nowhere negative differ by at most √2 times their longest norm, any two by twice.
         """
-        return Sum(name) if self.noise is None else Sum(name, clip=clip, noise=self.noise)
+        if self.noise is None:
+            return Sum(name, clip=clip, secure=True) if self.secure else Sum(name)
+        if self.local:
+            return Each(name, clip=clip, noise=self.noise, sensitivity=(2.0 if signed else math.sqrt(2)) * clip)
+        return Sum(name, clip=clip, noise=self.noise, secure=self.secure)
 
-    def _within_bound(self, counts: Tensor, value: Tensor) -> Tensor:
-        """NaN, so that the client does not answer, where it has more samples than the bound M."""
-        return torch.where(counts.sum() <= self.largest, value, torch.nan)
+    def _asked(self, cohort: Cohort, question: Task, **inputs: Any) -> Replies:
+        """What a cohort's shares add up to; one by one where they are masked, as an ask has one secure sum."""
+        if self.secure:
+            several = [cohort.ask(question, into=one, **inputs) for one in question.releases()]
+            for more in several[1:]:
+                several[0].update(more)
+            return several[0]
+        replies = cohort.ask(question, **inputs)
+        if self.local:
+            replies.update({name: value.sum(0) for name, value in replies.items()})
+        return replies
+
+    def _histogram(self, client: Client) -> tuple[Tensor, Tensor]:
+        """The client's counts and 1; or, where they are no histogram of 1 to M samples, some counts and NaN, so that it
+        does not answer: what it sends is a multiple of that.
+        """
+        counts = client.x[0]
+        sound = (counts >= 0).all() & (counts.sum() >= 1) & (counts.sum() <= self.largest)
+        return torch.where(sound, counts, torch.arange(self.categories) == 0), torch.where(sound, 1.0, torch.nan)
 
     # The server's side
 
     def fit(self, federation: Federation, after_round: Callable[[int], None] | None = None) -> Fitted:
         """Algorithms 5 and 6. ``after_round(number)`` may watch."""
-        self.check(federation.roster)
-        cohort = min(self.cohort, len(federation.roster)) if isinstance(self.cohort, int) else self.cohort
-        notes: list[str] = []
-        mixture = self._initial(federation.begin_round(federation.round + 1), cohort, notes)
-        trace: list[float] = []
+        return self.fit_all(federation, [self.components], after_round)[0]
+
+    def fit_all(
+        self, federation: Federation, candidates: Sequence[int], after_round: Callable[[int], None] | None = None
+    ) -> list[Fitted]:
+        """The same for several numbers of components at once, in as many rounds as for one (A.1.1)."""
+        for components in candidates:
+            self.check(federation.roster, components)
+        cohorts = self._cohorts(federation)
+        notes: list[list[str]] = [[] for _ in candidates]
+        now = self._initial(next(cohorts), candidates, notes)
+        traces: list[list[float]] = [[] for _ in candidates]
+        failed = [*federation.failures]
         tail = max(1, self.rounds // 4)
-        log_alpha, tau, pi = (torch.zeros_like(value) for value in (mixture.alpha, mixture.tau, mixture.pi))
+        paths = [[one] for one in now]
+        ends = [[torch.zeros_like(value) for value in (one.alpha, one.tau, one.pi)] for one in now]
         for t in range(self.rounds):
-            sample = federation.begin_round(federation.round + 1).sample(cohort, poisson=self.noise is not None)
-            replies = sample.ask(self.expectation, tau=mixture.tau, alpha=mixture.alpha, pi=mixture.pi)
+            cohort = next(cohorts)
+            replies = self._asked(cohort, self.expectation, **_stacked(now))
             if "membership" in replies:  # a Poisson cohort may be empty
-                mixture = self._maximised(mixture, replies, notes, may_restart=t < self.rounds // 2)
+                scale, restart = math.sqrt(len(now)), t < self.rounds // 2
+                for j, one in enumerate(now):
+                    sums = [scale * replies[name][j, : one.components].double() for name in ("membership", "growth")]
+                    now[j] = self._maximised(one, sums[0], sums[1], notes[j], may_restart=restart)
+                    paths[j].append(now[j])
             if "log_likelihood" in replies:
-                trace.append(float(replies["log_likelihood"]) / len(replies.answered))
-                federation.report(log_likelihood=trace[-1])
+                for trace, value in zip(traces, replies["log_likelihood"].tolist(), strict=True):
+                    trace.append(value / len(replies.answered))
+                federation.report(log_likelihood=traces[0][-1])
             if t >= self.rounds - tail:
-                log_alpha += mixture.alpha.log() / tail
-                tau += mixture.tau / tail
-                pi += mixture.pi / tail
+                for one, (log_alpha, tau, pi) in zip(now, ends, strict=True):
+                    log_alpha += one.alpha.log() / tail
+                    tau += one.tau / tail
+                    pi += one.pi / tail
+            failed += federation.failures
             if after_round is not None:
                 after_round(t + 1)
+        advice = f"counts are whole numbers from 0 on, 1 to {self.largest} (largest) in all"
+        strange = [] if self.noise is not None else bad_rows(failed, advice)
+        return [
+            replace(self._finished(end, trace, [*noted, *strange]), path=path)
+            for end, trace, noted, path in zip(ends, traces, notes, paths, strict=True)
+        ]
+
+    def _cohorts(self, federation: Federation) -> Iterator[Cohort]:
+        """Whom to ask in each round, first for the start. With local noise nobody is asked in two of them."""
+        clients, rounds = len(federation.roster), self.rounds + 1
+        if self.local:
+            if clients < rounds:
+                raise MDMError(
+                    f"with local noise a client answers in one round only, but there are {clients} clients for "
+                    f"{rounds} rounds (one to start); use at most {clients - 1} rounds"
+                )
+            order = torch.argsort(federation.draws().uniform(clients))
+            for part in torch.tensor_split(order, rounds):
+                yield federation.begin_round(federation.round + 1).cohort(part)
+            return
+        size = min(self.cohort, clients) if isinstance(self.cohort, int) else self.cohort
+        while True:
+            yield federation.begin_round(federation.round + 1).sample(size, poisson=self.noise is not None)
+
+    def _finished(self, end: Sequence[Tensor], trace: list[float], notes: list[str]) -> Fitted:
+        log_alpha, tau, pi = end
         found = _merged(Mixture(tau / tau.sum(), log_alpha.exp(), pi / pi.sum(1, keepdim=True), self.edges), notes)
         for k in (found.alpha.sum(1) > 0.9 * MOST_PRECISION).nonzero().flatten().tolist():
             notes.append(
@@ -218,11 +316,8 @@ class MDM:
         candidates = sorted(set(candidates))
         if not candidates:
             raise MDMError("there is no number of components to choose from; give at least one, e.g. 1, 2, 3")
-        settings = [replace(self, components=components) for components in candidates]
-        for each in settings:
-            each.check(federation.roster)
         self.check(unseen.roster, components=1)
-        fits = [each.fit(federation, after_round) for each in settings]
+        fits = self.fit_all(federation, candidates, after_round)
         score = self.score(unseen, [fitted.mixture for fitted in fits])
         best = int(score.gain.argmax())
         below = score.gain[best] - score.gain
@@ -231,28 +326,23 @@ class MDM:
 
     def score(self, federation: Federation, mixtures: Sequence[Mixture]) -> Score:
         """How likely all clients of a federation are under each mixture, from one ask."""
-        most = max(mixture.components for mixture in mixtures)
-        padded = [_padded(mixture, most) for mixture in mixtures]
         cohort = federation.begin_round(federation.round + 1).everyone()
-        replies = cohort.ask(
-            self.validation,
-            tau=torch.stack([mixture.tau for mixture in padded]),
-            alpha=torch.stack([mixture.alpha for mixture in padded]),
-            pi=torch.stack([mixture.pi for mixture in padded]),
-        )
-        count = len(replies.answered)
-        gain = replies["gain"] / count
+        replies = self._asked(cohort, self.validation, **_stacked(mixtures))
+        count = len(replies.answered) if self.noise is None else round(cohort.expected)  # which no client changes
+        gain = replies["gain"].double() / count
         if self.noise is not None:
-            deviation = math.sqrt(2) * self.noise.std(cohort.sampling.sensitivity(self.gain_clip)) / count
+            unit = 2.0 * math.sqrt(count) if self.local else cohort.sampling.sensitivity(1.0)
+            deviation = math.sqrt(2) * self.noise.std(unit * self.gain_clip) / count
             return Score(gain, torch.full((len(gain), len(gain)), deviation, dtype=gain.dtype), None)
-        square = replies["square"] / count - gain[:, None] * gain
+        square = replies["square"].double() / count - gain[:, None] * gain
         variance = square.diagonal()[:, None] + square.diagonal() - 2 * square
-        return Score(gain, (variance.clamp(min=0) / count).sqrt(), (replies["log_likelihood"] / count).tolist())
+        likelihood = None if self.secure else (replies["log_likelihood"] / count).tolist()
+        return Score(gain, (variance.clamp(min=0) / count).sqrt(), likelihood)
 
     def check(self, roster: Roster, components: int | None = None) -> None:
         """Refuse clients that this mixture cannot be fitted on, before anything is asked of them.
 
-        That no client has more samples than ``largest`` is checked where histograms are made (``histogram_clients``).
+        What is wrong with counts is told where histograms are made (``histogram_clients``); here their client fails.
         """
         components = self.components if components is None else components
         schema = roster.schema
@@ -266,22 +356,26 @@ class MDM:
                 f"use at most {len(roster)}"
             )
 
-    def _initial(self, federation: Federation, size: int | float, notes: list[str]) -> Mixture:
-        """Algorithm 5 (with one more sum before it, for the thresholds)."""
-        cohort = federation.sample(size, poisson=self.noise is not None)
-        thresholds = torch.full((self.components - 1,), torch.inf, dtype=torch.float64)
-        if self.start == "concentration" and self.components > 1:
-            replies = cohort.ask(self.spread)
+    def _initial(self, cohort: Cohort, candidates: Sequence[int], notes: list[list[str]]) -> list[Mixture]:
+        """Algorithm 5 (with one more sum before it, for the thresholds), for each candidate number of components."""
+        most = max(candidates)
+        thresholds = torch.full((len(candidates), most - 1), torch.inf, dtype=torch.float64)
+        if self.start == "concentration" and most > 1:
+            replies = self._asked(cohort, self.spread)
             if "spread" in replies:
-                thresholds = _quantiles(replies["spread"].double(), self.components)
-        replies = cohort.ask(self.moments, thresholds=thresholds)
+                for j, components in enumerate(candidates):
+                    thresholds[j, : components - 1] = _quantiles(replies["spread"].double(), components)
+        replies = self._asked(cohort, self.moments, thresholds=thresholds, components=torch.tensor(list(candidates)))
         if "moments" not in replies:
             raise MDMError("the first Poisson cohort was empty, so there is nothing to start from; use a larger cohort")
-        sums, bins = replies["moments"].double(), len(self.edges) - 1
-        everybody = sums.sum(0)
+        sums = math.sqrt(len(candidates)) * replies["moments"].double()
+        return [self._started(sums[j, :components], notes[j]) for j, components in enumerate(candidates)]
+
+    def _started(self, sums: Tensor, notes: list[str]) -> Mixture:
+        """Moment matching, line 8: from a component's moments to its first parameters."""
+        bins, everybody = len(self.edges) - 1, sums.sum(0)
         rows = []
-        for k in range(self.components):
-            row = sums[k]
+        for k, row in enumerate(sums):
             if row[0] < max(1.0, EMPTY * float(everybody[0])):  # nobody is here
                 notes.append(f"component {k} had no client to start from; it started from the moments of all of them")
                 rows.append((everybody, 2.0 ** (k + 1)))  # and not quite as another one did
@@ -289,12 +383,13 @@ class MDM:
                 rows.append((row, 1.0))
         alpha = torch.stack([_matched(row[1 + bins :] / row[0].clamp(min=1), stretch) for row, stretch in rows])
         pi = torch.stack([_smoothed(row[1 : 1 + bins]) for row, _ in rows])
-        tau = torch.full((self.components,), 1 / self.components, dtype=torch.float64)
+        tau = torch.full((len(sums),), 1 / len(sums), dtype=torch.float64)
         return Mixture(tau, alpha, pi, self.edges)
 
-    def _maximised(self, now: Mixture, replies: Replies, notes: list[str], may_restart: bool) -> Mixture:
+    def _maximised(
+        self, now: Mixture, membership: Tensor, growth: Tensor, notes: list[str], may_restart: bool
+    ) -> Mixture:
         """Algorithm 6, lines 13 to 15."""
-        membership, growth = replies["membership"].double(), replies["growth"]
         weight = membership[:, 0].clamp(min=0)
         tau = _smoothed(weight)
         pi = torch.stack([_smoothed(row) for row in membership[:, 1:]])
@@ -331,6 +426,12 @@ class Choice:
     log_likelihood: list[float] | None
     below_best: list[float]
     error: list[float]
+
+    def rows(self) -> list[dict[str, float]]:
+        """One for each candidate."""
+        columns = {"components": self.components, "below_best": self.below_best, "standard_error": self.error}
+        columns |= {} if self.log_likelihood is None else {"log_likelihood": self.log_likelihood}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _one_hot(index: Tensor, count: int) -> Tensor:
@@ -388,6 +489,13 @@ def _merged(mixture: Mixture, notes: list[str]) -> Mixture:
     notes.append(f"{int((~kept).sum())} of {len(kept)} components ended empty and were merged into the others")
     tau = mixture.tau[kept]
     return Mixture(tau / tau.sum(), mixture.alpha[kept], mixture.pi[kept], mixture.edges)
+
+
+def _stacked(mixtures: Sequence[Mixture]) -> dict[str, Tensor]:
+    """Several mixtures as the inputs of one ask, filled up to equally many components."""
+    most = max(mixture.components for mixture in mixtures)
+    padded = [_padded(mixture, most) for mixture in mixtures]
+    return {name: torch.stack([getattr(one, name) for one in padded]) for name in ("tau", "alpha", "pi")}
 
 
 def _padded(mixture: Mixture, components: int) -> Mixture:

@@ -6,6 +6,7 @@ deployment a client makes its own row; here they are made for all of them from t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unalike.core.client import Clients
+from unalike.data.partition.features import Feature, categories, count
 from unalike.data.partition.mixture import MDMError, Mixture
-from unalike.data.population import Population
+from unalike.data.population import Population, rows_of
 from unalike.data.sources.synthetic import MDM_SETTINGS
 
 
@@ -81,12 +83,27 @@ def _refuse(wrong: Tensor, table: Tensor, what: str, advice: str) -> None:
         raise MDMError(f"the count of client {row}, category {column} {what}: {table[row, column].item()}; {advice}")
 
 
+def feature_histograms(population: Population, features: Sequence[Feature]) -> Clients:
+    """Every client's histogram over the product of some features; a row without a value of one of them is left out."""
+    y = None if population.train.y is None else population.train.y.numpy()
+    found = torch.from_numpy(categories(features, population.train.x.numpy(), y, population.columns))
+    total = torch.zeros(len(population), count(features), dtype=torch.int64)
+    for part in population.parts.values():
+        owner, rows = rows_of(part)
+        known = found[rows] >= 0
+        cells = owner[known] * total.shape[1] + found[rows[known]]
+        total += torch.bincount(cells, minlength=total.numel()).view_as(total)
+    some = total.sum(1) > 0
+    names = None if population.train.names is None else [population.train.name(i) for i in some.nonzero().flatten()]
+    return histogram_clients(total[some], names)
+
+
 def population_histograms(population: Population) -> Clients:
     """Every client's histogram of its labels; clients without labels cannot be modelled by them."""
     if not population.has_labels or population.classes is None:
         raise MDMError(
-            f"{population.name} has no classes to count; MDM models a categorical feature, so load the data with that "
-            "feature as its label"
+            f"{population.name} has no classes to count; MDM models a categorical feature: name one or several with "
+            "--feature (and --bins where it is a number), or load the data with it as its label"
         )
     if not bool(population.labeled.all()):
         raise MDMError(

@@ -8,9 +8,10 @@ print(done.values["log_likelihood"], done.fitted.mixture)
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -20,18 +21,22 @@ from numpy.typing import NDArray
 from unalike.analytics.mdm.algorithm import MDM, Choice, Fitted
 from unalike.analytics.mdm.counts import (
     check_largest,
+    feature_histograms,
     histogram_clients,
     population_histograms,
     read_counts,
     true_mixture,
 )
 from unalike.analytics.mdm.distance import compare
-from unalike.analytics.mdm.privacy import noise_for_budget
+from unalike.analytics.mdm.privacy import NoisyHistograms, noise_for_budget
 from unalike.core.client import Clients
 from unalike.core.federation import Federation
 from unalike.data import load
+from unalike.data.partition.features import Feature, category_names, features_of
 from unalike.data.partition.mixture import MDMError, Mixture, relative_error
+from unalike.data.population import Population
 from unalike.privacy.ledger import Ledger
+from unalike.privacy.mechanisms import Gaussian
 
 Federate = Callable[..., Federation]  # where the clients live is the caller's choice: `unalike.simulate`
 _BLOCK_NUMBERS = 1 << 24  # numbers that one block of clients may send
@@ -44,6 +49,7 @@ class Histograms:
     clients: Clients
     truth: Mixture | None = None
     names: list[str] | None = None
+    features: tuple[Feature, ...] = ()  # none: the histograms are of labels
 
 
 @dataclass(frozen=True)
@@ -56,22 +62,35 @@ class Study:
 
 
 def histograms(
-    data: str, *, partition: str | None = None, clients: int | None = None, seed: int = 0, **options: Any
+    data: str,
+    *,
+    feature: Sequence[str] = (),
+    bins: Mapping[str, Sequence[float]] = MappingProxyType({}),
+    partition: str | None = None,
+    clients: int | None = None,
+    seed: int = 0,
+    **options: Any,
 ) -> Histograms:
-    """The label histograms of a named source, a file or a folder; ``options`` as in ``unalike.data.load``."""
-    population = load(
-        data,
-        normalize=False,
-        seed=seed,
-        partition=partition,
-        clients=clients,
-        min_samples=1,
-        test=0.0,
-        unseen=0.0,
-        **options,
-    )
+    """The clients' histograms in a named source, a file or a folder; ``options`` as in ``unalike.data.load``.
+
+    They are of the label, or of the table's columns named by ``feature`` ("label" among them), jointly if there are
+    several; ``bins`` says where those of a number begin.
+    """
+    fixed: dict[str, Any] = {"normalize": False, "min_samples": 1, "test": 0.0, "unseen": 0.0}
+    population = load(data, seed=seed, partition=partition, clients=clients, **fixed, **options)
+    if feature:
+        found = features_of(feature, bins, population.columns, _class_names(population))
+        return Histograms(feature_histograms(population, found), None, category_names(found), found)
+    if bins:
+        raise MDMError("bins are of features: name them with --feature")
     names = None if population.class_names is None else [str(name) for name in population.class_names]
     return Histograms(population_histograms(population), true_mixture(population), names)
+
+
+def _class_names(population: Population) -> list[str] | None:
+    if population.classes is None:
+        return None
+    return [str(name) for name in population.class_names or range(population.classes)]
 
 
 def histograms_in(file: str | Path) -> Histograms:
@@ -90,6 +109,9 @@ def study(
     validation: float | None = None,
     epsilon: float | None = None,
     delta: float | None = None,
+    unit: Literal["client", "point"] = "client",
+    local: bool = False,
+    secure: bool = False,
     clip: float = 20.0,
     largest: int | None = None,
     compared: bool = False,
@@ -99,14 +121,31 @@ def study(
     """Fit by EM; of several ``components`` choose one by clients kept apart (``validation``: a number or share).
 
     With ``epsilon`` everything together is (ε, δ)-DP for a client; δ is n^-1.1 for n clients unless given, and
-    ``largest``, the most samples that a client may have, must be given. ``compared``: measure how near simulated
-    clients are to the true ones.
+    ``largest``, the most samples that a client may have, must be given. ``local``: clients add the noise themselves.
+    With ``unit="point"`` one row of a client is protected: clients send noisy histograms once, and all is made of
+    those. ``compared``: measure how near simulated clients are to the true ones.
     """
     choosing = len(components) > 1
+    private: dict[str, Any] | None = None
+    ledger, begin = Ledger(), time.perf_counter()
+    true = given
+    if unit not in ("client", "point"):
+        raise MDMError(f"unit={unit!r}; expected 'client' or 'point', whom the noise protects")
+    if (unit == "point" or local) and epsilon is None:
+        raise MDMError("unit='point' and local are about privacy: give an ε")
+    by_point = unit == "point"
+    if by_point:
+        assert epsilon is not None
+        if local or secure:
+            raise MDMError("with unit='point' clients add their noise themselves, once: leave local and secure out")
+        asked = federate(given.clients, seed=seed, threads=1, ledger=ledger)
+        given = replace(given, clients=NoisyHistograms(epsilon).gather(asked), truth=None)
+        private = {"delta": 0.0, "unit": "point", "local": True}
+        largest = None
     fitting, unseen = held_out(given.clients, validation, choosing, seed)
     settings = MDM(
         categories=given.clients.x.shape[1],
-        largest=_bound(given, largest, private=epsilon is not None),
+        largest=_bound(given, largest, private=epsilon is not None and not by_point),
         components=components[0],
         rounds=rounds,
         cohort=min(cohort, len(fitting)),
@@ -116,16 +155,20 @@ def study(
     check_largest(given.clients.x, settings.largest)
     for count in components:
         replace(settings, components=count).check(fitting.roster())
-    delta = len(fitting) ** -1.1 if delta is None else delta
-    if epsilon is not None:
+    delta = 0.0 if by_point else len(fitting) ** -1.1 if delta is None else delta
+    settings = replace(settings, secure=secure)
+    if epsilon is not None and not by_point:
+        if local:
+            settings = replace(settings, noise=Gaussian(1.0), local=True)  # its level comes next
         noise = noise_for_budget(settings, len(fitting), components, epsilon, delta, validated=choosing)
         settings = replace(settings, noise=noise)
-    ledger = Ledger()
-    block = _block(settings, max(components))
-    federation = others = federate(fitting, seed=seed, block=block, threads=1, ledger=ledger)
+        level = noise.noise_multiplier
+        private = {"delta": delta, "unit": "client", "noise_multiplier": level, "clip": clip, "local": local}
+    shown = None if by_point else ledger  # what is made of noisy histograms costs nothing more
+    block = _block(settings, sum(components))
+    federation = others = federate(fitting, seed=seed, block=block, threads=1, ledger=shown or Ledger())
     if unseen is not None:
-        others = federate(unseen, seed=seed + 1, block=block, threads=1, ledger=ledger)
-    begin = time.perf_counter()
+        others = federate(unseen, seed=seed + 1, block=block, threads=1, ledger=shown or Ledger())
     choice: Choice | None = None
     if unseen is not None and choosing:
         choice = settings.choose(federation, others, components, progress)
@@ -133,30 +176,35 @@ def study(
     else:
         fitted = settings.fit(federation, progress)
     seconds = time.perf_counter() - begin
-    mixture = fitted.mixture
+    fitted = replace(fitted, mixture=replace(fitted.mixture, features=given.features))
+    mixture, truth = fitted.mixture, true.truth
+    if truth is not None and truth.alpha.shape != mixture.alpha.shape:
+        truth = None  # errors are of equally many components
     with others.aside() as aside:  # a simulation's measurement, charged to nobody
-        measured = replace(settings, noise=None).score(aside, [mixture]).log_likelihood
+        measured = replace(settings, noise=None, local=False, secure=False).score(aside, [mixture]).log_likelihood
     values: dict[str, Any] = {
         "clients": len(fitting),
         "validation_clients": 0 if unseen is None else len(unseen),
+        "features": [one.name for one in given.features] or None,
         "categories": settings.categories,
         "components": mixture.components,
         "rounds": rounds,
         "cohort": settings.cohort,
         "seed": seed,
-        "relative_error": _errors(mixture, given.truth),
+        "relative_error": None if truth is None else relative_error(mixture, truth),
         "log_likelihood": None if measured is None else measured[0],
         "seconds": round(seconds, 3),
         "tau": mixture.tau.tolist(),
         "alpha": mixture.alpha.tolist(),
-        "selection": _selection(choice),
-        "privacy": _privacy(ledger, settings, delta),
+        "selection": choice and choice.rows(),
+        "secure": secure,
+        "privacy": private and {**private, "epsilon": epsilon if by_point else ledger.epsilon(delta)},
         "bytes": {"up": federation.traffic.total_up, "down": federation.traffic.total_down},
         "notes": fitted.notes,
     }
     groups: dict[str, NDArray[Any]] = {}
     if compared:
-        values["distance"], groups = compare(given.clients.x.numpy(), mixture, seed)
+        values["distance"], groups = compare(true.clients.x.numpy(), mixture, seed)
     return Study(fitted, values, groups)
 
 
@@ -192,29 +240,3 @@ def _block(settings: MDM, components: int) -> int:
     """A block of all clients where memory allows: nothing is padded, and the tables are made once for a block."""
     numbers = components * (len(settings.edges) + settings.categories + 1)
     return max(64, min(8192, _BLOCK_NUMBERS // numbers))
-
-
-def _errors(found: Mixture, truth: Mixture | None) -> dict[str, float] | None:
-    if truth is None or truth.alpha.shape != found.alpha.shape:
-        return None
-    return relative_error(found, truth)
-
-
-def _selection(choice: Choice | None) -> list[dict[str, float]] | None:
-    if choice is None:
-        return None
-    rows = []
-    for j, components in enumerate(choice.components):
-        row = {"components": components, "below_best": choice.below_best[j], "standard_error": choice.error[j]}
-        if choice.log_likelihood is not None:
-            row["log_likelihood"] = choice.log_likelihood[j]
-        rows.append(row)
-    return rows
-
-
-def _privacy(ledger: Ledger, settings: MDM, delta: float) -> dict[str, Any] | None:
-    if settings.noise is None:
-        return None
-    noise = getattr(settings.noise, "noise_multiplier", None)
-    spent = {"epsilon": ledger.epsilon(delta), "delta": delta, "unit": "client"}
-    return {**spent, "noise_multiplier": noise, "clip": settings.clip}

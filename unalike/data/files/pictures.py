@@ -15,43 +15,30 @@ PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
 def picture_folder(folder: Path, clients: list[Path], size: int | Sequence[int] | None) -> Rows:
     """All images of all clients as uint8 [rows, channels, height, width]; grey unless one has colours."""
-    files: list[Path] = []
-    owners: list[str] = []
-    labels: list[str] = []
-    empty: list[str] = []
-    for client in clients:
-        found = _pictures(client)
-        if not found:
-            empty.append(client.name)
-        for path, label in found:
-            files.append(path)
-            owners.append(client.name)
-            labels.append(label)
-    if not files:
+    found = {client.name: _pictures(client) for client in clients}
+    empty = [name for name, pictures in found.items() if not pictures]
+    if len(empty) == len(found):
         raise DataError(f"{folder}: no image was found; expected {folder.name}/client/class/image.png")
-    y = np.array(labels) if any(labels) else None
-    return Rows(read_pictures(files, size), y, np.array(owners), empty=empty)
+    files = [path for pictures in found.values() for path, _ in pictures]
+    labels = [label for pictures in found.values() for _, label in pictures]
+    owners = np.repeat(list(found), [len(pictures) for pictures in found.values()])
+    return Rows(read_pictures(files, size), np.array(labels) if any(labels) else None, owners, empty=empty)
 
 
 def _pictures(client: Path) -> list[tuple[Path, str]]:
     """A client's images with their class (the folder's name; empty: none)."""
     found = []
-    for entry in sorted(client.iterdir()):
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
-            for path in sorted(entry.iterdir()):
-                if not path.name.startswith("."):
-                    found.append((_picture(path), entry.name))
-        else:
-            found.append((_picture(entry), ""))
+    for entry in visible(client):
+        found += [(path, entry.name) for path in visible(entry)] if entry.is_dir() else [(entry, "")]
+    for path, _ in found:
+        if not path.is_file() or path.suffix.lower() not in PICTURES:
+            raise DataError(f"{path} is not an image; expected client/class/image with one of {', '.join(PICTURES)}")
     return found
 
 
-def _picture(path: Path) -> Path:
-    if not path.is_file() or path.suffix.lower() not in PICTURES:
-        raise DataError(f"{path} is not an image; expected client/class/image with one of {', '.join(PICTURES)}")
-    return path
+def visible(folder: Path) -> list[Path]:
+    """What a folder holds, in the order of names, but for hidden files."""
+    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
 
 
 def read_pictures(files: list[Path], size: int | Sequence[int] | None = None) -> Array:

@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from unalike.core.schema import Schema
-from unalike.data.arrays import Task, array_source
-from unalike.data.files.pictures import PICTURES, picture_folder
-from unalike.data.files.tabular import Features, KnownFrom, Missing, Rows, read_table, take_apart
-from unalike.data.source import FILLED, Array, DataError, Kind, Source
+from unalike.data.arrays import array_source
+from unalike.data.files.pictures import PICTURES, picture_folder, visible
+from unalike.data.files.tabular import Layout, Missing, Rows, read_table, take_apart
+from unalike.data.source import FILLED, Array, DataError, Source
 from unalike.data.sources.folder import open_npz
 
 _TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq")
 _KNOWN = (*_TABLES, ".npz")
 
 
-def file_source(
-    path: Path,
-    *,
-    client_column: str | None = None,
-    label_column: str | None = None,
-    delimiter: str | None = None,
-    kind: Kind | None = None,
-    classes: int | None = None,
-    task: Task | None = None,
-    missing: Missing = "error",
-    partial_labels: Literal["error", "drop"] = "error",
-    size: int | Sequence[int] | None = None,
-    schema: Schema | None = None,
-) -> Source:
+def file_source(path: Path, *, schema: Schema | None = None, **options: Any) -> Source:
     """A source from the user's own data.
 
     - NPZ: arrays ``x``, ``client`` and optionally ``y`` (see ``arrays.array_source`` for what they may hold).
@@ -43,105 +30,62 @@ def file_source(
     - a folder with one such file for each client, called by its name; a client's file may lack the label column.
     - a folder of images: ``client/class/image.png``, or ``client/image.png`` without labels; ``size`` scales them.
 
-    ``schema``: what the data must be; columns, values of text and classes are then its own.
+    ``schema``: what the data must be; columns, values of text and classes are then its own. ``options`` are fields of
+    ``Layout`` and ``kind``, ``classes``, ``task``, ``partial_labels`` of ``array_source``.
     """
-    rows = read_rows(
-        path,
-        client_column=client_column,
-        label_column=label_column,
-        delimiter=delimiter,
-        missing=missing,
-        size=size,
-        known=None if schema is None else schema.columns,
-        known_from="the schema",
-    )
-    return _source(rows, path.name, missing, schema, kind, classes, task, partial_labels)
+    layout, others = _layout(schema, options)
+    return _source(read_rows(path, layout), path.name, layout.missing, schema, others)
 
 
-def frame_source(
-    frame: pd.DataFrame,
-    *,
-    name: str = "table",
-    client_column: str | None = None,
-    label_column: str | None = None,
-    classes: int | None = None,
-    task: Task | None = None,
-    missing: Missing = "error",
-    partial_labels: Literal["error", "drop"] = "error",
-    schema: Schema | None = None,
-) -> Source:
+def frame_source(frame: pd.DataFrame, *, name: str = "table", schema: Schema | None = None, **options: Any) -> Source:
     """A source from a pandas table, read as ``file_source`` reads a file of the same rows."""
     titles: list[object] = list(frame.columns)
     wrong = [title for title in titles if not isinstance(title, str) or titles.count(title) > 1]
     if wrong:
         raise DataError(f"{name}: columns need names that differ, and one is {wrong[0]!r}; rename it")
-    known = None if schema is None else schema.columns
     plain = frame.astype({title: object for title in titles if isinstance(frame[title].dtype, pd.CategoricalDtype)})
-    rows = take_apart(plain, name, client_column, label_column, missing, known, "the schema")
-    return _source(rows, name, missing, schema, None, classes, task, partial_labels)
+    layout, others = _layout(schema, options)
+    return _source(take_apart(plain, name, layout), name, layout.missing, schema, others)
 
 
-def _source(
-    rows: Rows,
-    name: str,
-    missing: Missing,
-    schema: Schema | None,
-    kind: Kind | None,
-    classes: int | None,
-    task: Task | None,
-    partial_labels: Literal["error", "drop"],
-) -> Source:
-    source = array_source(
-        rows.x,
-        rows.y,
-        rows.client,
-        name=name,
-        kind=kind,
-        classes=classes,
-        task=task,
-        partial_labels=partial_labels,
-        schema=schema,
-    )
+def _layout(schema: Schema | None, options: Mapping[str, Any]) -> tuple[Layout, dict[str, Any]]:
+    """How rows are laid out, and those options that are about what they mean."""
+    own = {option.name for option in fields(Layout)} - {"known", "known_from", "id_column"}
+    laid_out = {key: value for key, value in options.items() if key in own}
+    others = {key: value for key, value in options.items() if key not in own}
+    strange = sorted(others.keys() - {"kind", "classes", "task", "partial_labels"})
+    if strange:
+        raise TypeError(f"unexpected keyword argument {strange[0]!r}")
+    return Layout(known=None if schema is None else schema.columns, known_from="the schema", **laid_out), others
+
+
+def _source(rows: Rows, name: str, missing: Missing, schema: Schema | None, others: Mapping[str, Any]) -> Source:
+    source = array_source(rows.x, rows.y, rows.client, name=name, schema=schema, **others)
     text = [title for title, values in (rows.columns or {}).items() if values is not None]
     pooled = [*source.pooled, *(f"the values of the text column {title!r}" for title in text)]
     if rows.columns is not None and missing == "mean":
         pooled.append(FILLED)
-    return replace(source, dropped=rows.empty, columns=rows.columns, pooled=pooled)
+    return replace(source, dropped=rows.empty, incomplete=rows.incomplete, columns=rows.columns, pooled=pooled)
 
 
-def read_rows(
-    path: Path,
-    *,
-    client_column: str | None = None,
-    label_column: str | None = None,
-    delimiter: str | None = None,
-    missing: Missing = "error",
-    size: int | Sequence[int] | None = None,
-    known: Features | None = None,
-    known_from: KnownFrom = "training",
-    id_column: str | None = None,
-) -> Rows:
-    """What ``file_source`` makes a source of.
-
-    known: the columns that a table must have, and where from. id_column: one that names the rows, or in NPZ an array
-    that does.
-    """
+def read_rows(path: Path, layout: Layout) -> Rows:
+    """What ``file_source`` makes a source of."""
     if path.is_dir():
-        inside = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+        inside = visible(path)
         if not inside:
             raise DataError(f"the folder {path} is empty")
         folders = [entry for entry in inside if entry.is_dir()]
         if len(folders) == len(inside):
-            return picture_folder(path, folders, size)
+            return picture_folder(path, folders, layout.size)
         if folders:
             raise DataError(
                 f"{path} holds both files and folders; expected one data file for each client, or one folder of images "
                 f"for each client"
             )
-        if client_column:
+        if layout.client_column:
             raise DataError(f"{path}: each file is one client, so there is no client column; leave client_column out")
-        return _file_per_client(path, inside, label_column, delimiter, missing, known, known_from, id_column)
-    suffix = _suffix(path)
+        return _file_per_client(path, inside, layout)
+    suffix, id_column = _suffix(path), layout.id_column
     if suffix is None:
         pictures = " (an image goes into a folder of its client)" if path.suffix.lower() in PICTURES else ""
         raise DataError(f"cannot read {path}: expected a file ending in {', '.join(_KNOWN)}, or a folder{pictures}")
@@ -151,14 +95,7 @@ def read_rows(
             raise DataError(f"{path}: there is no array {id_column!r} (id_column); it holds {', '.join(arrays)}")
         ids = arrays[id_column] if id_column else None
         return Rows(arrays["x"], arrays.get("y"), arrays.get("client"), ids=ids)
-    frame = read_table(path, client_column, delimiter, _text(known, id_column))
-    return take_apart(frame, path.name, client_column, label_column, missing, known, known_from, id_column)
-
-
-def _text(known: Features | None, id_column: str | None) -> list[str]:
-    """Columns that are read as text."""
-    text = [column for column, values in (known or {}).items() if values is not None]
-    return text if id_column is None else [*text, id_column]
+    return take_apart(read_table(path, layout), path.name, layout)
 
 
 def _suffix(path: Path) -> str | None:
@@ -188,16 +125,7 @@ def _read_npz(path: Path, known: set[str]) -> dict[str, Array]:
     return found
 
 
-def _file_per_client(
-    folder: Path,
-    inside: list[Path],
-    label_column: str | None,
-    delimiter: str | None,
-    missing: Missing,
-    known: Features | None,
-    known_from: KnownFrom,
-    id_column: str | None,
-) -> Rows:
+def _file_per_client(folder: Path, inside: list[Path], layout: Layout) -> Rows:
     """One file for each client: all NPZ (x, y) or all tables. A file without rows is a client left out."""
     strange = [entry for entry in inside if _suffix(entry) is None]
     if strange:
@@ -210,38 +138,34 @@ def _file_per_client(
     if any(packed) and not all(packed):
         raise DataError(f"{folder}: some clients have NPZ files and some have tables; use one kind for all")
     if all(packed):
-        if id_column:
+        if layout.id_column:
             raise DataError(f"{folder}: the rows of several NPZ files have no ids; leave id_column out")
         return _join_arrays(inside, names)
-    return _join_tables(folder, inside, names, label_column, delimiter, missing, known, known_from, id_column)
+    return _join_tables(folder, inside, names, layout)
 
 
 def _join_arrays(inside: list[Path], names: list[str]) -> Rows:
-    xs: list[Array] = []
-    ys: list[Array | None] = []
-    kept: list[str] = []
-    empty: list[str] = []
+    found: dict[str, dict[str, Array]] = {}
     for path, name in zip(inside, names, strict=True):
         arrays = _read_npz(path, {"x", "y"})
-        x = arrays["x"]
+        x, y = arrays["x"], arrays.get("y")
         if x.ndim == 0 or len(x) == 0:
-            empty.append(name)
             continue
-        if xs and (x.shape[1:] != xs[0].shape[1:] or x.dtype != xs[0].dtype):
+        first, other = next(iter(found.items()), (name, arrays))
+        if x.shape[1:] != other["x"].shape[1:] or x.dtype != other["x"].dtype:
             raise DataError(
-                f"{path}: its samples have shape {x.shape[1:]} and type {x.dtype}, those of client {kept[0]!r} have "
-                f"shape {xs[0].shape[1:]} and type {xs[0].dtype}"
+                f"{path}: its samples have shape {x.shape[1:]} and type {x.dtype}, those of client {first!r} have "
+                f"shape {other['x'].shape[1:]} and type {other['x'].dtype}"
             )
-        y = arrays.get("y")
         if y is not None and len(y) != len(x):
             raise DataError(f"{path}: {len(x)} rows of x but {len(y)} labels")
-        xs.append(x)
-        ys.append(y)
-        kept.append(name)
-    if not xs:
+        found[name] = arrays
+    if not found:
         raise DataError(f"none of the {len(inside)} files holds a sample")
-    client = np.repeat(kept, [len(x) for x in xs])
-    return Rows(np.concatenate(xs), _join_labels(xs, ys), client, empty=empty)
+    xs = [arrays["x"] for arrays in found.values()]
+    y = _join_labels(xs, [arrays.get("y") for arrays in found.values()])
+    client = np.repeat(list(found), [len(x) for x in xs])
+    return Rows(np.concatenate(xs), y, client, empty=[name for name in names if name not in found])
 
 
 def _join_labels(xs: list[Array], ys: list[Array | None]) -> Array | None:
@@ -257,24 +181,14 @@ def _join_labels(xs: list[Array], ys: list[Array | None]) -> Array | None:
     return np.concatenate([y.astype(str if text else np.float64) for y in filled])
 
 
-def _join_tables(
-    folder: Path,
-    inside: list[Path],
-    names: list[str],
-    label: str | None,
-    delimiter: str | None,
-    missing: Missing,
-    known: Features | None,
-    known_from: KnownFrom,
-    id_column: str | None,
-) -> Rows:
+def _join_tables(folder: Path, inside: list[Path], names: list[str], layout: Layout) -> Rows:
     """All clients' tables in one."""
     frames: list[pd.DataFrame] = []
     empty: list[str] = []
     wanted: set[str] | None = None
-    title = "y" if label is None else label
+    title = "y" if layout.label_column is None else layout.label_column
     for path, name in zip(inside, names, strict=True):
-        frame = read_table(path, None, delimiter, _text(known, id_column))
+        frame = read_table(path, layout)
         columns = set(frame.columns) - {title}
         if wanted is None:
             wanted, first = columns, path
@@ -289,5 +203,4 @@ def _join_tables(
     if not frames:
         raise DataError(f"none of the {len(inside)} files holds a row")
     whole = pd.concat(frames, ignore_index=True)
-    rows = take_apart(whole, folder.name, "client", label, missing, known, known_from, id_column)
-    return replace(rows, empty=empty)
+    return replace(take_apart(whole, folder.name, replace(layout, client_column="client")), empty=empty)

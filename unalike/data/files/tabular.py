@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -31,12 +31,40 @@ class Rows:
     empty: list[str] = field(default_factory=list)  # clients without a row
     ids: Array | None = None  # of the rows
     ignored: list[str] = field(default_factory=list)  # columns that an earlier table did not have
+    incomplete: int = 0  # rows left out for lack of a value
 
 
-def read_table(
-    path: Path, client_column: str | None, delimiter: str | None = None, text: Collection[str] = ()
-) -> pd.DataFrame:
-    """A CSV, TSV or Parquet file, with its columns' names checked; columns named in ``text`` are read as text."""
+@dataclass(frozen=True)
+class Layout:
+    """How a file or table is laid out, and what it must hold.
+
+    - ``missing``: a missing feature is an error, or its row is left out (``"drop"``), or it becomes the column's mean
+      (``"mean"``), or NaN (``"keep"``, for a caller that deals with it).
+    - ``known``: the features are those of an earlier table or a schema, found by name and with its values of text;
+      beside those of training, other columns are ignored, and the client and label columns may be absent.
+    - ``id_column`` names the rows (in NPZ it is an array) and is no feature.
+    - ``epsilon_column`` says what ε a client grants (``[privacy] epsilons``) and is no feature.
+    """
+
+    client_column: str | None = None
+    label_column: str | None = None
+    delimiter: str | None = None
+    missing: Missing = "error"
+    size: int | Sequence[int] | None = None  # of images, in pixels
+    known: Features | None = None
+    known_from: KnownFrom = "training"
+    id_column: str | None = None
+    epsilon_column: str | None = None
+
+    @property
+    def text(self) -> set[str]:
+        """Columns that are read as text: ids too, because 007 is not 7."""
+        known = {column for column, values in (self.known or {}).items() if values is not None}
+        return known | {self.client_column or "client", *([self.id_column] if self.id_column else [])}
+
+
+def read_table(path: Path, layout: Layout) -> pd.DataFrame:
+    """A CSV, TSV or Parquet file, with its columns' names checked."""
     name = path.name.lower()
     with reading(path):
         if name.endswith((".parquet", ".pq")):
@@ -45,7 +73,7 @@ def read_table(
             except ImportError as error:
                 raise DataError(f"{path}: reading Parquet files needs pyarrow: pip install 'unalike[data]'") from error
         else:
-            separator = delimiter or ("\t" if ".tsv" in name else ",")
+            separator = layout.delimiter or ("\t" if ".tsv" in name else ",")
             header = pd.read_csv(path, sep=separator, header=None, nrows=1, dtype=str, keep_default_na=False)
             titles = [str(title) for title in header.iloc[0]]
             repeated = sorted({title for title in titles if titles.count(title) > 1})
@@ -56,8 +84,7 @@ def read_table(
                     f"{path}: only one column was found, {titles[0]!r}; is another delimiter needed? "
                     f"Say e.g. delimiter=';' (on the command line: --set \"data.options.delimiter=';'\")"
                 )
-            # Ids are read as text, because 007 is not 7.
-            types = {title: str for title in titles if title == (client_column or "client") or title in text}
+            types = {title: str for title in titles if title in layout.text}
             frame = pd.read_csv(path, sep=separator, dtype=types, low_memory=False)
     for column in frame.columns:
         if str(column).strip() == "" or str(column).startswith("Unnamed: "):
@@ -68,38 +95,25 @@ def read_table(
     return frame
 
 
-def take_apart(
-    frame: pd.DataFrame,
-    name: str,
-    client_column: str | None,
-    label_column: str | None,
-    missing: Missing,
-    known: Features | None = None,
-    known_from: KnownFrom = "training",
-    id_column: str | None = None,
-) -> Rows:
-    """Client, label and feature columns; text columns become one feature for each value (at most 50 values).
-
-    A missing feature is an error, or its row is left out (``missing="drop"``), or it becomes the column's mean
-    (``missing="mean"``), or NaN (``missing="keep"``, for a caller that deals with it). With ``known`` the features are
-    those of an earlier table or a schema, found by name and with its values of text; beside those of training, other
-    columns are ignored, and the client and label columns may be absent. ``id_column`` names the rows and is no feature.
-    """
+def take_apart(frame: pd.DataFrame, name: str, layout: Layout) -> Rows:
+    """Client, label and feature columns; text columns become one feature for each value (at most 50 values)."""
+    missing, known = layout.missing, layout.known
     if missing not in ("error", "drop", "mean", "keep"):
         raise DataError(f"{name}: missing must be 'error', 'drop' or 'mean', got {missing!r}")
     if len(frame) == 0:
         raise DataError(f"{name}: the table has no rows")
-    required = known is None or known_from == "the schema"
-    ids = _find(frame, name, "client_column", client_column, "client", required)
-    label = _find(frame, name, "label_column", label_column, "y", required)
-    names = None if id_column is None else _find(frame, name, "id_column", id_column, "", required=True)
-    features = [column for column in frame.columns if column not in (ids, label, names)]
+    required = known is None or layout.known_from == "the schema"
+    ids = _find(frame, name, "client_column", layout.client_column, "client", required)
+    label = _find(frame, name, "label_column", layout.label_column, "y", required)
+    names = None if layout.id_column is None else _find(frame, name, "id_column", layout.id_column, "", required=True)
+    granted = layout.epsilon_column and _find(frame, name, "epsilon_column", layout.epsilon_column, "", required)
+    features = [column for column in frame.columns if column not in (ids, label, names, granted)]
     ignored: list[str] = []
     if known is not None:
-        _check_columns(features, known, name, known_from)
+        _check_columns(features, known, name, layout.known_from)
         ignored = [column for column in features if column not in known]
         features = list(known)
-    elif label is None and label_column is None:
+    elif label is None and layout.label_column is None:
         for column in features:
             if column.lower() in _LOOKS_LIKE_LABELS:
                 raise DataError(
@@ -108,6 +122,7 @@ def take_apart(
                 )
     if not features:
         raise DataError(f"{name}: there is no feature column beside {', '.join(frame.columns)}")
+    rows = len(frame)
     if missing == "drop":
         frame = frame.dropna(subset=features)
         if len(frame) == 0:
@@ -115,10 +130,18 @@ def take_apart(
     pieces: list[Array] = []
     columns: dict[str, Sequence[str] | None] = {}
     for column in features:
-        values, columns[str(column)] = _encode(frame[column], name, missing, known, known_from)
+        values, columns[str(column)] = _encode(frame[column], name, layout)
         pieces.append(values)
     x = np.concatenate(pieces, axis=1, dtype=np.float32) if len(pieces) > 1 else pieces[0]
-    return Rows(x, _raw(frame, label), _client_ids(frame, ids), columns, ids=_raw(frame, names), ignored=ignored)
+    return Rows(
+        x,
+        _raw(frame, label),
+        _client_ids(frame, ids),
+        columns,
+        ids=_raw(frame, names),
+        ignored=ignored,
+        incomplete=rows - len(frame),
+    )
 
 
 def _check_columns(features: Sequence[str], known: Features, name: str, known_from: KnownFrom) -> None:
@@ -142,11 +165,9 @@ def _find(frame: pd.DataFrame, name: str, option: str, wanted: str | None, defau
     return wanted
 
 
-def _encode(
-    column: pd.Series, name: str, missing: Missing, known: Features | None, known_from: KnownFrom
-) -> tuple[Array, Sequence[str] | None]:
+def _encode(column: pd.Series, name: str, layout: Layout) -> tuple[Array, Sequence[str] | None]:
     """One column as float32 [rows, 1], or for text [rows, values] and the values."""
-    title = str(column.name)
+    title, missing, known = str(column.name), layout.missing, layout.known
     values = None if known is None else known[title]
     absent = column.isna().to_numpy()
     if absent.any() and missing == "error":
@@ -191,7 +212,7 @@ def _encode(
         row = int(np.argmax(strange))
         raise DataError(
             f"{name}: the column {title!r} holds {text.iloc[row]!r} in data row {row + 1}, which was not in "
-            f"{known_from}; the values there are {', '.join(values)}"
+            f"{layout.known_from}; the values there are {', '.join(values)}"
         )
     one_hot = np.zeros((len(codes), len(values)), dtype=np.float32)
     one_hot[np.arange(len(codes)), codes] = 1

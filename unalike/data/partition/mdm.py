@@ -8,15 +8,11 @@ No row is given twice, so one client's test rows are never another's training ro
 
 from __future__ import annotations
 
-from typing import Any, Literal
-
 import numpy as np
 from numpy.random import Generator
-from numpy.typing import NDArray
 
 from unalike.data.partition.mixture import MDMError, Mixture
-
-Array = NDArray[Any]
+from unalike.data.source import Array
 
 
 def mdm_partition(labels: Array, clients: int, rng: Generator, mixture: Mixture) -> list[Array]:
@@ -32,16 +28,24 @@ def mdm_partition(labels: Array, clients: int, rng: Generator, mixture: Mixture)
     stock = np.array([len(pool) for pool in pools])
     parts = []
     for size, share in zip(sizes, shares, strict=True):
-        counts = np.zeros(len(pools), dtype=np.int64)
-        while (missing := int(size - counts.sum())) > 0:
-            left = stock - taken - counts
-            weight = np.where(left > 0, share, 0.0)
-            if weight.sum() <= 0:
-                weight = left.astype(np.float64)
-            counts += np.minimum(rng.multinomial(missing, weight / weight.sum()), left)
+        counts = draw_counts(int(size), share, stock - taken, rng)
         parts.append(_take(pools, taken, counts))
         taken += counts
     return parts
+
+
+def draw_counts(size: int, share: Array, stock: Array, rng: Generator) -> Array:
+    """How many rows of each class a client gets: drawn by its class shares, and never more than there are.
+
+    When a class runs out, the shares of the others are scaled up; if all its classes have, it gets what there is.
+    """
+    counts = np.zeros(len(stock), dtype=np.int64)
+    while (missing := size - int(counts.sum())) > 0:
+        weight = np.where(stock > counts, share, 0.0)
+        if weight.sum() <= 0:
+            weight = (stock - counts).astype(np.float64)
+        counts = np.minimum(counts + rng.multinomial(missing, weight / weight.sum()), stock)
+    return counts
 
 
 def iid_partition(labels: Array, clients: int, rng: Generator, mixture: Mixture) -> list[Array]:
@@ -67,16 +71,6 @@ def conditional_partition(labels: Array, counts: Array, rng: Generator) -> list[
         parts.append(_take(pools, taken, row))
         taken += row
     return parts
-
-
-def partition_from_file(
-    labels: Array, clients: int, rng: Generator, file: str, mode: Literal["mdm", "iid"] = "mdm"
-) -> list[Array]:
-    """What ``--partition mdm:FILE`` does: ``unalike mdm --out FILE`` wrote the mixture."""
-    if mode not in ("mdm", "iid"):
-        raise MDMError(f"mode must be 'mdm' or 'iid', got {mode!r}")
-    mixture = Mixture.load(file)
-    return (mdm_partition if mode == "mdm" else iid_partition)(labels, clients, rng, mixture)
 
 
 def _pools(labels: Array, categories: int, rng: Generator) -> list[Array]:

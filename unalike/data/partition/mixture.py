@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.func import vmap
 
+from unalike.data.partition.features import Feature
 from unalike.data.source import DataError
 
 
@@ -68,6 +69,7 @@ class Mixture:
     alpha: Tensor  # [K, C] Dirichlet parameters, above 0
     pi: Tensor  # [K, bins] probabilities of a client's number of samples, rows adding up to 1
     edges: Tensor  # [bins + 1] int64: bin b is edges[b] <= m < edges[b + 1]
+    features: tuple[Feature, ...] = ()  # that the categories are of; none: they are the label's classes
 
     def __post_init__(self) -> None:
         components, categories = self.alpha.shape
@@ -130,15 +132,10 @@ class Mixture:
 
     def save(self, file: str | Path, names: list[str] | None = None) -> None:
         """Write the mixture as JSON; ``names`` are the categories'."""
-        record = _File(
-            format="unalike-mdm",
-            version=1,
-            names=names,
-            tau=self.tau.tolist(),
-            alpha=self.alpha.tolist(),
-            pi=self.pi.tolist(),
-            edges=self.edges.tolist(),
-        )
+        values = {"tau": self.tau, "alpha": self.alpha, "pi": self.pi, "edges": self.edges}
+        numbers: dict[str, Any] = {name: value.tolist() for name, value in values.items()}
+        features = [_OfFile(name=one.name, values=list(one.values), edges=list(one.edges)) for one in self.features]
+        record = _File(format="unalike-mdm", version=1, names=names, features=features, **numbers)
         Path(file).write_text(record.model_dump_json(indent=1) + "\n")
 
     @classmethod
@@ -156,7 +153,17 @@ class Mixture:
         if bool((edges[1:] <= edges[:-1]).any()):
             raise MDMError(f"{file}: the edges of the size bins must increase")
         tau, alpha, pi = (torch.tensor(rows, dtype=torch.float64) for rows in (record.tau, record.alpha, record.pi))
-        return cls(tau, alpha, pi, edges)
+        features = tuple(Feature(one.name, tuple(one.values), tuple(one.edges)) for one in record.features)
+        return cls(tau, alpha, pi, edges, features)
+
+
+class _OfFile(BaseModel):
+    """A feature in the file."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str
+    values: list[str] = []
+    edges: list[float] = []
 
 
 class _File(BaseModel):
@@ -170,6 +177,7 @@ class _File(BaseModel):
     alpha: Annotated[list[list[float]], Field(min_length=1)]
     pi: Annotated[list[list[float]], Field(min_length=1)]
     edges: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=2)]
+    features: list[_OfFile] = []
 
 
 def joint(counts: Tensor, table: Tensor, log_tau: Tensor, log_pi: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 A partition is a plain function ``partition(labels, clients, rng, **options)`` that gives a list of row indices for each
 client; no row is given twice. Names and options are those of flwr-datasets where the two coincide. Dividing by natural
-client ids and rotating images are not here but in ``population``: they need more than the labels.
+client ids and rotating images are not here but in ``unalike.data.build``: they need more than the labels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.random import Generator
 
-from unalike.data.partition.mdm import partition_from_file
+from unalike.data.partition.mdm import draw_counts, iid_partition, mdm_partition
+from unalike.data.partition.mixture import Mixture
 from unalike.data.source import Array, DataError
 
 Partition = Callable[..., list[Array]]
@@ -67,12 +68,7 @@ def inner_dirichlet(
     parts: list[Array] = [np.empty(0, dtype=np.int64)] * clients
     for client in rng.permutation(clients):
         share = rng.dirichlet(np.full(len(pools), alphas[client]))
-        taken = np.zeros(len(pools), dtype=np.int64)
-        while (open_rows := size - int(taken.sum())) > 0:
-            weight = np.where(left > taken, share, 0.0)
-            if weight.sum() <= 0:  # every class of this client has run out: take what there is
-                weight = (left - taken).astype(np.float64)
-            taken = np.minimum(taken + rng.multinomial(open_rows, weight / weight.sum()), left)
+        taken = draw_counts(size, share, left, rng)
         pieces = [pool[a - n : a] for pool, a, n in zip(pools, left, taken, strict=True)]
         left = left - taken
         parts[client] = np.concatenate(pieces)
@@ -86,7 +82,7 @@ def pathological(
     num_classes_per_partition: int = 2,
     class_assignment_mode: Literal["random", "balanced", "deterministic", "first-deterministic"] = "random",
 ) -> list[Array]:
-    """Each client gets a fixed number of classes; a class is divided evenly among those who got it (T1 §4.4).
+    """Each client gets a fixed number of classes; a class is divided evenly among those who got it (Scott, 2026).
 
     The classes are drawn at random for each client; or at random among those that the clients before it drew least
     (``balanced``, as the code of PeFLL and pFedHN deals them: with two of ten classes, any five clients in a row, from
@@ -135,7 +131,7 @@ def shards(
     shard_size: int | None = None,
     keep_incomplete_shard: bool = False,
 ) -> list[Array]:
-    """Rows sorted by label are cut into equal shards, and each client gets some at random (McMahan et al. 2017; P2).
+    """Rows sorted by label are cut into equal shards, and each client gets some at random (McMahan et al. 2017).
 
     Rows left over after the last whole shard are unused, or go to random clients with ``keep_incomplete_shard``.
     """
@@ -187,11 +183,14 @@ def size_skew(
 
 
 def mdm(labels: Array, clients: int, rng: Generator, file: str, mode: Literal["mdm", "iid"] = "mdm") -> list[Array]:
-    """Clients like those that a mixture of Dirichlet-multinomials was fitted on: ``mdm:FILE`` (T1 ch. 3).
+    """Clients like those that a mixture of Dirichlet-multinomials was fitted on: ``mdm:FILE`` (Scott, 2026).
 
     ``unalike mdm --out FILE`` writes the mixture. Sizes come from it too; ``mode="iid"`` takes only the sizes.
+    A mixture over other features than the label divides by those: ``build`` hands their categories in as the labels.
     """
-    return partition_from_file(labels, clients, rng, file, mode)
+    if mode not in ("mdm", "iid"):
+        raise DataError(f"mode must be 'mdm' or 'iid', got {mode!r}")
+    return (mdm_partition if mode == "mdm" else iid_partition)(labels, clients, rng, Mixture.load(file))
 
 
 PARTITIONS: dict[str, Partition] = {
@@ -203,7 +202,7 @@ PARTITIONS: dict[str, Partition] = {
     "size-skew": size_skew,
     "mdm": mdm,
 }
-NEED_CLASSES = frozenset({"dirichlet", "inner-dirichlet", "pathological", "shards", "mdm"})
+NEED_CLASSES = frozenset({"dirichlet", "inner-dirichlet", "pathological", "shards", "mdm", "concept-shift"})
 
 
 def _by_class(labels: Array) -> list[Array]:

@@ -1,4 +1,4 @@
-"""Feature shift: every client turns all its images by an angle of its own."""
+"""Shifts by client: all its images are turned by an angle of its own, or all its labels moved on by a number."""
 
 from __future__ import annotations
 
@@ -15,16 +15,25 @@ QUARTERS = (0, 90, 180, 270)  # T1 §5.6.1
 
 def draw_angles(clients: int, rng: Generator, angles: Sequence[float], counts: Sequence[int] | None = None) -> Array:
     """An index into ``angles`` for each client: at random, or ``counts[g]`` clients of each (in random places)."""
-    if len(angles) == 0:
-        raise DataError("rotation needs at least one angle")
+    return _drawn(clients, rng, len(angles), counts, "rotation", "angles")
+
+
+def draw_clusters(clients: int, rng: Generator, clusters: int, counts: Sequence[int] | None = None) -> Array:
+    """The cluster of each client: at random, or ``counts[c]`` clients of each (in random places)."""
+    return _drawn(clients, rng, clusters, counts, "concept-shift", "clusters")
+
+
+def _drawn(clients: int, rng: Generator, kinds: int, counts: Sequence[int] | None, name: str, what: str) -> Array:
+    if kinds < 1:
+        raise DataError(f"{name} needs {what}, at least one")
     if counts is None:
-        return rng.integers(len(angles), size=clients)
-    if len(counts) != len(angles) or sum(counts) != clients:
+        return rng.integers(kinds, size=clients)
+    if len(counts) != kinds or sum(counts) != clients:
         raise DataError(
-            f"rotation: counts must name how many of the {clients} clients get each of the {len(angles)} angles, "
+            f"{name}: counts must name how many of the {clients} clients get each of the {kinds} {what}, "
             f"got {list(counts)} (sum {sum(counts)})"
         )
-    return rng.permutation(np.repeat(np.arange(len(angles)), counts))
+    return rng.permutation(np.repeat(np.arange(kinds), counts))
 
 
 def rotate_clients(x: Array, sizes: Array, which: Array, angles: Sequence[float]) -> None:

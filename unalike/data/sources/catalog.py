@@ -8,7 +8,7 @@ from typing import Any
 
 from unalike.data import spec
 from unalike.data.source import Source
-from unalike.data.sources import images, synthetic, tables, text
+from unalike.data.sources import images, questions, splits, synthetic, tables, text
 from unalike.data.sources.folder import File, present
 
 
@@ -16,60 +16,68 @@ from unalike.data.sources.folder import File, present
 class Entry:
     """One named source: what it is, how it is made, and the files it needs."""
 
+    name: str
     description: str
     load: Callable[..., Source]
     files: tuple[File, ...] = ()
+    instead: tuple[File, ...] = ()  # these do as well
     seeded: bool = False  # the loader takes a seed first
     synthetic: bool = False
 
+    @property
+    def local(self) -> bool:
+        """Can it be loaded with no network?"""
+        return present(*self.files) or (bool(self.instead) and present(*self.instead))
 
-@dataclass(frozen=True)
-class Listed:
-    """A line of the list of sources."""
+    @property
+    def downloadable(self) -> bool:
+        return all(file.url is not None for file in self.files)
 
-    name: str
-    description: str
-    local: bool  # it can be loaded with no network
-    downloadable: bool
-    synthetic: bool
-    options: tuple[str, ...]
-
-
-def _made(description: str, load: Callable[..., Source]) -> Entry:
-    return Entry(description, load, seeded=True, synthetic=True)
+    @property
+    def options(self) -> tuple[str, ...]:
+        return tuple(spec.options(self.load, hidden=int(self.seeded)))
 
 
-CATALOG: dict[str, Entry] = {
-    "digits": Entry("8×8 handwritten digits, embedded in scikit-learn", images.digits),
-    "mnist": Entry("28×28 handwritten digits", images.mnist, images.MNIST_FILES),
-    "fashion-mnist": Entry("28×28 pictures of clothes", images.fashion_mnist, images.FASHION_FILES),
-    "cifar-10": Entry("32×32 colour pictures, 10 classes", images.cifar10, (images.CIFAR_ARCHIVE,)),
-    "femnist": Entry("28×28 handwritten characters by writer", images.femnist, (images.FEMNIST_FILE,)),
-    "shakespeare": Entry("plays by role: the next character", text.shakespeare, (text.SHAKESPEARE_FILE,)),
-    "acs": Entry("US Census persons by district or state", tables.acs, (tables.ACS_FILE,), seeded=True),
-    "elections": Entry("winners in US counties, 2000–2020", tables.elections, (tables.ELECTIONS_FILE,)),
-    "gaussian-mixture": _made("points of a Gaussian mixture, for clustering", synthetic.gaussian_mixture),
-    "least-squares": _made("linear regression, one truth or slightly different ones", synthetic.least_squares),
-    "linear-prior": _made("linear regressions whose truths share a Gaussian prior", synthetic.linear_prior),
-    "gaussian-means": _made("Gaussian samples around personal means", synthetic.gaussian_means),
-    "bernoulli": _made("coins of different bias", synthetic.bernoulli),
-    "mdm": _made("label histograms from a mixture of Dirichlet-multinomials", synthetic.mdm),
-}
+def _made(name: str, description: str, load: Callable[..., Source]) -> Entry:
+    return Entry(name, description, load, seeded=True, synthetic=True)
 
 
-def list_sources() -> list[Listed]:
+_ENTRIES = [
+    Entry("digits", "8×8 handwritten digits, embedded in scikit-learn", images.digits),
+    Entry("mnist", "28×28 handwritten digits", images.mnist, images.MNIST_FILES),
+    Entry("fashion-mnist", "28×28 pictures of clothes", images.fashion_mnist, images.FASHION_FILES),
+    Entry("cifar-10", "32×32 colour pictures, 10 classes", images.cifar10, (images.CIFAR_ARCHIVE,), images.CIFAR_FILES),
+    Entry("cifar-100", "32×32 colour pictures, 100 classes", images.cifar100, (images.CIFAR100_ARCHIVE,)),
+    Entry("stl-10", "96×96 colour pictures, 10 classes", images.stl10, (images.STL_ARCHIVE,)),
+    Entry("femnist", "28×28 handwritten characters by writer", images.femnist, (images.FEMNIST_FILE,)),
+    Entry("shakespeare", "plays by role: the next character", text.shakespeare, (text.SHAKESPEARE_FILE,)),
+    Entry("inaturalist", "pictures of species by user or place", splits.inaturalist, (splits.INATURALIST_SPLITS,)),
+    Entry("landmarks", "pictures of landmarks by user", splits.landmarks, (splits.LANDMARKS_SPLITS,)),
+    Entry(
+        "stack-overflow",
+        "questions by user: embeddings or word counts",
+        questions.stack_overflow,
+        (questions.STACK_OVERFLOW_FILE,),
+        (questions.EMBEDDINGS,),
+        seeded=True,
+    ),
+    Entry("yahoo-answers", "questions of ten topics", questions.yahoo_answers, (questions.YAHOO_ARCHIVE,)),
+    Entry("acs", "US Census persons by district or state", tables.acs, (tables.ACS_FILE,), seeded=True),
+    Entry("elections", "winners in US counties, 2000–2020", tables.elections, (tables.ELECTIONS_FILE,)),
+    _made("gaussian-mixture", "points of a Gaussian mixture, for clustering", synthetic.gaussian_mixture),
+    _made("least-squares", "linear regression, one truth or slightly different ones", synthetic.least_squares),
+    _made("logistic-regression", "two classes by a linear score, one truth or several", synthetic.logistic_regression),
+    _made("linear-prior", "linear regressions whose truths share a Gaussian prior", synthetic.linear_prior),
+    _made("gaussian-means", "Gaussian samples around personal means", synthetic.gaussian_means),
+    _made("bernoulli", "coins of different bias", synthetic.bernoulli),
+    _made("mdm", "label histograms from a mixture of Dirichlet-multinomials", synthetic.mdm),
+]
+CATALOG = {entry.name: entry for entry in _ENTRIES}
+
+
+def list_sources() -> list[Entry]:
     """All named sources, with a line about each and whether it is there already."""
-    return [
-        Listed(
-            name=name,
-            description=entry.description,
-            local=present(*entry.files) or (name == "cifar-10" and present(*images.CIFAR_FILES)),
-            downloadable=all(file.url is not None for file in entry.files),
-            synthetic=entry.synthetic,
-            options=tuple(spec.options(entry.load, hidden=int(entry.seeded))),
-        )
-        for name, entry in CATALOG.items()
-    ]
+    return _ENTRIES
 
 
 def open_source(named_source: str, seed: int, **options: Any) -> Source:

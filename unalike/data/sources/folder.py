@@ -28,8 +28,13 @@ class File:
     """One file of a data set: where it lies below the data folder and where it officially comes from."""
 
     path: str  # below the data folder
-    sha256: str
-    url: str | None = None  # None: there is no single official file to fetch
+    sha256: str | None = None  # None: not published
+    url: str | None = None  # None: there is no single official file to fetch, or none that a program can fetch
+    md5: str | None = None  # where only that is published
+
+    def __post_init__(self) -> None:
+        if self.url is not None and self.sha256 is None and self.md5 is None:
+            raise ValueError(f"{self.path}: a file is downloaded only if a checksum of it is known")
 
 
 def data_folder() -> Path:
@@ -59,7 +64,7 @@ def locate(file: File, name: str, how: str = "") -> Path:
     if file.url is None:
         raise DataError(f"{missing}. {how} Then set {VARIABLE} to the folder that holds {file.path}.")
     try:
-        download(file.url, path, file.sha256)
+        download(file.url, path, file.sha256, file.md5)
     except urllib.error.URLError as error:
         raise DataError(
             f"{missing}, and it could not be downloaded from {file.url} ({error.reason}). Without a network, "
@@ -73,19 +78,20 @@ def locate(file: File, name: str, how: str = "") -> Path:
     return path
 
 
-def download(url: str, path: Path, sha256: str) -> None:
+def download(url: str, path: Path, sha256: str | None, md5: str | None = None) -> None:
     """Fetch a file; it appears under its name only when it is complete and its checksum is right."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
+    name, expected = ("sha256", sha256) if sha256 is not None else ("md5", md5)
+    digest = hashlib.new(name, usedforsecurity=False)  # md5: it finds damage, and is all that is published
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
     try:
         with os.fdopen(handle, "wb") as out, urllib.request.urlopen(url, timeout=_TIMEOUT) as answer:
             while chunk := answer.read(1 << 20):
                 digest.update(chunk)
                 out.write(chunk)
-        if digest.hexdigest() != sha256:
+        if digest.hexdigest() != expected:
             raise DataError(
-                f"what {url} sent is not the expected file: its sha256 is {digest.hexdigest()}, expected {sha256}. "
+                f"what {url} sent is not the expected file: its {name} is {digest.hexdigest()}, expected {expected}. "
                 f"Nothing was kept. Try again, or put the right file at {path} by hand."
             )
         os.replace(temporary, path)

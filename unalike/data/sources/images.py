@@ -1,22 +1,19 @@
-"""Image sources: digits (embedded), MNIST, Fashion-MNIST, CIFAR-10, FEMNIST by writer."""
+"""Image sources: digits (embedded), MNIST, Fashion-MNIST, CIFAR-10 and -100, STL-10, FEMNIST by writer."""
 
 from __future__ import annotations
 
 import gzip
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from unalike.data.source import Array, DataError, Names, Source, channel_shape
-from unalike.data.sources.folder import File, data_folder, locate, open_npz, reading
+from unalike.data.source import Array, DataError, Names, Source
+from unalike.data.sources.folder import File, data_folder, locate, open_npz, present, reading
 
-_IDX = (
-    "train-images-idx3-ubyte.gz",
-    "train-labels-idx1-ubyte.gz",
-    "t10k-images-idx3-ubyte.gz",
-    "t10k-labels-idx1-ubyte.gz",
-)
+_IDX = [f"{part}-{what}-ubyte.gz" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1")]
 
 
 def _idx_files(folder: str, url: str, *sums: str) -> tuple[File, ...]:
@@ -54,24 +51,27 @@ CIFAR_FILES = (
     File("cifar-10/cifar10_train_5.npz", "b499de498204efaa0dbd20512fc326775383df429278e4b884ce3737d58cc026"),
     File("cifar-10/cifar10_test.npz", "9406f80e6e819cfac24f875b0de05a59a49ccb239aff70c23d56455e38643b74"),
 )
+CIFAR100_ARCHIVE = File(
+    "cifar-100/cifar-100-binary.tar.gz",
+    "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
+    "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
+)
+STL_ARCHIVE = File(
+    "stl-10/stl10_binary.tar.gz",
+    "f31fd99273a1acb8609c8db427cebb1de3f71de77758cdc0e22956e1289b9866",
+    "https://cs.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
+)
 FEMNIST_FILE = File("femnist/femnist_writers.npz", "6e86a2dfbc7875a675c516921b1ad6cb105fd068e201afce8ca9f55c8fd25cfb")
 FEMNIST_EXTRA = File(
     "femnist/femnist_extra_writers_testpart.npz", "d47ea543bc485fba045cfc2ce90f65a01863bedc19a10d20ff520502d6c2274e"
 )
 
 _FASHION_CLASSES = [
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-]
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"
+]  # fmt: skip
 _CIFAR_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+_CIFAR_SCALE = ([0.491400, 0.482158, 0.446531], [0.247032, 0.243485, 0.261588])
+_STL_CLASSES = ["airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"]
 _CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
@@ -80,23 +80,22 @@ def digits() -> Source:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    x = bunch.images.astype(np.uint8)[:, None]
+    return _images("digits", bunch.images.astype(np.uint8)[:, None], bunch.target, _CHARACTERS[:10], [4.8842], [6.0168])
+
+
+def _images(
+    name: str, x: Array, y: Array, classes: Sequence[str], mean: Sequence[float], std: Sequence[float], **more: Any
+) -> Source:
+    """Images with published means and deviations of their channels, in units of ``x``."""
     return Source(
-        name="digits",
-        kind="image",
-        x=x,
-        y=bunch.target.astype(np.int64),
-        classes=10,
-        class_names=list(_CHARACTERS[:10]),
-        normalize="published",
-        mean=channel_shape([4.8842]),
-        std=channel_shape([6.0168]),
-    )
+        name, "image", x, y.astype(np.int64), len(classes), list(classes), normalize="published",
+        mean=np.asarray(mean, np.float32).reshape(-1, 1, 1), std=np.asarray(std, np.float32).reshape(-1, 1, 1), **more,
+    )  # fmt: skip
 
 
 def mnist() -> Source:
     """70,000 handwritten digits of 28×28 pixels; LeCun and Cortes."""
-    return _idx_source("mnist", MNIST_FILES, list(_CHARACTERS[:10]), 0.130660, 0.308108)
+    return _idx_source("mnist", MNIST_FILES, _CHARACTERS[:10], 0.130660, 0.308108)
 
 
 def fashion_mnist() -> Source:
@@ -104,23 +103,12 @@ def fashion_mnist() -> Source:
     return _idx_source("fashion-mnist", FASHION_FILES, _FASHION_CLASSES, 0.286041, 0.353024)
 
 
-def _idx_source(name: str, files: tuple[File, ...], class_names: list[str], mean: float, std: float) -> Source:
+def _idx_source(name: str, files: tuple[File, ...], classes: Sequence[str], mean: float, std: float) -> Source:
     paths = [locate(file, name) for file in files]
     arrays = [read_idx(path, file.sha256) for path, file in zip(paths, files, strict=True)]
-    x = np.concatenate([arrays[0], arrays[2]])[:, None]
-    y = np.concatenate([arrays[1], arrays[3]]).astype(np.int64)
-    return Source(
-        name=name,
-        kind="image",
-        x=x,
-        y=y,
-        classes=10,
-        class_names=class_names,
-        is_test=np.arange(len(x)) >= len(arrays[0]),
-        normalize="published",
-        mean=channel_shape([255 * mean]),
-        std=channel_shape([255 * std]),
-    )
+    x, y = np.concatenate([arrays[0], arrays[2]])[:, None], np.concatenate([arrays[1], arrays[3]])
+    is_test = np.arange(len(x)) >= len(arrays[0])
+    return _images(name, x, y, classes, [255 * mean], [255 * std], is_test=is_test)
 
 
 def read_idx(path: Path, sha256: str | None = None) -> Array:
@@ -135,27 +123,20 @@ def read_idx(path: Path, sha256: str | None = None) -> Array:
 
 def cifar10() -> Source:
     """60,000 colour pictures of 32×32 pixels in 10 classes; Krizhevsky 2009."""
-    folder = data_folder()
-    if all((folder / file.path).is_file() for file in CIFAR_FILES):
-        parts = [_read_differences(folder / file.path, file.sha256) for file in CIFAR_FILES]
+    if present(*CIFAR_FILES):
+        parts = [_read_differences(data_folder() / file.path, file.sha256) for file in CIFAR_FILES]
     else:
         parts = read_cifar_archive(locate(CIFAR_ARCHIVE, "cifar-10"), CIFAR_ARCHIVE.sha256)
-    x = np.concatenate([part[0] for part in parts])
-    return Source(
-        name="cifar-10",
-        kind="image",
-        x=x,
-        y=np.concatenate([part[1] for part in parts]).astype(np.int64),
-        classes=10,
-        class_names=_CIFAR_CLASSES,
-        is_test=np.arange(len(x)) >= len(x) - len(parts[-1][0]),
-        normalize="published",
-        mean=channel_shape([255 * 0.491400, 255 * 0.482158, 255 * 0.446531]),
-        std=channel_shape([255 * 0.247032, 255 * 0.243485, 255 * 0.261588]),
-    )
+    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    is_test = np.arange(len(x)) >= len(x) - len(parts[-1][0])
+    return _images("cifar-10", x, y, _CIFAR_CLASSES, *_bytes(*_CIFAR_SCALE), is_test=is_test)
 
 
-def _read_differences(path: Path, sha256: str) -> tuple[Array, Array]:
+def _bytes(mean: Sequence[float], std: Sequence[float]) -> tuple[list[float], list[float]]:
+    return [255 * one for one in mean], [255 * one for one in std]
+
+
+def _read_differences(path: Path, sha256: str | None) -> tuple[Array, Array]:
     """Undo (G, R−G, B−G) and the differences along both image axes; all of it modulo 256, so exactly."""
     with open_npz(path, sha256) as arrays:
         planes = arrays["r"]
@@ -171,13 +152,93 @@ def read_cifar_archive(path: Path, sha256: str | None = None) -> list[tuple[Arra
     """The binary archive: files of records of one label byte and 3·1024 pixel bytes, red, green, blue."""
     names = [f"cifar-10-batches-bin/{part}.bin" for part in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]]
     parts = []
-    with reading(path, sha256), tarfile.open(path, "r:gz") as archive:
-        for name in names:
-            member = archive.extractfile(name)
-            if member is None:
-                raise ValueError(f"{name} in the archive is not a file")
-            records = np.frombuffer(member.read(), np.uint8).reshape(-1, 1 + 3 * 32 * 32)
+    with reading(path, sha256):
+        for raw in _members(path, names):
+            records = np.frombuffer(raw, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
             parts.append((records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]))
+    return parts
+
+
+def _members(path: Path, names: Sequence[str]) -> list[bytes]:
+    """Files of a gzipped archive, read in one pass; nothing is unpacked to the disk."""
+    found: dict[str, bytes] = {}
+    with tarfile.open(path, "r|gz") as archive:
+        for member in archive:
+            name = member.name.removeprefix("./")
+            if name in names and (file := archive.extractfile(member)) is not None:
+                found[name] = file.read()
+            if len(found) == len(names):
+                break
+    if missing := [name for name in names if name not in found]:
+        raise ValueError(f"the archive has no file {missing[0]}")
+    return [found[name] for name in names]
+
+
+def cifar100(labels: str = "fine") -> Source:
+    """60,000 colour pictures of 32×32 pixels in 100 classes; Krizhevsky 2009. ``labels="coarse"``: 20 superclasses.
+
+    The archive is the binary one: the one for Python is a pickle, which could run code.
+    """
+    if labels not in ("fine", "coarse"):
+        raise DataError(f"cifar-100: labels must be 'fine' or 'coarse', got {labels!r}")
+    path = locate(CIFAR100_ARCHIVE, "cifar-100")
+    parts, names = read_cifar100_archive(path, labels, CIFAR100_ARCHIVE.sha256)
+    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    scale = _bytes([0.507076, 0.486550, 0.440919], [0.267334, 0.256438, 0.276151])
+    return _images("cifar-100", x, y, names, *scale, is_test=np.arange(len(x)) >= len(parts[0][0]))
+
+
+def read_cifar100_archive(
+    path: Path, labels: str, sha256: str | None = None
+) -> tuple[list[tuple[Array, Array]], list[str]]:
+    """Training and test part, and the classes' names: records of a coarse label, a fine label and 3·1024 pixels."""
+    files = ["train.bin", "test.bin", f"{labels}_label_names.txt"]
+    with reading(path, sha256):
+        *raw, words = _members(path, [f"cifar-100-binary/{name}" for name in files])
+        records = [np.frombuffer(part, np.uint8).reshape(-1, 2 + 3 * 32 * 32) for part in raw]
+        which = 1 if labels == "fine" else 0
+        parts = [(part[:, 2:].reshape(-1, 3, 32, 32), part[:, which]) for part in records]
+        return parts, words.decode().split()
+
+
+def stl10(classes: str = "stl-10", size: int = 96) -> Source:
+    """13,000 labeled colour pictures of 96×96 pixels in 10 classes; Coates, Ng and Lee 2011.
+
+    ``size``: 96, or a divisor of it, to which blocks of pixels are averaged. ``classes="cifar-10"``: the nine classes
+    that CIFAR-10 has too, numbered and scaled as there (monkeys are left out, and no picture shows a frog), for
+    newcomers to a run on CIFAR-10 (P2 §6.8, with ``size=32``).
+    """
+    if classes not in ("stl-10", "cifar-10"):
+        raise DataError(f"stl-10: classes must be 'stl-10' or 'cifar-10', got {classes!r}")
+    if size < 1 or 96 % size:
+        raise DataError(f"stl-10: size must divide 96, for example 32 or 48, got {size}")
+    parts = read_stl_archive(locate(STL_ARCHIVE, "stl-10"), STL_ARCHIVE.sha256)
+    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    is_test = np.arange(len(x)) >= len(parts[0][0])
+    if size < 96:
+        times = 96 // size
+        means = x.reshape(-1, 3, size, times, size, times).mean((3, 5), dtype=np.float32)
+        x = np.rint(means).astype(np.uint8)
+    if classes == "stl-10":
+        scale = _bytes([0.446711, 0.439810, 0.406646], [0.260341, 0.256577, 0.271267])
+        return _images("stl-10", x, y, _STL_CLASSES, *scale, is_test=is_test)
+    renamed = ["automobile" if name == "car" else name for name in _STL_CLASSES]
+    number = np.array([_CIFAR_CLASSES.index(name) if name in _CIFAR_CLASSES else -1 for name in renamed])[y]
+    keep = number >= 0
+    return _images("stl-10", x[keep], number[keep], _CIFAR_CLASSES, *_bytes(*_CIFAR_SCALE), is_test=is_test[keep])
+
+
+def read_stl_archive(path: Path, sha256: str | None = None) -> list[tuple[Array, Array]]:
+    """Training and test part: bytes of red, green and blue, column by column; labels from 1."""
+    parts = []
+    with reading(path, sha256):
+        raw = _members(path, [f"stl10_binary/{part}_{what}.bin" for part in ("train", "test") for what in "Xy"])
+        for pixels, labels in zip(raw[::2], raw[1::2], strict=True):
+            x = np.frombuffer(pixels, np.uint8).reshape(-1, 3, 96, 96).transpose(0, 1, 3, 2)
+            y = np.frombuffer(labels, np.uint8).astype(np.int64) - 1
+            if len(x) != len(y) or (len(y) and not 0 <= int(y.min()) <= int(y.max()) < 10):
+                raise ValueError(f"{len(x)} images have {len(y)} labels, which must be 1 to 10")
+            parts.append((x, y))
     return parts
 
 
@@ -197,24 +258,12 @@ def femnist(task: str = "characters", extra_writers: bool = False) -> Source:
             pieces.append({key: arrays[key] for key in ("x", "y", "writer", "split", "writers")})
     offsets = np.cumsum([0] + [len(piece["writers"]) for piece in pieces])
     x = np.concatenate([piece["x"] for piece in pieces])[:, None]
-    y = np.concatenate([piece["y"] for piece in pieces]).astype(np.int64)
+    y = np.concatenate([piece["y"] for piece in pieces])
     writer = np.concatenate([piece["writer"].astype(np.int64) + at for piece, at in zip(pieces, offsets, strict=False)])
     is_test = np.concatenate([piece["split"] for piece in pieces]) == 1
     if task == "digits":
         keep = y < 10
         x, y, writer, is_test = x[keep], y[keep], writer[keep], is_test[keep]
-    classes = 10 if task == "digits" else 62
-    return Source(
-        name="femnist",
-        kind="image",
-        x=x,
-        y=y,
-        classes=classes,
-        class_names=list(_CHARACTERS[:classes]),
-        client=writer,
-        client_names=Names(np.concatenate([piece["writers"] for piece in pieces])),
-        is_test=is_test,
-        normalize="published",
-        mean=channel_shape([245.2158]),
-        std=channel_shape([41.7769]),
-    )
+    classes = _CHARACTERS[: 10 if task == "digits" else 62]
+    who = {"client": writer, "client_names": Names(np.concatenate([piece["writers"] for piece in pieces]))}
+    return _images("femnist", x, y, classes, [245.2158], [41.7769], is_test=is_test, **who)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numpy.random import default_rng
+from numpy.random import Generator, default_rng
 
 from unalike.data.source import Array, DataError, Source
 
@@ -11,13 +13,22 @@ _SEED = 7000  # apart from the generators that divide the data
 
 
 def gaussian_mixture(
-    seed: int, clients: int = 100, points: int = 1000, dim: int = 100, components: int = 10, variance: float = 0.5
+    seed: int,
+    clients: int = 100,
+    points: int = 1000,
+    dim: int = 100,
+    components: int = 10,
+    variance: float = 0.5,
+    missing: int = 0,
 ) -> Source:
     """Points of a mixture of Gaussians, the same for every client (T1 D.7.1).
 
     The means μ_j are uniform in [0, 1]^d, the covariances ``variance``·I, the weights equal. The server has 20 points
-    of each component and 100 that are uniform in [0, 1]^d. Labels are the components, for scoring only.
+    of each component and 100 that are uniform in [0, 1]^d. Labels are the components, for scoring only. With
+    ``missing`` the server has none of so many components (D.8.2).
     """
+    if not 0 <= missing <= components:
+        raise DataError(f"gaussian-mixture: missing must be 0 to {components}, the components, got {missing}")
     rng = default_rng([seed, _SEED])
     means = rng.uniform(size=(components, dim)).astype(np.float32)
     y = rng.integers(components, size=clients * points)
@@ -26,34 +37,50 @@ def gaussian_mixture(
     x += means[y]
     known = np.repeat(np.arange(components), 20)
     server = means[known] + np.sqrt(variance) * rng.standard_normal((len(known), dim))
-    return _whole(
-        "gaussian-mixture",
-        x,
-        clients,
-        y=y,
-        classes=components,
-        shared={
-            "server": np.concatenate([server, rng.uniform(size=(100, dim))]).astype(np.float32),
-            "means": means,
-        },
-    )
+    server = server[20 * missing :]  # drawn nevertheless, so that all the rest is as it is without missing ones
+    server = np.concatenate([server, rng.uniform(size=(100, dim))]).astype(np.float32)
+    return _whole("gaussian-mixture", x, clients, y=y, classes=components, shared={"server": server, "means": means})
 
 
 def least_squares(
     seed: int, clients: int = 25, points: int = 5000, dim: int = 100, noise: float = 0.25, spread: float = 0.0
 ) -> Source:
-    """Linear regression b = Aθ + v with standard normal A, θ ~ N(0, I) and v ~ N(0, ``noise``) (T2 ch. 2, oracle).
+    """Linear regression b = Aθ + v with standard normal A, θ ~ N(0, I) and v ~ N(0, ``noise``²).
 
-    With ``spread`` s client i has θ_i = θ + s·N(0, I). Sums of squares then have the heterogeneity
-    H ≈ ``points``·d·(noise + points·s²)·(1 − 1/clients): T2's small, moderate and large H (1.19e5, 7.6e6, 1.9e8) are
-    s = 0, 0.055 and 0.28.
+    From Malekmohammadi (thesis, ch. 2), where losses are sums, f_i(θ) = ½‖A_iθ − b_i‖². Its small, moderate and large
+    heterogeneity (H of 1.19e5, 7.61e6 and 1.903e8, with doubled gradients) are ``noise`` = 0.25, 2 and 10.
+    With ``spread`` s client i has a truth of its own, θ_i = θ + s·N(0, I).
     """
     rng = default_rng([seed, _SEED])
     theta = rng.standard_normal(dim) + spread * rng.standard_normal((clients, dim))
+    x, exact = _design(rng, theta, points)
+    y = (exact + noise * rng.standard_normal(len(x))).astype(np.float32)
+    theta = theta.astype(np.float32)
+    return _whole("least-squares", x, clients, y=y, per_client={"theta": theta}, network="linear")
+
+
+def logistic_regression(
+    seed: int, clients: int = 10, points: int = 1000, dim: int = 100, spread: float = 0.0
+) -> Source:
+    """Two classes with P(y = 1) = 1/(1 + exp(−⟨a, θ⟩)), standard normal a and θ ~ N(0, I).
+
+    From Malekmohammadi (thesis, ch. 2), where losses are sums of log(1 + exp(∓⟨a, θ⟩)), with the ridge ‖θ‖²/2mn at each
+    client: ``local.weight_decay`` = 1e-4 at the default size.
+    With ``spread`` s client i has a truth of its own, θ_i = θ + s·N(0, I).
+    """
+    rng = default_rng([seed, _SEED])
+    theta = rng.standard_normal(dim) + spread * rng.standard_normal((clients, dim))
+    x, exact = _design(rng, theta, points)
+    y = (rng.logistic(size=len(x)) < exact).astype(np.int64)
+    theta = theta.astype(np.float32)
+    return _whole("logistic-regression", x, clients, y=y, classes=2, per_client={"theta": theta}, network="linear")
+
+
+def _design(rng: Generator, theta: Array, points: int) -> tuple[Array, Array]:
+    """Standard normal inputs, ``points`` for each client, and what its θ makes of them."""
+    clients, dim = theta.shape
     x = rng.standard_normal((clients * points, dim), dtype=np.float32)
-    exact = np.einsum("cnd,cd->cn", x.reshape(clients, points, dim), theta).reshape(-1)
-    y = exact + np.sqrt(noise) * rng.standard_normal(len(x))
-    return _whole("least-squares", x, clients, y=y.astype(np.float32), per_client={"theta": theta.astype(np.float32)})
+    return x, np.einsum("cnd,cd->cn", x.reshape(clients, points, dim), theta).reshape(-1)
 
 
 def linear_prior(
@@ -87,15 +114,10 @@ def linear_prior(
     exact = np.einsum("cnd,cd->cn", x.reshape(clients, points, dim), theta).reshape(-1)
     logistic = response == "logistic"
     y = rng.logistic(size=len(x)) < exact if logistic else exact + np.sqrt(noise) * rng.standard_normal(len(x))
-    return _whole(
-        "linear-prior",
-        x,
-        clients,
-        y=y.astype(np.int64 if logistic else np.float32),
-        classes=2 if logistic else None,
-        per_client={"theta": theta.astype(np.float32), "component": component},
-        shared={"mu": mu.squeeze(0).astype(np.float32) if components == 1 else mu.astype(np.float32)},
-    )
+    labels = {"y": y.astype(np.int64 if logistic else np.float32), "classes": 2 if logistic else None}
+    own = {"theta": theta.astype(np.float32), "component": component}
+    shared = {"mu": (mu[0] if components == 1 else mu).astype(np.float32)}
+    return _whole("linear-prior", x, clients, **labels, per_client=own, shared=shared)
 
 
 def gaussian_means(
@@ -188,38 +210,12 @@ def mdm(seed: int, setting: str = "low-1", clients: int = 20_000, points: int = 
     labels = np.zeros((clients, points), dtype=np.int64)
     for category in range(A.shape[1] - 1):
         labels += drawn >= upper[:, category, None]
-    y = labels.reshape(-1)
-    return _whole(
-        f"mdm:{setting}",
-        y.astype(np.uint8)[:, None],
-        clients,
-        y=y,
-        classes=A.shape[1],
-        per_client={"component": component},
-        shared={"tau": tau.astype(np.float32), "A": A.astype(np.float32)},
-    )
+    y, shared = labels.reshape(-1), {"tau": tau.astype(np.float32), "A": A.astype(np.float32)}
+    own = {"per_client": {"component": component}, "shared": shared}
+    return _whole(f"mdm:{setting}", y.astype(np.uint8)[:, None], clients, y=y, classes=A.shape[1], **own)
 
 
-def _whole(
-    name: str,
-    x: Array,
-    clients: int,
-    *,
-    y: Array | None = None,
-    classes: int | None = None,
-    per_client: dict[str, Array] | None = None,
-    shared: dict[str, Array] | None = None,
-) -> Source:
+def _whole(name: str, x: Array, clients: int, **more: Any) -> Source:
     """A source of equally large clients, unscaled, and by default without test rows and unseen clients."""
-    return Source(
-        name=name,
-        kind="features",
-        x=x,
-        y=y,
-        classes=classes,
-        client=np.repeat(np.arange(clients), len(x) // clients),
-        normalize="none",
-        per_client=per_client or {},
-        shared=shared or {},
-        whole=True,
-    )
+    client = np.repeat(np.arange(clients), len(x) // clients)
+    return Source(name, "features", x, client=client, normalize="none", whole=True, **more)

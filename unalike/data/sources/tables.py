@@ -73,6 +73,7 @@ def acs(seed: int, task: str = "income", by: str = "puma", worker: str = "nonpro
         class_names=class_names,
         client=client,
         client_names=names,
+        columns=_columns(with_race=task != "race"),
     )
 
 
@@ -105,6 +106,15 @@ def _compact(data: dict[str, Array], with_race: bool) -> Array:
     if with_race:
         columns += [_one_hot(data["RAC1P"], np.arange(1, 10)), (data["HISP"] > 1).astype(np.uint8)[:, None]]
     return np.concatenate(columns, axis=1)
+
+
+def _columns(with_race: bool) -> dict[str, list[str] | None]:
+    """The columns of ``_compact``, by name."""
+    codes = {"worker": range(1, 10), "marital": range(1, 6), "sex": None, "citizenship": range(1, 6)}
+    named: dict[str, list[str] | None] = {"age": None, "hours": None, "schooling": None}
+    named |= {name: None if of is None else [str(code) for code in of] for name, of in codes.items()}
+    named["occupation"] = [str(first) for first in _OCCUPATIONS]
+    return named | ({"race": list(_RACES), "hispanic": None} if with_race else {})
 
 
 def _acs_clusters(data: dict[str, Array], by: str, worker: int, rng: Generator) -> Source:

@@ -8,7 +8,7 @@ the sum), else of its mask key (the common masks did not cancel). Never both, so
 
 Peers are all others, or with ``neighbours`` the nearest on a ring of random order (Bell et al. 2020), so that the cost
 grows with the neighbours and not with the cohort. What is assumed: server and clients follow the protocol; the server
-may look at all it gets and collude with fewer than ``threshold`` peers of a client. A client that lies about its own
+may look at all it gets and collude with at most half of the peers of a client. A client that lies about its own
 vector is not found out. Keys, sealing and masks are X25519, HKDF, AES-GCM and AES-CTR of the ``cryptography`` package.
 Messages are dicts of tensors, so any transport will do.
 """
@@ -77,7 +77,7 @@ class SecureClient:
     def share(self, keys: Message) -> Message:
         """For each peer whose keys came: sealed shares of this client's mask key and of its own mask's seed."""
         self._enter(1)
-        for peer, seal, mask in zip(keys["identities"].tolist(), keys["seal_keys"], keys["mask_keys"], strict=True):
+        for peer, seal, mask in zip(keys["peers"].tolist(), keys["seal_keys"], keys["mask_keys"], strict=True):
             if peer in self.peers:
                 self._public[peer] = (from_tensor(seal), from_tensor(mask))
         if len(self._public) < self.session.needed:
@@ -94,12 +94,12 @@ class SecureClient:
             "seed_digest": to_tensor(hashlib.sha256(self._seed).digest()),
         }
 
-    def mask(self, value: Tensor, inbox: Message) -> Message:
-        """The vector under its masks: alone it is uniformly random."""
+    def mask(self, value: Tensor, inbox: Message, noise: Tensor | None = None) -> Message:
+        """The vector under its masks: alone it is uniformly random. ``noise`` is added to it, in steps of the grid."""
         self._enter(2)
         if value.shape != (self.session.length,):
             raise ValueError(f"expected a flat vector of {self.session.length} numbers, got shape {tuple(value.shape)}")
-        for peer, letter in zip(inbox["from"].tolist(), inbox["sealed"], strict=True):
+        for peer, letter in zip(inbox["senders"].tolist(), inbox["letters"], strict=True):
             if peer in self._public:
                 self._inbox[peer] = from_tensor(letter)
         if len(self._inbox) < self.session.needed:
@@ -107,6 +107,8 @@ class SecureClient:
                 f"{len(self._inbox)} peers are left, {self.session.needed} are needed; nothing was sent"
             )
         total = self.session.ring.encode(value).copy()
+        if noise is not None:
+            total += noise.numpy().astype(np.uint32)  # modulo 2^32, as all in the ring
         total += expand(self._seed, self.session)
         for peer in self._inbox:
             add_common_mask(total, self._mask_key, self._public[peer][1], self.identity, peer, self.session)
@@ -119,6 +121,11 @@ class SecureClient:
         if self.identity not in arrived:
             raise ProtocolError(
                 f"client {self.identity} sent its vector but is not among the survivors; no share is given"
+            )
+        if len(arrived & set(self.session.identities)) < self.session.least:
+            raise SecureSumAborted(
+                f"{len(arrived)} clients survived, {self.session.least} are needed for the noise that they bring; no "
+                "share is given"
             )
         if len(arrived & set(self._inbox)) < self.session.needed:
             raise SecureSumAborted(
@@ -140,6 +147,7 @@ class SecureClient:
         public = b"".join(seal + mask for seal, mask in self._public.values())
         return {
             "stage": torch.tensor(self._stage),
+            "number": to_tensor(self.session.number),
             "secret": to_tensor(secret),
             "public_of": torch.tensor(keys, dtype=torch.int64),
             "public": to_tensor(public).reshape(len(keys), 2 * KEY_BYTES),
@@ -149,7 +157,9 @@ class SecureClient:
 
     @classmethod
     def from_state(cls, session: Session, identity: int, state: Message) -> SecureClient:
-        """The client that ``state`` was taken of."""
+        """The client that ``state`` was taken of; ``ProtocolError`` if it was in another session."""
+        if from_tensor(state["number"]) != session.number:
+            raise ProtocolError(f"client {identity} is asked to go on in a session that it has not begun")
         client = cls(session, identity)
         secret = from_tensor(state["secret"])
         client._seal_key = X25519PrivateKey.from_private_bytes(secret[:KEY_BYTES])
@@ -212,7 +222,7 @@ class SecureServer:
             self._require(len(peers), f"peers of client {identity} advertised keys")
             seals, masks = zip(*(self._keys[peer] for peer in peers), strict=True)
             sent[identity] = {
-                "identities": torch.tensor(peers),
+                "peers": torch.tensor(peers),
                 "seal_keys": torch.stack(seals),
                 "mask_keys": torch.stack(masks),
             }
@@ -231,7 +241,7 @@ class SecureServer:
         for identity, (senders, _) in inbox.items():
             self._require(len(senders), f"peers of client {identity} shared their keys")
         return {
-            who: {"from": torch.tensor(senders), "sealed": torch.stack(sealed)}
+            who: {"senders": torch.tensor(senders), "letters": torch.stack(sealed)}
             for who, (senders, sealed) in inbox.items()
         }
 

@@ -29,6 +29,7 @@ class Ring:
 
     bound: float
     clients: int
+    room: float = 0.0  # beyond the sum of bounds, for noise
 
     def __post_init__(self) -> None:
         check_positive(self.bound, "bound", "give the largest magnitude of a coordinate, for example the clip")
@@ -39,11 +40,10 @@ class Ring:
     @property
     def largest(self) -> int:
         """The integer that stands for ``bound``."""
-        return int((2**31 - 1) // self.clients)
+        return int((2**31 - 1) / (self.clients + self.room / self.bound))
 
     @property
     def step(self) -> float:
-        """The width of the grid."""
         return self.bound / self.largest
 
     def encode(self, value: Tensor) -> NDArray[np.uint32]:
@@ -68,15 +68,15 @@ class Ring:
 class Session:
     """What server and clients agree on before one secure sum; identities are whole numbers of at least 0.
 
-    ``threshold``: how many of a client's peers must stay to the end; more than half of them, so that no two groups of
-    peers can each give away one of its two secrets. None: the least that is safe.
+    ``neighbours``: how many peers each client has; None: all others. More than half of them are ``needed`` to the end,
+    so that no two groups of peers can each give away one of a client's two secrets.
     """
 
     identities: tuple[int, ...]
     length: int
     bound: float
-    threshold: int | None = None
     neighbours: int | None = None
+    noise: float = 0.0  # the deviation of the noise that clients add in shares: the ring has room for it
     number: bytes = field(default_factory=lambda: secrets.token_bytes(16))
 
     def __post_init__(self) -> None:
@@ -88,16 +88,11 @@ class Session:
                 f"a secure sum needs at least 3 clients, got {len(self.identities)}; of two, each learns the other's "
                 "vector from the sum: sample more clients"
             )
-        Ring(self.bound, len(self.identities))
+        Ring(self.bound, len(self.identities), self._room)
         most = len(self.identities) - 1
         if self.neighbours is not None and (self.neighbours % 2 or not 2 <= self.neighbours <= most):
             raise ValueError(
                 f"neighbours must be even and from 2 to {most}, got {self.neighbours}; None makes everybody a peer"
-            )
-        if not self.peer_count / 2 < self.needed <= self.peer_count:
-            raise ValueError(
-                f"the threshold must be more than half of the {self.peer_count} peers and at most all of them, got "
-                f"{self.threshold}; fewer could be split into two groups that open one client's vector"
             )
 
     def message(self) -> Message:
@@ -106,27 +101,35 @@ class Session:
             "identities": torch.tensor(self.identities),
             "length": torch.tensor(self.length),
             "bound": torch.tensor(self.bound, dtype=torch.float64),
-            "threshold": torch.tensor(self.needed),
             "neighbours": torch.tensor(self.neighbours or 0),
+            "noise": torch.tensor(self.noise, dtype=torch.float64),
             "number": to_tensor(self.number),
         }
 
     @classmethod
     def from_message(cls, message: Message) -> Session:
-        """The session that ``message`` describes."""
         return cls(
             tuple(message["identities"].tolist()),
             int(message["length"]),
             float(message["bound"]),
-            int(message["threshold"]),
             int(message["neighbours"]) or None,
+            float(message["noise"]),
             from_tensor(message["number"]),
         )
 
     @property
     def ring(self) -> Ring:
-        """The ring of the sum."""
-        return Ring(self.bound, len(self.identities))
+        return Ring(self.bound, len(self.identities), self._room)
+
+    @property
+    def _room(self) -> float:
+        """For the noise of all clients together: twelve deviations."""
+        return 12.0 * self.noise * math.sqrt(len(self.identities) / self.least)
+
+    @property
+    def least(self) -> int:
+        """The fewest clients with whom the sum is opened; a client helps no fewer (``SecureClient.unmask``)."""
+        return len(self.identities) // 2 + 1
 
     @property
     def peer_count(self) -> int:
@@ -135,8 +138,8 @@ class Session:
 
     @property
     def needed(self) -> int:
-        """The threshold."""
-        return self.threshold if self.threshold is not None else self.peer_count // 2 + 1
+        """How many of a client's peers must stay to the end."""
+        return self.peer_count // 2 + 1
 
     def peers(self, identity: int) -> tuple[int, ...]:
         """The clients with whom this one shares masks and keys, in rising order."""
@@ -155,7 +158,6 @@ def _shuffled(identities: tuple[int, ...], number: bytes) -> tuple[int, ...]:
 
 
 def identity_bytes(identity: int) -> bytes:
-    """An identity as part of a label."""
     return identity.to_bytes(8, "big")
 
 

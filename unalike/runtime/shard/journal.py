@@ -2,8 +2,8 @@
 
 A request has (run, serial), and a shard works in this order: charge, on disk; run; store the reply and what the clients
 kept together; send. The same serial again gets the same bytes. One that was charged but has no stored reply, because
-the shard died in between, is a failure and never runs again. So neither a server that asks twice nor a shard that is
-started again trains a client twice or spends its privacy twice.
+the shard died in between, is a failure and never runs again (unless all its draws are seeded: ``again``). So neither a
+server that asks twice nor a shard that is started again trains a client twice or spends its privacy twice.
 
 What clients keep is an overlay over the last commit: ``commit`` follows the server's checkpoint, ``rollback`` goes back
 to it. Replies after it stay, so a server that resumes and asks the same serials gets the same bytes, without training.
@@ -14,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import safetensors.torch
@@ -22,11 +23,13 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from unalike.core import wire
 from unalike.core.disk import write_whole
 from unalike.core.request import Reply, Request
 from unalike.runtime.shard.kept import KeptStore
 from unalike.runtime.shard.shard import Refused, Shard
 
+MOST_BYTES = 1 << 26  # of rows in one reply: what several blocks of clients say is put together up to this
 _RUN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -34,39 +37,51 @@ class Journal:
     """A shard with a folder of its own; it answers bytes with bytes.
 
     Asks that only measure are not kept: they change nothing, and may be run again.
+
+    again: so may an ask that was cut off. Only where all draws come from a seed: it then gives the very bytes that it
+        would have given, and nothing more is known of a client. Never where noise is drawn afresh.
     """
 
-    def __init__(self, shard: Shard, folder: Path) -> None:
-        self.shard, self.folder = shard, folder
+    def __init__(self, shard: Shard, folder: Path, *, again: bool = False) -> None:
+        self.shard, self.folder, self.again = shard, folder, again
         folder.mkdir(parents=True, exist_ok=True)
         self._restored: set[str] = set()
 
-    def answer(self, data: bytes) -> Iterator[bytes]:
-        """The replies to an encoded request, encoded."""
+    def answer(self, data: bytes, shared: bytes = b"") -> Iterator[bytes]:
+        """The replies to an encoded request, encoded.
+
+        shared: inputs that are the same for all shards, encoded apart so that they are stored and sent once.
+        """
         request = Request.decode(data)
+        if shared:
+            arrays = {name: value for name, value in wire.decode(shared).items() if isinstance(value, Tensor)}
+            request = replace(request, shared={**request.shared, **arrays})
         if request.purpose == "measure":
-            yield from (reply.encode() for reply in self.shard.answer(request))
+            main = request.run.partition("/")[0]
+            if (self.folder / main).is_dir():  # this process may have just started
+                self._folder(main)
+            yield from (reply.encode() for reply in together(self.shard.answer(request)))
             return
         folder = self._folder(request.run)
         charged, stored = folder / f"{request.serial}.charged", folder / f"{request.serial}.reply"
-        digest = hashlib.sha256(data).hexdigest()
-        if charged.exists():
-            if charged.read_text() != digest:
-                raise Refused(f"serial {request.serial} of run {request.run!r} was another request; it runs only once")
+        digest = hashlib.sha256(data + shared).hexdigest()
+        begun = charged.exists()
+        if begun and charged.read_text() != digest:
+            raise Refused(f"serial {request.serial} of run {request.run!r} was another request; it runs only once")
+        if begun and (stored.exists() or not self.again):
             if not stored.exists():
-                yield Reply(
-                    torch.zeros(0, dtype=torch.int64),
-                    failed=dict.fromkeys(range(len(request.ids)), "its shard was interrupted in this ask, and charged"),
-                ).encode()
+                reason = "its shard was interrupted in this ask, and charged"
+                yield request.reply(failed=dict.fromkeys(range(len(request.ids)), reason)).encode()
                 return
         else:
             if request.serial <= self._committed(folder):
                 raise Refused(f"serial {request.serial} of run {request.run!r} is before the last commit; it is over")
-            write_whole(charged, digest.encode())
+            if not begun:
+                write_whole(charged, digest.encode())
             base = self.shard.kept(request.run)
             overlay = KeptStore(base)
-            frames = [reply.encode() for reply in self.shard.answer(request, overlay)]
-            write_whole(stored, _packed(frames, overlay.state()))
+            frames = [reply.encode() for reply in together(self.shard.answer(request, overlay))]
+            write_whole(stored, _packed(frames, overlay.state(handles=True)))
             base.absorb(overlay)
             yield from frames
             return
@@ -87,15 +102,28 @@ class Journal:
                 file.unlink()
 
     def rollback(self, run: str, serial: int) -> None:
-        """What clients keep is again what it was when the server saved its state after this serial."""
-        file = self._folder(run) / f"kept-{serial}.safetensors"
+        """What clients keep is again what it was when the server saved its state after this serial.
+
+        Where an ask may run again, the replies that came later go, too: a server whose state has other last bits than
+        before would be refused under their serials.
+        """
+        folder = self._folder(run)
+        file = folder / f"kept-{serial}.safetensors"
+        later = [folder / f"kept-{one}.safetensors" for one in self._commits(folder) if one > serial]
+        if self.again:
+            later += [one for one in (*folder.glob("*.charged"), *folder.glob("*.reply")) if int(one.stem) > serial]
+        self._restore(run, serial, file)
+        for one in later:
+            one.unlink()
+
+    def _restore(self, run: str, serial: int, file: Path) -> None:
         if serial == 0:
             self.shard.restore(run, {})
             return
         try:
             state = safetensors.torch.load(file.read_bytes())
         except FileNotFoundError:
-            known = sorted(self._commits(self._folder(run)))
+            known = sorted(self._commits(file.parent))
             raise Refused(f"nothing was kept for serial {serial} of run {run!r}; there are {known}") from None
         except SafetensorError as error:
             raise Refused(f"{file.name} is damaged: {error}") from error
@@ -110,7 +138,7 @@ class Journal:
             self._restored.add(run)
             last = self._committed(folder)
             if last:
-                self.rollback(run, last)
+                self._restore(run, last, folder / f"kept-{last}.safetensors")
             for serial in sorted(int(file.stem) for file in folder.glob("*.reply")):
                 if serial > last:
                     _, kept = _unpacked((folder / f"{serial}.reply").read_bytes())
@@ -140,3 +168,32 @@ def _unpacked(data: bytes) -> tuple[list[bytes], dict[str, Tensor]]:
         frames.append(data[place : place + length])
         place += length
     return frames, safetensors.torch.load(data[place : place + head["kept"]]) if head["kept"] else {}
+
+
+def together(replies: Iterable[Reply], most: int = MOST_BYTES) -> Iterator[Reply]:
+    """Fewer replies that say the same: those of single blocks in a row become one, up to ``most`` bytes."""
+    waiting: list[Reply] = []
+    size = 0
+
+    def joined() -> Reply:
+        if len(waiting) == 1:
+            return waiting[0]
+        answered = [one for one in waiting if len(one.rows)]
+        arrays = [
+            {name: torch.cat([one.arrays[place][name] for one in answered]) for name in first}
+            for place, first in enumerate(answered[0].arrays if answered else ())
+        ]
+        rows = torch.cat([one.rows for one in waiting])
+        failed = {row: why for one in waiting for row, why in one.failed.items()}
+        partials = {place: value for one in waiting for place, value in one.partials.items()}
+        return Reply(rows, arrays, failed, partials, waiting[0].run, waiting[0].serial)
+
+    for reply in replies:
+        own = sum(value.nbytes for arrays in reply.arrays for value in arrays.values())
+        if waiting and (size + own > most or waiting[-1].partials):
+            yield joined()
+            waiting, size = [], 0
+        waiting.append(reply)
+        size += own
+    if waiting:
+        yield joined()

@@ -10,7 +10,7 @@ from torch import Tensor
 from unalike.core.client import Kept
 
 HELD = "held."  # arrays that stay at hand for a later ask
-VOLATILE = ("secure.", HELD)  # never saved; the first are the secrets of a secure sum
+SECRET = "secure."  # of a secure sum
 
 
 class _Column:
@@ -80,11 +80,14 @@ class KeptStore:
         """One array of these clients [b, ...], and which of them have it [b]."""
         return self._columns[name].read(ids.tolist()) if name in self._columns else None
 
-    def state(self) -> dict[str, Tensor]:
-        """Named tensors to save. Secrets of a secure sum are none of them: they live in memory only."""
+    def state(self, handles: bool = False) -> dict[str, Tensor]:
+        """Named tensors to save. Secrets of a secure sum are none of them: they live in memory only.
+
+        handles: also what stays at hand for a later ask, which a shard that is started again must have.
+        """
         state = {}
         for name, column in self._columns.items():
-            if name.startswith(VOLATILE):
+            if name.startswith(SECRET) or (name.startswith(HELD) and not handles):
                 continue
             state[f"{name}.ids"] = torch.tensor(list(column.row_of), dtype=torch.int64)
             state[f"{name}.values"] = column.values[: len(column.row_of)].clone()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from unalike.core.client import Clients
+from unalike.core.draws import Draws, key
+from unalike.core.release import Adder, Partial, Sum, summed
 from unalike.core.request import Part, Program, Reply, Request
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema
+from unalike.core.shapes import dry_sent
+from unalike.privacy.sampling import Everyone
+from unalike.privacy.system import SystemDraws
 from unalike.runtime.shard.kept import HELD, KeptStore
 from unalike.runtime.shard.simulator import Simulator
 from unalike.runtime.shard.work import Work
@@ -23,13 +29,19 @@ class Refused(ValueError):
     """A request that this shard does not answer; the message says why."""
 
 
+class PrivateFailure(UserWarning):
+    """A client's task failed where all that is released is private; told where the client lives, and nowhere else."""
+
+
 class Shard:
     """Some clients' rows (train, validation and test parts over the same clients) and all that they keep."""
 
     def __init__(
         self, parts: Mapping[Part, Clients], roster: Roster, program: Program, simulator: Simulator | None = None
     ) -> None:
-        self.parts, self.roster, self.program = parts, roster, program
+        none = replace(parts["train"], size=torch.zeros_like(parts["train"].size))
+        self.parts: Mapping[Part, Clients] = {"validation": none, **parts}  # nobody must have set rows aside
+        self.roster, self.program = roster, program
         self.simulator = simulator or Simulator()
         if not torch.equal(parts["train"].ids, roster.ids):
             raise ValueError("a shard's roster lists the clients of its data, in their order")
@@ -58,25 +70,91 @@ class Shard:
         kept: where its clients keep things, in place of the run's own store.
         """
         work = self._work(request, self.kept(request.run) if kept is None else kept)
-        adders = {place: adder for place, one in enumerate(work.releases) if (adder := one.adder()) is not None}
+        adders = {place: Adder(one) for place, one in enumerate(work.releases) if summed(one)}
         shapes: list[dict[str, tuple[int, ...]]] | None = None
-        for batch in self.simulator.run(work):
-            arrays = list(batch.arrays)
-            if len(batch.rows):
-                own = batch.shapes()
+        lost: list[int] = []  # rows of clients that failed, where nobody may see that
+        for said in self.simulator.run(work):
+            failed, arrays = dict(said.failed), list(said.arrays)
+            if len(said.rows):
+                own = said.shapes()
                 shapes = shapes or own
                 if own != shapes:
                     reason = f"sent arrays of shapes {own}, but others sent {shapes}"
-                    yield Reply(batch.rows[:0], (), {**batch.failed, **dict.fromkeys(batch.rows.tolist(), reason)})
-                    continue
-                bounds = work.bounds[batch.rows]
-                for place, adder in adders.items():
-                    adder.add(arrays[place], bounds)
-                    arrays[place] = {}
-            yield Reply(batch.rows, arrays, batch.failed)
-        partials = {place: made for place, adder in adders.items() if (made := adder.partial()) is not None}
+                    failed |= dict.fromkeys(said.rows.tolist(), reason)
+            if work.private and failed:
+                self._tell_failures(work, failed)
+                lost += failed
+                failed = {}
+            if len(said.rows) and own != shapes:
+                yield request.reply(failed=failed)
+                continue
+            yield self._added(request, work, adders, said.rows, arrays, failed)
+        if lost:
+            yield from self._nothing(request, work, adders, sorted(lost), shapes)
+        partials = {
+            place: self._protected(request, work, place, made)
+            for place, adder in adders.items()
+            if (made := adder.partial()) is not None
+        }
         if partials:
-            yield Reply(torch.zeros(0, dtype=torch.int64), (), {}, partials)
+            yield request.reply(partials=partials)
+
+    def _added(
+        self,
+        request: Request,
+        work: Work,
+        adders: Mapping[int, Adder],
+        rows: Tensor,
+        arrays: list[Mapping[str, Tensor]],
+        failed: Mapping[int, str],
+    ) -> Reply:
+        """The reply of some clients, of which sums are taken out and added up."""
+        for place, adder in adders.items() if arrays else ():
+            if len(rows):
+                adder.add(arrays[place], work.bounds[rows])
+            arrays[place] = {}
+        return request.reply(rows, arrays, failed)
+
+    def _tell_failures(self, work: Work, failed: Mapping[int, str]) -> None:
+        """Say here, where the clients live, what goes nowhere else."""
+        row, reason = next(iter(failed.items()))
+        name = self.roster.name(int(work.positions[row]))
+        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        warnings.warn(
+            f"{work.task.name} failed at client {name}{more}: {reason}; what it releases is private, so zeros were "
+            "sent in its place and the server was told nothing",
+            PrivateFailure,
+            stacklevel=2,
+        )
+
+    def _nothing(
+        self,
+        request: Request,
+        work: Work,
+        adders: Mapping[int, Adder],
+        lost: Sequence[int],
+        shapes: Sequence[Mapping[str, tuple[int, ...]]] | None,
+    ) -> Iterator[Reply]:
+        """Replies of clients that failed in a private ask: they contribute zero, and count as answered."""
+        for row in torch.tensor(lost)[:, None]:
+            each = {name: value[row[0]] for name, value in work.each.items()}
+            sent = dry_sent(work.task, self.roster.schema, work.bounds[row][0], {**work.shared, **each})
+            if sent is None and shapes is not None and not any(getattr(one, "secure", False) for one in work.releases):
+                sent = {name: torch.zeros(shape) for release in shapes for name, shape in release.items()}
+            if sent is None:
+                yield request.reply(failed={int(row): "did not answer"})
+                continue
+            made = self.simulator.nothing(work, row, sent)
+            yield self._added(request, work, adders, made.rows, list(made.arrays), {})
+
+    def _protected(self, request: Request, work: Work, place: int, partial: Partial) -> Partial:
+        """A part of a sum as it may leave: with the whole noise, unless the server is trusted to add it."""
+        release, terms = work.releases[place], self.program.terms
+        if not terms.at_shard or not isinstance(release, Sum):
+            return partial
+        release = release.resolved(request.shared, self.roster.declared(work.positions))
+        draws = SystemDraws() if terms.system else Draws(key(request.key, -1, int(request.ids[0])), place)
+        return replace(partial, total=release.noisy(partial.total, Everyone(terms.relation), draws))
 
     def _work(self, request: Request, kept: KeptStore) -> Work:
         task = self.program.task(request.task)
@@ -84,7 +162,7 @@ class Shard:
             raise Refused(f"the clients here have no {request.part} rows")
         positions = self.positions(request.ids)
         bounds = self.roster.bound[positions]
-        derived = task.derived(bounds)
+        derived = task.derived(self.roster.declared(positions))
         given = {*request.shared, *request.each, *request.held}
         if given & set(derived):
             raise Refused(f"{request.task} derives {', '.join(derived)} at the client; a request cannot set it")
@@ -93,8 +171,11 @@ class Shard:
         clients = self.parts[request.part] if request.labels else self.parts[request.part].without_labels()
         releases = self.program.releases(request)
         each = {**request.each, **held, **derived}
-        key = torch.tensor(request.key)
-        return Work(task, clients, positions, bounds, request.shared, each, releases, key, kept, request.serial)
+        terms = self.program.terms
+        # the request's key is known to the server that chose it
+        own = SystemDraws().bits(1)[0] if terms.system else torch.tensor(request.key)
+        shared = request.shared
+        return Work(task, clients, positions, bounds, shared, each, releases, own, kept, request.serial, terms)
 
     def look(self, run: str, handle: str, ids: Tensor) -> Tensor:
         """The arrays that these clients hold under a handle."""

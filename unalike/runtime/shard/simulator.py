@@ -13,14 +13,13 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import threading
 import time
-import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,12 +27,16 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from unalike.core import wire
-from unalike.core.client import Block, Client, Kept
-from unalike.core.draws import Draws, key
+from unalike.core import outside, wire
+from unalike.core.client import Client, Kept
+from unalike.core.draws import Draws
+from unalike.core.release import Sum
+from unalike.core.request import Reply
+from unalike.privacy.mechanisms import DrawsLike
+from unalike.runtime.shard.kept import HELD, SECRET
 from unalike.runtime.shard.recording import Inputs, Recordings
 from unalike.runtime.shard.tuning import Plan, Tuner, keep_freed_memory
-from unalike.runtime.shard.work import Batch, Work
+from unalike.runtime.shard.work import Work
 
 Arrays = dict[str, Tensor]
 Outputs = tuple[list[dict[str, Tensor]], dict[str, Tensor]]  # what each release lets out, and what is kept
@@ -80,13 +83,14 @@ class Simulator:
     def use_plans(self, plans: Mapping[str, dict[str, Any]]) -> None:
         self._tuner.plans.update({kind: Plan(**plan) for kind, plan in plans.items()})
 
-    def run(self, work: Work) -> Iterator[Batch]:
+    def run(self, work: Work) -> Iterator[Reply]:
         """Stream the clients' replies, block by block."""
         if len(work.positions) == 0:
             return
         with torch.no_grad():
             work = self._with_shared(work)
-            rows = _by_size(work, torch.arange(len(work.positions)))
+            # largest clients first, so that those of a block are alike and little of it is padding
+            rows = torch.argsort(work.clients.size[work.positions], descending=True, stable=True)
             plan = self._plan(work, rows)
             with plan.threads_set():
                 yield from self._batches(work, rows, plan)
@@ -124,7 +128,7 @@ class Simulator:
 
         return self._tuner.plan(work, rows, self.threads, rehearse)
 
-    def _batches(self, work: Work, rows: Tensor, plan: Plan, rehearsal: bool = False) -> Iterator[Batch]:
+    def _batches(self, work: Work, rows: Tensor, plan: Plan, rehearsal: bool = False) -> Iterator[Reply]:
         """Block by block, or one for each worker at a time.
 
         A block is computed by one worker, so how many there are changes no bit.
@@ -137,7 +141,7 @@ class Simulator:
                 self._recordings.make()  # now that no worker is at work
         else:
             for block_rows in blocks:
-                yield self._finished(work, block_rows, self._prepared(work, block_rows, singly), rehearsal)
+                yield from self._finished(work, block_rows, self._prepared(work, block_rows, singly), rehearsal)
                 if not rehearsal:
                     self._recordings.make()
 
@@ -148,7 +152,7 @@ class Simulator:
 
     def _side_by_side(
         self, work: Work, blocks: Iterator[Tensor], workers: int, singly: bool, rehearsal: bool
-    ) -> Iterator[Batch]:
+    ) -> Iterator[Reply]:
         ahead: deque[tuple[Tensor, Future[Outputs]]] = deque()
         try:
             for block_rows in blocks:
@@ -156,30 +160,30 @@ class Simulator:
                 while len(ahead) > workers or (ahead and held > MAX_BYTES_AHEAD):
                     first, future = ahead.popleft()
                     held -= _input_bytes(work, first)
-                    yield self._finished(work, first, future.result, rehearsal)
+                    yield from self._finished(work, first, future.result, rehearsal)
                 call = self._prepared(work, block_rows, singly)
                 ahead.append((block_rows, _workers(workers).submit(_without_gradients, call)))
             while ahead:
                 first, future = ahead.popleft()
-                yield self._finished(work, first, future.result, rehearsal)
+                yield from self._finished(work, first, future.result, rehearsal)
         finally:  # whoever asked may have given up
             for _, future in ahead:
                 future.cancel()
             wait([future for _, future in ahead])
 
-    def _finished(self, work: Work, rows: Tensor, result: Callable[[], Outputs], rehearsal: bool) -> Batch:
+    def _finished(self, work: Work, rows: Tensor, result: Callable[[], Outputs], rehearsal: bool) -> list[Reply]:
         """One block's replies; if its call raised, those of its clients one by one: an error stays its client's."""
         try:
-            return self._batch(work, rows, result(), rehearsal)
+            return [self._reply(work, rows, result(), rehearsal)]
         except Exception as error:  # a client's own failure is data
-            reason = _told(error)
+            reason = outside.told(error, in_task=True)
         if "randomness error mode" in reason:  # what vmap says; one client after the other would find it out, too
             reason = f"{_GLOBAL_DRAWS}{reason[reason.find(chr(10)) :] if chr(10) in reason else ''}"
-            return Batch(rows[:0], [], dict.fromkeys(rows.tolist(), reason))
+            return [Reply(rows[:0], failed=dict.fromkeys(rows.tolist(), reason))]
         if len(rows) == 1:
-            return Batch(rows[:0], [], {int(rows): reason})
-        singles = [self._finished(work, row, self._prepared(work, row), rehearsal) for row in rows[:, None]]
-        if work.task.name not in self._loop and not any(batch.failed for batch in singles):
+            return [Reply(rows[:0], failed={int(rows): reason})]
+        singles = [self._finished(work, row, self._prepared(work, row), rehearsal)[0] for row in rows[:, None]]
+        if work.task.name not in self._loop and not any(one.failed for one in singles):
             self._loop.add(work.task.name)
             warnings.warn(
                 f"task {work.task.name} cannot be vectorised over clients and runs one client at a time, which is "
@@ -187,22 +191,27 @@ class Simulator:
                 LoopInstead,
                 stacklevel=2,
             )
-        return _joined(singles)
+        return singles
 
     def _prepared(self, work: Work, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
         """The call for a block of clients, or for one of them after the other.
 
         All that it needs is read here; it may run in any thread.
         """
-        block = work.clients.block(work.positions[rows])
+        vectorised, count = len(rows) > 1 and not singly, len(rows)
+        if vectorised and work.private:
+            rows = _filled_up(rows)
+        bounds = work.bounds[rows]
+        # DP-SGD takes as many steps as N̄ has batches, which no row of a client may change
+        least = int(bounds.max()) if any(one.cost is not None for one in work.releases) else 1
+        block = work.clients.block(work.positions[rows], least, tame=work.private)
         kept = work.kept.read(block.ids)
         own = {
-            "columns": self._moved(work, _columns(work, rows, block)),
+            "columns": self._moved(work, block.columns(work.key, bounds)),
             "kept": self._moved(work, kept.values),
             "present": self._moved(work, kept.present),
             "each": self._moved(work, {name: value[rows] for name, value in work.each.items()}),
         }
-        vectorised = len(rows) > 1 and not singly
         turns = [slice(None)] if vectorised else [slice(i, i + 1) for i in range(len(rows))]
         inputs: list[Inputs] = [
             {
@@ -214,8 +223,9 @@ class Simulator:
 
         def call(inputs: Inputs) -> Outputs:
             def one(columns: Arrays, values: Arrays, present: Arrays, each: Arrays) -> Outputs:
-                client = _client(block, columns, Kept(values, present))
-                return _answer(work, client, {**inputs["shared"], **each}, Draws(columns["key"], 1))
+                client = block.client(columns, Kept(values, present), work.system)
+                noise = client.noise if work.system else Draws(columns["key"], 1)
+                return _answer(work, client, {**inputs["shared"], **each}, noise)
 
             arguments = [dict(inputs[name]) for name in own]
             if vectorised:
@@ -232,44 +242,70 @@ class Simulator:
 
         away = self._away(work)
         function = call_there if away else call
-        kind = self._recordings.kind(work, inputs[0], vectorised, block.full, block.all_labeled)
+        kind = self._recordings.kind(work, inputs[0], vectorised, block.full, block.all_labeled, work.system)
 
         def turn(inputs: Inputs) -> Outputs:
-            begin, drawn = time.perf_counter(), None if kind.recorded or vectorised else torch.get_rng_state()
+            begin, drawn = time.perf_counter(), None if kind.recorded or vectorised else _global_draws()
             made: Outputs = (kind.recorded or function)(inputs)
-            if drawn is not None and not torch.equal(drawn, torch.get_rng_state()):
+            if drawn is not None and not torch.equal(drawn, _global_draws()):
                 raise RuntimeError(_GLOBAL_DRAWS)
             if kind.recorded is None:
                 self._recordings.called(kind, time.perf_counter() - begin, function, inputs)
             return made
 
         def outputs() -> Outputs:
-            return _stacked([turn(one) for one in inputs])
+            made = _stacked([turn(one) for one in inputs])
+            return made if len(rows) == count else _first(made, count)
 
         return (lambda: _back(outputs())) if away else outputs
 
-    def _batch(self, work: Work, rows: Tensor, outputs: Outputs, rehearsal: bool) -> Batch:
-        """Leave out replies that are not finite, let the rest keep what they keep, and hand over what they sent."""
+    def nothing(self, work: Work, row: Tensor, sent: Mapping[str, Tensor]) -> Reply:
+        """The reply of a client whose task failed where all that leaves it is private: zeros, under the same noise.
+
+        Then nobody can tell that it failed. It keeps nothing but what a later exchange needs.
+        """
+        block = work.clients.block(work.positions[row], tame=True)
+        columns = {name: value[0] for name, value in block.columns(work.key, work.bounds[row]).items()}
+        client = block.client(columns, Kept(), work.system)
+        noise = client.noise if work.system else Draws(columns["key"], 1)
+        out, keep = _let_out(work, client, sent, noise)
+        if keep:
+            work.kept.write(block.ids, {name: value[None] for name, value in keep.items()})
+        return Reply(row, [{name: value[None] for name, value in release.items()} for release in out])
+
+    def _reply(self, work: Work, rows: Tensor, outputs: Outputs, rehearsal: bool) -> Reply:
+        """Leave out replies that make no sense, let the rest keep what they keep, and hand over what they sent."""
         arrays, kept = outputs
         sound = torch.ones(len(rows), dtype=torch.bool)
         failed: dict[int, str] = {}
+
+        def check(good: Tensor, reason: str) -> None:
+            if not good.all():
+                failed.update(dict.fromkeys(rows[~good & sound].tolist(), reason))
+                sound.logical_and_(good)
+
         sent = {name: value for release in arrays for name, value in release.items()}
         for name, value in sent.items():
             wire.check(name, value)
         for name, value in [*sent.items(), *((f"kept {name}", value) for name, value in kept.items())]:
             if value.is_floating_point():
                 finite = torch.isfinite(value.reshape(len(rows), -1).sum(1))  # NaN or inf anywhere survives a sum
-                if not finite.all():
-                    for row in rows[~finite & sound].tolist():
-                        failed[row] = f"the array {name!r} is not finite (NaN or infinite)"
-                    sound &= finite
+                check(finite, f"the array {name!r} is not finite (NaN or infinite)")
+        for release, out in zip(work.releases, arrays, strict=True):
+            weight = getattr(release, "weight", None)
+            if weight in out:
+                amount = out[weight].reshape(len(rows), -1)
+                check(
+                    (amount >= 0).all(1) & (amount.shape[1] == 1),
+                    f"the weight {weight!r} is not one number of 0 or more",
+                )
         if failed:
             rows = rows[sound]
             arrays = [{name: value[sound] for name, value in release.items()} for release in arrays]
             kept = {name: value[sound] for name, value in kept.items()}
         if kept and not rehearsal and len(rows):  # last: who fails on the way must not have kept anything
             work.kept.write(work.clients.ids[work.positions[rows]], kept)
-        return Batch(rows, arrays, failed)
+        return Reply(rows, arrays, failed)
 
 
 def found_device(name: str) -> torch.device:
@@ -301,45 +337,24 @@ def _fitting(work: Work) -> int:
     return max(1, min(MOST_ON_DEVICE, MAX_BLOCK_BYTES // max(1, 4 * numbers)))
 
 
-def _columns(work: Work, rows: Tensor, block: Block) -> dict[str, Tensor]:
-    columns = {"x": block.x, "n": block.n, "labeled": block.labeled, "key": key(work.key, block.ids)}
-    columns["bound"] = work.bounds[rows]
-    if block.y is not None:
-        columns["y"] = block.y
-    return columns
-
-
-def _client(block: Block, columns: Mapping[str, Tensor], kept: Kept) -> Client:
-    return Client(
-        columns["x"],
-        columns.get("y"),
-        columns["n"],
-        columns["labeled"],
-        columns["bound"],
-        all_labeled=block.all_labeled,
-        full=block.full,
-        kept=kept,
-        draws=Draws(columns["key"]),
-        noise=Draws(columns["key"], 2),
-    )
-
-
 _GLOBAL_DRAWS = (
     "the task draws from PyTorch's global generator, so one seed would not give one result; draw from client.draws: "
     "client.draws.uniform(3), .normal(3), .integers(10, 3) or .permutation(client.n, client.capacity)"
 )
 
 
-def _told(error: Exception) -> str:
-    """An exception in a task, with the line of it that failed: the last one that is neither PyTorch's nor ours."""
-    told = f"{type(error).__name__}: {error}"
-    own = Path(__file__).parents[2]  # the package
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        file = Path(frame.filename)
-        inside = file.is_relative_to(own) and not file.is_relative_to(own / "methods")
-        if not inside and "torch" not in file.parts and file.exists():
-            return f"{told}\n    {file.name}:{frame.lineno}, in {frame.name}: {frame.line}"
-    return told
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def _global_draws() -> Tensor:
+    """The state of PyTorch's global generator.
+
+    PyTorch reads it under a lock of its own and may give up the interpreter's meanwhile (when garbage is collected).
+    Another thread that then asks for it waits with the interpreter in its hands, and all stand still for ever. So
+    threads take turns.
+    """
+    with _ONE_AT_A_TIME:
+        return torch.get_rng_state()
 
 
 def _without_gradients(call: Callable[[], Outputs]) -> Outputs:
@@ -356,24 +371,24 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_workers.cache_clear)  # a child has no threads but the one that forked
 
 
-def _answer(work: Work, client: Client, inputs: Mapping[str, Tensor], noise: Draws) -> Outputs:
+def _answer(work: Work, client: Client, inputs: Mapping[str, Tensor], noise: DrawsLike) -> Outputs:
     """All that happens at a client: the task, and what each release lets out of it."""
     sent = work.task(client, **inputs)
-    out, keep = [], dict(sent.keep)
+    out, keep = _let_out(work, client, sent.arrays, noise)
+    return out, {**sent.keep, **keep}
+
+
+def _let_out(work: Work, client: Client, sent: Mapping[str, Tensor], noise: DrawsLike) -> Outputs:
+    """What each release lets out of what a task sends, and what stays at hand."""
+    out: list[dict[str, Tensor]] = []
+    keep: dict[str, Tensor] = {}
     for release in work.releases:
-        out.append(release.at_client(sent.arrays, client, noise))
-        keep |= {_kept_as(work, name): value for name, value in release.staying(sent.arrays).items()}
+        out.append(release.at_client(sent, client, noise))
+        for name, value in release.staying(sent, noise).items():  # at hand, under the serial of the ask
+            keep[name if name.startswith(SECRET) else f"{HELD}{work.serial}.{name}"] = value
+        if isinstance(release, Sum):
+            keep |= release.secret_noise(work.terms)
     return out, keep
-
-
-def _kept_as(work: Work, name: str) -> str:
-    """Arrays that stay at hand are kept under the serial of their ask."""
-    return name if name.startswith("secure.") else f"held.{work.serial}.{name}"
-
-
-def _by_size(work: Work, rows: Tensor) -> Tensor:
-    """The rows, largest clients first, so that those of a block are alike and little of it is padding."""
-    return rows[torch.argsort(work.clients.size[work.positions[rows]], descending=True, stable=True)]
 
 
 def _blocks(work: Work, rows: Tensor, plan: Plan) -> Iterator[Tensor]:
@@ -423,19 +438,20 @@ def _input_bytes(work: Work, rows: Tensor) -> int:
     return len(rows) * int(work.clients.size[work.positions[rows]].max()) * _row_bytes(work)
 
 
-def _joined(batches: list[Batch]) -> Batch:
-    """Batches of single clients as one; a reply that differs in names or shapes from the first one is a failure."""
-    failed = {row: reason for batch in batches for row, reason in batch.failed.items()}
-    good = [batch for batch in batches if len(batch.rows)]
-    if not good:
-        return Batch(torch.zeros(0, dtype=torch.int64), [], failed)
-    first = good[0].shapes()
-    for batch in good:
-        if batch.shapes() != first:
-            failed[int(batch.rows[0])] = f"sent arrays of shapes {batch.shapes()}, but others sent {first}"
-    good = [batch for batch in good if int(batch.rows[0]) not in failed]
-    arrays = [_concatenated(release) for release in zip(*(batch.arrays for batch in good), strict=True)]
-    return Batch(torch.cat([batch.rows for batch in good]), arrays, failed)
+def _filled_up(rows: Tensor) -> Tensor:
+    """A block of one of a few sizes; the first client takes the places that are left over, for nothing.
+
+    Private cohorts have another size in every round. With few sizes their blocks can be recorded all the same, which
+    saves more than one client in ten costs.
+    """
+    some = max(4, 1 << max(0, len(rows).bit_length() - 3))
+    return torch.cat([rows, rows[:1].expand(-len(rows) % some)]) if len(rows) > 4 else rows
+
+
+def _first(outputs: Outputs, count: int) -> Outputs:
+    """What the first so many clients of a block send and keep."""
+    released = [{name: value[:count] for name, value in release.items()} for release in outputs[0]]
+    return released, {name: value[:count] for name, value in outputs[1].items()}
 
 
 def _stacked(outputs: list[Outputs]) -> Outputs:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from unalike.core.client import Clients
-from unalike.core.release import Release
+from unalike.core.release import Release, protects
 from unalike.core.task import Task, frozen
+from unalike.core.terms import Terms
 from unalike.runtime.shard.kept import KeptStore
 
 
@@ -27,21 +28,19 @@ class Work:
     key: Tensor  # of this ask; a client's draws come from key(this, its id)
     kept: KeptStore
     serial: int = 0  # arrays that stay at hand are kept under it
+    terms: Terms = Terms()
+
+    @property
+    def system(self) -> bool:
+        """Do draws that protect come from the operating system?"""
+        return self.terms.system
+
+    @property
+    def private(self) -> bool:
+        """Is all that leaves its clients protected?"""
+        return protects(self.releases)
 
     @property
     def pure(self) -> bool:
         """Is all that happens at a client a function of what it is given? Then it may run in any thread."""
         return self.task.pure and all(one.noise is None or frozen(one.noise) for one in self.releases)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Some clients' replies: row i of every array is from the client at ``rows[i]`` of the work's ``positions``."""
-
-    rows: Tensor  # [b]
-    arrays: Sequence[Mapping[str, Tensor]]  # one mapping for each release, arrays [b, ...]
-    failed: Mapping[int, str] = field(default_factory=dict)  # row -> reason
-
-    def shapes(self) -> list[dict[str, tuple[int, ...]]]:
-        """For each release, the shape that one client's arrays have."""
-        return [{name: tuple(value.shape[1:]) for name, value in release.items()} for release in self.arrays]

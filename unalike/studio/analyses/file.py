@@ -1,4 +1,4 @@
-"""``analyses.json`` of a run folder: what ``unalike analyse`` found, as plain values that a report is made from.
+"""``simulation/analyses.json``: what ``unalike analyse`` found, as plain values that a report is made from.
 
 A run folder may come from somebody else, so every length and every number is bounded when the file is read.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from unalike.studio.errors import UserError
 from unalike.studio.runs.folder import ANALYSES, write_json
@@ -18,17 +18,17 @@ MOST_POINTS = 200  # of a curve
 MOST_LETTERS = 1000  # of a name or a reason
 MOST_BYTES = 8_000_000
 
-PAPERS = "T1: Scott's thesis (PeFLL is its chapter 4); P2: Amosy, Eyal and Chechik, ODPFL-HN"
+PAPERS = "Scott 2026: his thesis (PeFLL is its chapter 4); Amosy et al. 2022: Amosy, Eyal and Chechik, ODPFL-HN"
 _FIGURES = {  # what the table and the report call each analysis, and where it is in the papers
-    "map": ("map of descriptors", "P2 Fig. 7"),
-    "correlation": ("rank correlation", "T1 Fig. 4.1"),
-    "same_classes": ("clients with the same classes", "T1 Table 4.1"),
-    "label_mask": ("absent classes ruled out", "T1 Table B.4"),
-    "alpha": ("other class shares", "T1 Fig. B.1"),
-    "rotation": ("turned images", "P2 Fig. 4"),
-    "blur": ("blurred images", "P2 Fig. 4"),
-    "size": ("number of samples", "P2 Fig. 5"),
-    "bytes": ("bytes sent", "T1 Fig. B.5"),
+    "map": ("map of descriptors", "Amosy et al. 2022, Fig. 7, Scott 2026, Fig. 5.1"),
+    "correlation": ("rank correlation", "Scott 2026, Fig. 4.1"),
+    "same_classes": ("clients with the same classes", "Scott 2026, Table 4.1"),
+    "label_mask": ("absent classes ruled out", "Scott 2026, Table B.4"),
+    "alpha": ("other class shares", "Scott 2026, Fig. B.1"),
+    "rotation": ("turned images", "Amosy et al. 2022, Fig. 4"),
+    "blur": ("blurred images", "Amosy et al. 2022, Fig. 4"),
+    "size": ("number of samples", "Amosy et al. 2022, Fig. 5"),
+    "bytes": ("bytes sent", "Scott 2026, Fig. B.5"),
 }
 NAMES = {key: name for key, (name, _) in _FIGURES.items()}
 FIGURES = {key: figure for key, (_, figure) in _FIGURES.items()}
@@ -55,9 +55,8 @@ class CurvePoint(BaseModel):
 
 
 def _above_zero(points: list[CurvePoint]) -> list[CurvePoint]:
-    for point in points:
-        if not point.at > 0:
-            raise ValueError(f"at = {point.at:g}, but a logarithmic axis has no 0")
+    if any(point.at == 0 for point in points):
+        raise ValueError("at = 0, but a logarithmic axis has no 0")
     return points
 
 
@@ -78,30 +77,22 @@ class AtEpsilon(BaseModel):
     @property
     def delta_label(self) -> str:
         """δ, which falls with the number of samples; empty where there is no noise."""
-        if self.epsilon is None:
-            return ""
         deltas = [point.delta for point in self.points if point.delta is not None]
-        if len(deltas) < len(self.points) or not deltas:
-            return "δ unknown"
+        if not deltas:
+            return ""
         low, high = f"{min(deltas):.2g}", f"{max(deltas):.2g}"
         return f"δ = {high}" if low == high else f"δ = {high} to {low}"
 
 
-class DescriptorMap(BaseModel):
-    """Clients on a plane, by their descriptors."""
+class Place(BaseModel):
+    """Where a client is on the two maps of descriptors."""
 
-    names: Annotated[list[Words], Field(min_length=3, max_length=MOST_CLIENTS)]
-    group: Annotated[list[Literal["seen", "unseen"]], Field(max_length=MOST_CLIENTS)]
-    main_class: Annotated[list[Words | None], Field(max_length=MOST_CLIENTS)]
-    pca: Annotated[list[Spot], Field(max_length=MOST_CLIENTS)]
-    t_sne: Annotated[list[Spot], Field(max_length=MOST_CLIENTS)]
-
-    @model_validator(mode="after")
-    def _equal_lengths(self) -> DescriptorMap:
-        for name in ("group", "main_class", "pca", "t_sne"):
-            if len(getattr(self, name)) != len(self.names):
-                raise ValueError(f"{name} has {len(getattr(self, name))} entries for {len(self.names)} names")
-        return self
+    name: Words
+    group: Literal["seen", "unseen"]
+    main_class: Words | None
+    rotation: Finite | None = None  # degrees, where clients turn their images (T1 Fig. 5.1)
+    pca: Spot
+    t_sne: Spot
 
 
 class Correlation(BaseModel):
@@ -153,7 +144,7 @@ class Analyses(BaseModel):
 
     round: Count
     quick: bool
-    map: DescriptorMap | None = None
+    map: Annotated[list[Place], Field(max_length=MOST_CLIENTS)] = []
     correlation: Correlation | None = None
     same_classes: SameClasses | None = None
     label_mask: LabelMask | None = None
@@ -166,27 +157,28 @@ class Analyses(BaseModel):
 
 
 def write_analyses(run: Path, found: Analyses) -> None:
+    (run / ANALYSES).parent.mkdir(exist_ok=True)
     write_json(run / ANALYSES, found.model_dump())
 
 
 def read_analyses(run: Path) -> Analyses | None:
     """What the run folder holds; None if the run was not analysed."""
     file = run / ANALYSES
-    advice = f"make it anew with: unalike analyse {run}, or remove it"
     try:
-        with file.open("rb") as stream:
-            text = stream.read(MOST_BYTES + 1)
+        if file.stat().st_size <= MOST_BYTES:
+            return Analyses.model_validate_json(file.read_bytes())
+        fault = f" has more than {MOST_BYTES:,} bytes, which no analysis needs"
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UserError(
-            f"{file} cannot be read: {error.strerror}; remove it, then make it anew with: unalike analyse {run}"
-        ) from None
-    if len(text) > MOST_BYTES:
-        raise UserError(f"{file} has more than {MOST_BYTES:,} bytes, which no analysis needs; {advice}")
-    try:
-        return Analyses.model_validate_json(text)
+        fault = f" cannot be read: {error.strerror}"
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UserError(f"{file}: {where + ': ' if where else ''}{first['msg']}; {advice}") from None
+        fault = f": {first_fault(error)}"
+    raise UserError(f"{file}{fault}; remove it, then make it anew with: unalike analyse {run}")
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first of what is wrong with values from outside: where, and what."""
+    detail = error.errors()[0]
+    where = ".".join(map(str, detail["loc"]))
+    return f"{where}: {detail['msg']}" if where else detail["msg"]

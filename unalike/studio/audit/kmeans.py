@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,14 +23,14 @@ from torch import Tensor
 from unalike.analytics.kmeans.algorithm import FedDPKMeans
 from unalike.analytics.kmeans.budget import Noise, Privacy
 from unalike.core.client import Clients
-from unalike.core.draws import Draws, key
 from unalike.core.federation import Cohort, Federation, Input, Replies
 from unalike.core.release import Each, Release, Sum
 from unalike.core.task import Task
-from unalike.privacy.audit import Quieter, canaries_for, proven_epsilon
+from unalike.core.terms import Trust
+from unalike.privacy.account import account
+from unalike.privacy.audit import Quieter
 from unalike.privacy.sampling import Sampling
-from unalike.runtime.simulate import Simulation
-from unalike.studio.audit.training import Audit, check_cut
+from unalike.studio.audit.training import Attacked, Audit, check_cut, coins, judge
 from unalike.studio.simulate import simulation
 
 _SLOTS = 64  # canaries in one run
@@ -37,6 +38,7 @@ _FEW_SLOTS = 32  # where thousands of other clients have to be asked as well
 _FAR = 100.0  # norm of a canary, in radii: clipping must bring it back
 _TYPICAL = 0.9  # norm of all other points, in radii; the bounds on a client follow from it, and a canary is above them
 _CLIENTS = 4  # that hold the points, where points are protected
+_FAST: Any = {"block": 4096, "threads": 1}
 _STEADY = 10.0  # other points in a cluster, over the noise of its sums and counts: its centre stays where it is
 
 
@@ -47,7 +49,8 @@ def audit_kmeans(
     canaries: int | None = None,
     cut_noise: float = 1.0,
     seed: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    trust: Trust = "server",
+    progress: Callable[[int], None] | None = None,
 ) -> Audit:
     """Attack FedDP-Init and ``steps`` of FedDP-Lloyds with this budget.
 
@@ -59,21 +62,22 @@ def audit_kmeans(
     known, canary = _TYPICAL * torch.eye(slots).repeat(_others(method), 1), _FAR * torch.eye(slots)
     noise = {name: None if one is None else Quieter(one, cut_noise) for name, one in vars(method.plan).items()}
     attacked = replace(method, noise=Noise(**noise))
-    runs = -(-(canaries or canaries_for(privacy.epsilon)) // slots)
-    scores, member, promised = [], [], 0.0
-    for number in range(runs):
+    done = 0
+
+    def run(number: int) -> Attacked:
+        nonlocal done
+        done += 1
         if progress is not None:
-            progress(number, runs)
-        coins = Draws(key(seed + number, 78)).uniform(slots) < 0.5
-        clients = _clients(torch.cat([known, canary[coins]]), privacy)
-        federation = _Tapped(_runtime(clients), seed + number)
+            progress(done)
+        took_part = coins(slots, number)
+        clients = _clients(torch.cat([known, canary[took_part]]), privacy)
+        federation = _Tapped(simulation(clients, **_FAST), number, noise="system", trust=trust)
         attacked.fit(federation, _TYPICAL * torch.eye(slots))
         assert federation.heard, "an attacker who hears nothing proves nothing"
-        scores.append(_score(federation.heard, _clients(known, privacy), canary))
-        member.append(coins)
-        promised = max(promised, federation.ledger.epsilon(privacy.delta))
-    proof = proven_epsilon(torch.cat(scores), torch.cat(member), privacy.delta)
-    return Audit(privacy.unit, promised, proof, runs * slots, steps, cut_noise)
+        score = _score(federation.heard, _clients(known, privacy), canary)
+        return Attacked(score, took_part, account([(federation.ledger.event(), 1)]))
+
+    return judge(privacy.unit, run, privacy.delta, canaries, cut_noise, seed, steps)
 
 
 def _others(method: FedDPKMeans) -> int:
@@ -91,10 +95,6 @@ def _clients(points: Tensor, privacy: Privacy) -> Clients:
     sizes = torch.full((count,), len(points) // count)
     sizes[-1] += len(points) - int(sizes.sum())
     return Clients.from_sizes(points, None, sizes)
-
-
-def _runtime(clients: Clients) -> Simulation:
-    return simulation(clients, block=4096, threads=1)
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class _TappedCohort(Cohort):
     def ask(self, task: Task, /, into: Release | Sequence[Release] | None = None, **inputs: Input) -> Replies:
         replies = super().ask(task, into=into, **inputs)
         shared, _, _ = self._checked(task, inputs)
-        releases = [one.resolved(shared, self.sizes) for one in task.releases() if isinstance(one, Sum)]
+        releases = [one.resolved(shared, self.declared) for one in task.releases() if isinstance(one, Sum)]
         assert isinstance(self.federation, _Tapped) and into is None
         self.federation.heard.append(_Heard(task, inputs, releases, replies, self.sampling))
         return replies
@@ -131,9 +131,8 @@ class _TappedCohort(Cohort):
 
 def _score(heard: list[_Heard], rest: Clients, canary: Tensor) -> Tensor:
     """[canaries] log-likelihood ratio of all answers, for each canary's presence against its absence."""
-    known = Federation(_runtime(rest), purpose="measure").everyone()
-    single = Clients.from_sizes(canary, None, torch.ones(len(canary), dtype=torch.int64))
-    alone = Federation(_runtime(single), purpose="measure").everyone()
+    single = Clients.from_sizes(canary, None, torch.ones(len(canary)))
+    known, alone = (Federation(simulation(one, **_FAST), purpose="measure").everyone() for one in (rest, single))
     score = torch.zeros(len(canary), dtype=torch.float64)
     for one in heard:
         # Clients of one point have counts that are as long in L1 as in L2, so that bounds without noise are the same.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import altair as alt
 import numpy as np
-import torch
 
 from unalike.data.population import Population
+from unalike.studio.evenly import evenly
+from unalike.studio.figures.parts import Rows, drawn, number
 from unalike.studio.figures.theme import LIGHT
 from unalike.studio.words import counted
 
@@ -21,8 +21,7 @@ _MOST_APART = 400  # marks: a map of more is so full that they cover each other
 _BARS = 60  # clients whose labels are drawn
 
 
-@dataclass(frozen=True)
-class Dot:
+class Dot(NamedTuple):
     """One client: where it is, what is said about it, how large, which step of the scale of scores, which shape."""
 
     x: float
@@ -33,52 +32,52 @@ class Dot:
     shape: str
 
 
-def client_map(dots: Sequence[Dot], words: Sequence[tuple[float, float, str]]) -> alt.LayerChart:
-    """Clients without axes (a direction has no unit), as far apart as they are unlike; ``words`` name places."""
+def client_map(
+    dots: Sequence[Dot], words: Sequence[tuple[float, float, str]], fills: Sequence[str] | None = None
+) -> alt.LayerChart:
+    """Clients without axes (a direction has no unit), as far apart as they are unlike; ``words`` name places.
+
+    ``fills``: a colour for each client, in the place of that of its score.
+    """
     # one unit in both directions, so that distances are true
-    (x0, across), (y0, up) = (_middle([getattr(dot, way) for dot in dots]) for way in ("x", "y"))
-    unit = max(across / (MAP_WIDTH / 2 - 14), up / (MAP_HEIGHT / 2 - 14), 1e-12)
-    places = _apart([((dot.x - x0) / unit, (dot.y - y0) / unit) for dot in dots], 8.0)
-    rows = [
+    spots = np.array([(dot.x, dot.y) for dot in dots])
+    low, high = spots.min(0), spots.max(0)
+    unit = max(1e-12, *((high - low) / 2 / (np.array([MAP_WIDTH, MAP_HEIGHT]) / 2 - 14)).tolist())
+
+    def placed(some: np.ndarray, gap: float) -> list[tuple[float, float]]:
+        return _apart(((some - (low + high) / 2) / unit).tolist(), gap)
+
+    rows: Rows = [
         {
-            "x": place[0],
-            "y": place[1],
+            "x": x,
+            "y": y,
             "tip": dot.tip,
             "size": dot.size,
             "shape": dot.shape,
-            "fill": "transparent" if dot.step is None else LIGHT[f"q{dot.step}"],
+            "fill": fill or ("transparent" if dot.step is None else LIGHT[f"q{dot.step}"]),
             "stroke": LIGHT["faint"] if dot.step is None else LIGHT["soft"],
         }
-        for dot, place in zip(dots, places, strict=True)
+        for dot, (x, y), fill in zip(dots, placed(spots, 8.0), fills or [""] * len(dots), strict=True)
     ]
-    written = _apart([((a - x0) / unit, (b - y0) / unit) for a, b, _ in words], 15.0)
-    named = [{"x": a, "y": b, "word": word} for (a, b), (_, _, word) in zip(written, words, strict=True)]
+    written = placed(np.array([place for *place, _ in words]).reshape(-1, 2), 15.0)
+    named: Rows = [{"x": x, "y": y, "word": word} for (x, y), (*_, word) in zip(written, words, strict=True)]
     x = alt.X("x:Q", axis=None, scale=alt.Scale(domain=[-MAP_WIDTH / 2, MAP_WIDTH / 2], nice=False))
     y = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[-MAP_HEIGHT / 2, MAP_HEIGHT / 2], nice=False))
-    marks = (
-        alt.Chart(alt.InlineData(values=rows))
-        .mark_point(aria=True, strokeWidth=0.8, opacity=0.85)
-        .encode(
-            x=x,
-            y=y,
-            size=alt.Size("size:Q", scale=None),
-            shape=alt.Shape("shape:N", scale=None),
-            fill=alt.Fill("fill:N", scale=None),
-            stroke=alt.Stroke("stroke:N", scale=None),
-            description="tip:N",
-        )
+    marks = drawn(rows).mark_point(aria=True, strokeWidth=0.8, opacity=0.85)
+    marks = marks.encode(
+        x=x,
+        y=y,
+        size=alt.Size("size:Q", scale=None),
+        shape=alt.Shape("shape:N", scale=None),
+        fill=alt.Fill("fill:N", scale=None),
+        stroke=alt.Stroke("stroke:N", scale=None),
+        description=alt.Description("tip:N"),
     )
-    text = alt.Chart(alt.InlineData(values=named)).encode(x=x, y=y, text="word:N")
+    text = drawn(named).encode(x=x, y=y, text=alt.Text("word:N"))
     bold: dict[str, Any] = {"fontSize": 12.5, "fontWeight": "bold", "limit": 90}
     halo = text.mark_text(stroke=LIGHT["paper"], strokeWidth=3, color=LIGHT["paper"], **bold)
     layers = [marks, halo, text.mark_text(color=LIGHT["ink"], **bold)]
     return alt.LayerChart(layer=layers, width=MAP_WIDTH, height=MAP_HEIGHT, padding=2)
-
-
-def _middle(values: Sequence[float]) -> tuple[float, float]:
-    """The middle of the values, and half the way from the lowest to the highest."""
-    low, high = min(values), max(values)
-    return (low + high) / 2, (high - low) / 2
 
 
 def _apart(places: Sequence[tuple[float, float]], gap: float) -> list[tuple[float, float]]:
@@ -102,53 +101,41 @@ def _apart(places: Sequence[tuple[float, float]], gap: float) -> list[tuple[floa
 
 def population_chart(population: Population) -> alt.HConcatChart:
     """Labels of (at most 60) clients as stacked bars, and a histogram of client sizes."""
-    sizes = population.sizes
-    shown = torch.linspace(0, len(population) - 1, min(_BARS, len(population))).round().to(torch.int64)
+    sizes, shown = population.sizes, evenly(range(len(population)), _BARS)
     some = "" if len(shown) == len(population) else f" ({len(shown)} of {counted(len(population), 'client')})"
-    clients = [population.train.name(int(i)) for i in shown]
-    rows: list[dict[str, Any]]
-    if population.classes is None:
-        rows = [{"client": name, "rows": int(sizes[i])} for name, i in zip(clients, shown.tolist(), strict=True)]
-    else:
+    clients = [population.train.name(i) for i in shown]
+    names, counts = [""], sizes[:, None]
+    colour: Any = alt.value(LIGHT["s0"])
+    if population.classes is not None:
         names = [str(name) for name in population.class_names or range(population.classes)]
-        counts = population.histogram()[shown].tolist()
-        rows = [
-            {"client": client, "class": name, "order": number, "rows": count}
-            for client, row in zip(clients, counts, strict=True)
-            for number, (name, count) in enumerate(zip(names, row, strict=True))
-            if count
-        ]
+        counts = population.histogram()
+        legend = alt.Legend(title="class") if population.classes <= 20 else None
+        colour = alt.Color("class:O", sort=names, scale=alt.Scale(scheme="viridis", domain=names), legend=legend)
+    rows: Rows = [
+        {"client": client, "class": name, "order": order, "rows": count}
+        for client, row in zip(clients, counts[shown].tolist(), strict=True)
+        for order, (name, count) in enumerate(zip(names, row, strict=True))
+        if count
+    ]
     heading = f"{'Rows' if population.classes is None else 'Labels'} of each client{some}"
     labels = alt.Axis(labels=len(shown) <= 30, labelAngle=-90)
-    bars = (
-        alt.Chart(alt.InlineData(values=rows), title=heading)
-        .mark_bar()
-        .encode(
-            x=alt.X("client:N", sort=clients, axis=labels, scale=alt.Scale(paddingInner=0.08)),
-            y=alt.Y("rows:Q", title="rows"),
-        )
+    bars = drawn(rows, title=heading, width=640, height=320).mark_bar()
+    bars = bars.encode(
+        x=alt.X("client:N", sort=clients, axis=labels, scale=alt.Scale(paddingInner=0.08)),
+        y=alt.Y("rows:Q", title="rows"),
+        color=colour,
+        order="order:Q",
     )
-    if population.classes is None:
-        bars = bars.encode(color=alt.value(LIGHT["s0"]))
-    else:
-        legend = alt.Legend(title="class") if population.classes <= 20 else None
-        scale = alt.Scale(scheme="viridis", domain=names)
-        bars = bars.encode(color=alt.Color("class:O", sort=names, scale=scale, legend=legend), order="order:Q")
+    # binned here: the file stays small
     tall, edges = np.histogram(sizes.numpy(), bins=min(30, int(sizes.max() - sizes.min()) + 1))
-    bins = [
-        {"from": float(low), "to": float(high), "clients": int(count)}
-        for low, high, count in zip(edges[:-1], edges[1:], tall, strict=True)
-    ]  # binned here: the file stays small
-    histogram = (
-        alt.Chart(alt.InlineData(values=bins), title="Client sizes")
-        .mark_bar(color=LIGHT["s6"])
-        .encode(
-            x=alt.X("from:Q", title="rows of a client", bin="binned", scale=alt.Scale(zero=False)),
-            x2="to:Q",
-            y=alt.Y("clients:Q", axis=alt.Axis(tickMinStep=1)),
-        )
+    pieces = zip(edges[:-1].tolist(), edges[1:].tolist(), tall.tolist(), strict=True)
+    bins: Rows = [{"from": low, "to": high, "clients": count} for low, high, count in pieces]
+    histogram = drawn(bins, title="Client sizes", width=280, height=320).mark_bar(color=LIGHT["s6"])
+    histogram = histogram.encode(
+        x=alt.X(**number("from", "rows of a client"), bin="binned"),
+        x2="to:Q",
+        y=alt.Y("clients:Q", axis=alt.Axis(tickMinStep=1)),
     )
     title = f"{population.name}: {counted(len(population), 'client')}, {int(sizes.sum()):,} rows"
-    panels = (bars.properties(width=640, height=320), histogram.properties(width=280, height=320))
-    chart: alt.HConcatChart = alt.hconcat(*panels, title=title).resolve_scale(color="independent")
+    chart: alt.HConcatChart = alt.hconcat(bars, histogram, title=title).resolve_scale(color="independent")
     return chart

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unalike.analytics.mdm.algorithm import Fitted
+from unalike.studio.figures.parts import Rows, course, drawn
 from unalike.studio.figures.theme import LIGHT
 
 _NAMES = {"true": "true clients", "mdm": "simulated by MDM", "iid": "simulated, fully IID"}
@@ -20,53 +21,40 @@ def mixture(
     fitted: Fitted, groups: Mapping[str, NDArray[Any]], names: Sequence[str] | None, title: str, seed: int
 ) -> alt.HConcatChart:
     """Clients of each group on one plane; beside it what each component is like, and the rounds' likelihood."""
-    rows = [
-        {"group": _NAMES[group], "x": float(x), "y": float(y)}
-        for group, places in _plane(groups, seed).items()
-        for x, y in places
-    ]
-    shown, below = [_NAMES[group] for group in groups], alt.Legend(orient="bottom", title=None, symbolOpacity=1)
-    plane = (
-        alt.Chart(alt.InlineData(values=rows), title="Clients by t-SNE of their histograms")
-        .mark_point(filled=True, size=28, opacity=0.6)
-        .encode(
-            x=alt.X("x:Q", axis=None),
-            y=alt.Y("y:Q", axis=None),
-            color=alt.Color("group:N", scale=alt.Scale(domain=shown), legend=below),
-            shape=alt.Shape("group:N", scale=alt.Scale(domain=shown), legend=below),
-        )
-        .properties(width=480, height=460)
+    places = _plane(groups, seed).items()
+    rows = [{"group": _NAMES[group], "x": float(x), "y": float(y)} for group, own in places for x, y in own]
+    look: dict[str, Any] = {
+        "scale": alt.Scale(domain=[_NAMES[group] for group in groups]),
+        "legend": alt.Legend(orient="bottom", title=None, symbolOpacity=1),
+    }
+    plane = drawn(rows, title="Clients by t-SNE of their histograms", width=480, height=460)
+    plane = plane.mark_point(filled=True, size=28, opacity=0.6).encode(
+        x=alt.X("x:Q", axis=None),
+        y=alt.Y("y:Q", axis=None),
+        color=alt.Color("group:N", **look),
+        shape=alt.Shape("group:N", **look),
     )
     found = fitted.mixture
     labels = [str(name) for name in names or range(found.categories)]
-    means: list[dict[str, Any]] = []
+    means: Rows = []
     called = []
     for k in range(found.components):
         precision = float(found.alpha[k].sum())
         called.append(f"component {k}: weight {float(found.tau[k]):.2f}, precision {precision:.3g}")
-        shares = (found.alpha[k] / precision).tolist()
-        pairs = zip(labels, shares, strict=True)
+        pairs = zip(labels, (found.alpha[k] / precision).tolist(), strict=True)
         means += [{"category": name, "share": value, "component": called[k]} for name, value in pairs]
-    bars = (
-        alt.Chart(alt.InlineData(values=means), title="Mean share of each category, by component")
-        .mark_bar()
-        .encode(
+    bars = drawn(means, title="Mean share of each category, by component", width=400, height=190).mark_bar()
+    right = [
+        bars.encode(
             x=alt.X("category:N", sort=labels, title=None, axis=alt.Axis(labelAngle=0)),
             xOffset=alt.XOffset("component:N", sort=called),
             y=alt.Y("share:Q", title=None, axis=alt.Axis(format="~%")),
             color=alt.Color("component:N", sort=called, title=None, legend=alt.Legend(orient="bottom", columns=1)),
         )
-        .properties(width=400, height=190)
-    )
-    right: list[alt.Chart] = [bars]
+    ]
     if fitted.log_likelihood:
-        trace = [{"round": i, "value": value} for i, value in enumerate(fitted.log_likelihood, start=1)]
-        right.append(
-            alt.Chart(alt.InlineData(values=trace), title="Log-likelihood per client of each round's cohort")
-            .mark_line(color=LIGHT["s6"])
-            .encode(x=alt.X("round:Q"), y=alt.Y("value:Q", title=None, scale=alt.Scale(zero=False)))
-            .properties(width=400, height=150)
-        )
+        heading = "Log-likelihood per client of each round's cohort"
+        right.append(course(fitted.log_likelihood, heading, LIGHT["s6"], width=400, height=150))
     apart: dict[str, Any] = {"color": "independent", "shape": "independent"}
     chart: alt.HConcatChart = alt.hconcat(plane, alt.vconcat(*right), title=title).resolve_scale(**apart)
     return chart

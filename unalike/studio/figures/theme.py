@@ -54,16 +54,14 @@ def dash(number: int) -> list[int]:
     return _DASHES[number % len(_DASHES)]
 
 
-_TEXT = {"labelColor": LIGHT["soft"], "titleColor": LIGHT["soft"], "titleFontWeight": "normal"}
+_TEXT: dict[str, Any] = {"labelColor": LIGHT["soft"], "titleColor": LIGHT["soft"], "titleFontWeight": "normal"}
+_TEXT |= {"labelFontSize": 11, "titleFontSize": 11, "aria": False}
 CONFIG: dict[str, Any] = {
     "background": "transparent",
     "font": "sans-serif",
     "view": {"stroke": None},
     "axis": {
         **_TEXT,
-        "aria": False,
-        "labelFontSize": 11,
-        "titleFontSize": 11,
         "gridColor": LIGHT["grid"],
         "domain": False,
         "ticks": False,
@@ -72,14 +70,7 @@ CONFIG: dict[str, Any] = {
         "labelOverlap": True,
     },
     "axisX": {"grid": False},
-    "legend": {
-        **_TEXT,
-        "aria": False,
-        "labelFontSize": 11,
-        "titleFontSize": 11,
-        "labelLimit": 300,
-        "symbolBaseStrokeColor": LIGHT["soft"],
-    },
+    "legend": {**_TEXT, "labelLimit": 300, "symbolBaseStrokeColor": LIGHT["soft"]},
     "title": {"color": LIGHT["ink"], "fontSize": 13, "anchor": "start", "subtitleColor": LIGHT["soft"]},
     "concat": {"spacing": 28},
     # Only a mark with a ``description`` says something of its own; a screen reader would get lost in all the others.

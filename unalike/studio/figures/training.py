@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import altair as alt
+import numpy as np
 
+from unalike.studio.evenly import evenly
+from unalike.studio.figures.parts import Rows, drawn, fixed
 from unalike.studio.figures.theme import LIGHT, colour, dash, shape
+from unalike.studio.runs.result import Summary
 from unalike.studio.words import counted, size
 
 WIDTH = 360  # of a panel, axes included: about the width of a phone, so that letters keep their size there
@@ -31,23 +35,22 @@ class Axis:
     places: Sequence[float] = ()  # that are labelled; none: round numbers
     domain: tuple[float, float] | None = None
 
-    def scale(self) -> alt.Scale:
-        given: dict[str, Any] = {} if self.domain is None else {"domain": list(self.domain)}
-        return alt.Scale(type="log" if self.log else "linear", zero=False, nice=not self.places, **given)
-
-    def axis(self) -> alt.Axis:
-        given: dict[str, Any] = {"labelExpr": self.label} if self.label else {"format": self.format}
-        if self.whole:
-            given["tickMinStep"] = 1
-        if self.places:
-            given["values"] = list(self.places)
-        return alt.Axis(**given)
-
-    def x(self, field: str = "x:Q") -> alt.X:
-        return alt.X(field, title=self.title or None, scale=self.scale(), axis=self.axis())
+    def x(self) -> alt.X:
+        return alt.X("x:Q", **self._looks())
 
     def y(self, field: str = "y:Q") -> alt.Y:
-        return alt.Y(field, title=self.title or None, scale=self.scale(), axis=self.axis())
+        return alt.Y(field, **self._looks())
+
+    def _looks(self) -> dict[str, Any]:
+        scale: dict[str, Any] = {} if self.domain is None else {"domain": list(self.domain)}
+        axis: dict[str, Any] = {"labelExpr": self.label} if self.label else {"format": self.format}
+        if self.whole:
+            axis["tickMinStep"] = 1
+        if self.places:
+            axis["values"] = list(self.places)
+        kind: Any = "log" if self.log else "linear"
+        scaled = alt.Scale(type=kind, zero=False, nice=not self.places, **scale)
+        return {"title": self.title or None, "scale": scaled, "axis": alt.Axis(**axis)}
 
 
 @dataclass(frozen=True)
@@ -58,25 +61,22 @@ class Line:
     label: str
     points: Sequence[tuple[float, float]]
     tips: Sequence[str]
-    errors: Sequence[float] = ()  # of each point, drawn as a band; none: no band
+    errors: Sequence[float] = ()  # of each point, shown as a band; none: no band
     mark: int | None = None  # the shape's number; None: the run's own
 
 
-@dataclass(frozen=True)
-class Scores:
-    """One run's scores over the clients of a group; none: not served."""
+class Scores(NamedTuple):
+    """One run's scores over the clients of a group, and what they come to; None: not served."""
 
     run: int
     label: str
-    says: str
     scores: Sequence[float]
-    mean: float | None
-    p10: float | None
+    summary: Summary | None
 
 
 def span(values: Sequence[float]) -> tuple[float, float]:
     """The lowest and the highest of the values, apart even if they are all the same."""
-    low, high = min(values), max(values)
+    low, high = min(values, default=0.0), max(values, default=0.0)
     largest = max(abs(low), abs(high))
     if high - low > max(1e-9 * largest, 1e-100):
         return low, high
@@ -84,56 +84,47 @@ def span(values: Sequence[float]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def lines(drawn: Sequence[Line], x: Axis, y: Axis, *, legend: bool = False) -> alt.LayerChart:
+def lines(shown: Sequence[Line], x: Axis, y: Axis, *, legend: bool = False) -> alt.LayerChart:
     """Lines with marks; ``legend`` names them below, where their names are not shown elsewhere."""
-    path: list[dict[str, Any]] = []
-    marks: list[dict[str, Any]] = []
-    for line in drawn:
-        rows: list[dict[str, Any]] = [
+    path, marks = Rows(), Rows()
+    for line in shown:
+        rows: Rows = [
             {"x": at, "y": value, "line": line.label, "tip": tip}
             for (at, value), tip in zip(line.points, line.tips, strict=True)
         ]
         low, high = y.domain or (-math.inf, math.inf)
         for row, error in zip(rows, line.errors, strict=False):
             row |= {"low": max(row["y"] - error, low), "high": min(row["y"] + error, high)}
-        path += _evenly(rows, _MOST_POINTS)
-        marks += _evenly(rows, _MARKS)
-    names = [line.label for line in drawn]
+        path += evenly(rows, _MOST_POINTS)
+        marks += evenly(rows, _MARKS)
+    names = [line.label for line in shown]
     below = alt.Legend(orient="bottom", title=None, columns=2) if legend else None
-    colours = alt.Color("line:N", legend=below, scale=_fixed(names, [colour(line.run) for line in drawn]))
-    looks = [line.run if line.mark is None else line.mark for line in drawn]
-    base = alt.Chart(_data(path)).encode(x=x.x(), y=y.y(), color=colours)
-    dashed = alt.StrokeDash("line:N", legend=below, scale=_fixed(names, [dash(look) for look in looks]))
+    colours = alt.Color("line:N", legend=below, scale=fixed(names, [colour(line.run) for line in shown]))
+    looks = [line.run if line.mark is None else line.mark for line in shown]
+    base = drawn(path).encode(x=x.x(), y=y.y(), color=colours)
+    dashed = alt.StrokeDash("line:N", legend=below, scale=fixed(names, [dash(look) for look in looks]))
     layers: list[alt.Chart] = [base.mark_line(strokeWidth=2, strokeJoin="round").encode(strokeDash=dashed)]
-    if any(line.errors for line in drawn):
-        band = base.mark_area(opacity=0.14).encode(y=y.y("low:Q"), y2="high:Q")
+    if any(line.errors for line in shown):
+        band = base.mark_area(opacity=0.14).encode(y=y.y("low:Q"), y2=alt.Y2("high:Q"))
         layers.insert(0, band.transform_filter("isValid(datum.low)"))
     hollow: dict[str, Any] = {"fill": LIGHT["paper"], "fillOpacity": 0.35}  # so that a mark below another one is seen
-    points = alt.Chart(_data(marks)).mark_point(size=46, strokeWidth=1.7, opacity=1, aria=True, **hollow)
-    layers.append(
-        points.encode(
-            x=x.x(),
-            y=y.y(),
-            color=colours,
-            shape=alt.Shape("line:N", legend=below, scale=_fixed(names, [shape(look) for look in looks])),
-            description="tip:N",
-        )
-    )
+    points = drawn(marks).mark_point(size=46, strokeWidth=1.7, opacity=1, aria=True, **hollow)
+    shapes = alt.Shape("line:N", legend=below, scale=fixed(names, [shape(look) for look in looks]))
+    says = alt.Description("tip:N")
+    layers.append(points.encode(x=x.x(), y=y.y(), color=colours, shape=shapes, description=says))
     return alt.LayerChart(layer=layers, width=WIDTH, height=250, autosize=_FIT)
 
 
-def scores(drawn: Sequence[Scores], x: Axis, form: Any) -> alt.LayerChart:
+def scores(shown: Sequence[Scores], x: Axis, form: Any) -> alt.LayerChart:
     """One histogram for each run, one below the other, with the mean (full line) and the 10th percentile (dashed)."""
     assert x.domain is not None
     low, high = x.domain
     width = (high - low) / _BINS
-    bars: list[dict[str, Any]] = []
-    rules: list[dict[str, Any]] = []
-    words: list[dict[str, Any]] = []
-    counts = [_counted(one.scores, low, width) for one in drawn]
-    most = max(max(count) for count in counts)
-    for i, (one, count) in enumerate(zip(drawn, counts, strict=True)):
-        base = len(drawn) - 1 - i
+    bars, rules, words = Rows(), Rows(), Rows()
+    counts = [np.histogram(one.scores, bins=_BINS, range=x.domain)[0].tolist() for one in shown]
+    most = max(map(max, counts))
+    for i, (one, count) in enumerate(zip(shown, counts, strict=True)):
+        base = len(shown) - 1 - i
         for number, clients in enumerate(count):
             if clients:
                 start = low + number * width
@@ -141,30 +132,32 @@ def scores(drawn: Sequence[Scores], x: Axis, form: Any) -> alt.LayerChart:
                 tall = max(0.56 * clients / most, 0.02)
                 place = {"x": start, "x2": start + width, "y": base, "y2": base + tall}
                 bars.append({**place, "colour": colour(one.run), "tip": tip})
-        for value, kind in ((one.mean, "mean"), (one.p10, "10th percentile")):
-            if value is not None:
-                rules.append({"x": value, "y": base, "y2": base + 0.6, "kind": kind})
-        words.append({"y": base + 0.66, "name": one.label, "says": one.says, "colour": colour(one.run)})
-    y = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[0, len(drawn)], nice=False))
+        says = "not served"
+        if one.summary is not None:
+            marks = {"mean": one.summary.mean, "10th percentile": one.summary.p10}
+            rules += [{"x": value, "y": base, "y2": base + 0.6, "kind": kind} for kind, value in marks.items()]
+            says = ", ".join(f"{form(value)} {kind}" for kind, value in marks.items())
+        words.append({"y": base + 0.66, "name": one.label, "says": says, "colour": colour(one.run)})
+    y = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[0, len(shown)], nice=False))
     raw = alt.Color("colour:N", scale=None)
-    text = alt.Chart(_data(words)).encode(y=y)
-    dashed = _fixed(["mean", "10th percentile"], [[1, 0], [3, 3]])
+    text = drawn(words).encode(y=y)
+    dashed = fixed(["mean", "10th percentile"], [[1, 0], [3, 3]])
     layers = [
-        alt.Chart(_data([{"y": row} for row in range(len(drawn))])).mark_rule(color=LIGHT["grid"]).encode(y=y),
-        alt.Chart(_data(bars))
+        drawn([{"y": row} for row in range(len(shown))]).mark_rule(color=LIGHT["grid"]).encode(y=y),
+        drawn(bars)
         .mark_rect(aria=True, opacity=0.75)
-        .encode(x=x.x(), x2="x2:Q", y=y, y2="y2:Q", color=raw, description="tip:N"),
-        alt.Chart(_data(rules))
+        .encode(x=x.x(), x2=alt.X2("x2:Q"), y=y, y2=alt.Y2("y2:Q"), color=raw, description=alt.Description("tip:N")),
+        drawn(rules)
         .mark_rule(color=LIGHT["ink"], strokeWidth=1.8)
-        .encode(x=x.x(), y=y, y2="y2:Q", strokeDash=alt.StrokeDash("kind:N", legend=None, scale=dashed)),
+        .encode(x=x.x(), y=y, y2=alt.Y2("y2:Q"), strokeDash=alt.StrokeDash("kind:N", legend=None, scale=dashed)),
         text.mark_text(align="left", baseline="bottom", fontWeight="bold", fontSize=11.5, limit=150).encode(
-            x=alt.value(0), text="name:N", color=raw
+            x=alt.value(0), text=alt.Text("name:N"), color=raw
         ),
         text.mark_text(align="right", baseline="bottom", color=LIGHT["soft"], fontSize=11).encode(
-            x=alt.value("width"), text="says:N"
+            x=alt.value("width"), text=alt.Text("says:N")
         ),
     ]
-    return alt.LayerChart(layer=layers, width=WIDTH, height=30 + 68 * len(drawn), autosize=_FIT)
+    return alt.LayerChart(layer=layers, width=WIDTH, height=30 + 68 * len(shown), autosize=_FIT)
 
 
 def traffic(runs: Sequence[tuple[str, float, float]]) -> alt.LayerChart:
@@ -175,7 +168,7 @@ def traffic(runs: Sequence[tuple[str, float, float]]) -> alt.LayerChart:
     rows = alt.Axis(grid=True, labelLimit=130)
     y = alt.Y("run:N", sort=[label for label, _, _ in runs], title=None, axis=rows)
     legend = alt.Legend(orient="bottom", title=None, symbolFillColor=LIGHT["soft"])
-    shapes = alt.Shape("way:N", scale=_fixed(["up", "down"], ["triangle-up", "triangle-down"]), legend=legend)
+    shapes = alt.Shape("way:N", scale=fixed(["up", "down"], ["triangle-up", "triangle-down"]), legend=legend)
     layers: list[alt.Chart] = []
     for number, (way, apart) in enumerate((("up", -6), ("down", 6))):  # many runs send the same both ways
         found = [(i, label, ways[number]) for i, (label, *ways) in enumerate(runs)]
@@ -184,36 +177,13 @@ def traffic(runs: Sequence[tuple[str, float, float]]) -> alt.LayerChart:
             for i, label, count in found
             if count > 0
         ]
-        marks = alt.Chart(_data(sent)).mark_point(filled=True, size=70, opacity=1, aria=True, yOffset=apart)
+        marks = drawn(sent).mark_point(filled=True, size=70, opacity=1, aria=True, yOffset=apart)
         raw = alt.Color("colour:N", scale=None)
-        layers.append(marks.encode(x=axis.x(), y=y, color=raw, shape=shapes, description="tip:N"))
+        layers.append(marks.encode(x=axis.x(), y=y, color=raw, shape=shapes, description=alt.Description("tip:N")))
         nothing = [{"run": label, "says": f"nothing {way}"} for _, label, count in found if count <= 0]
-        words = alt.Chart(_data(nothing)).mark_text(align="left", fontSize=11, dx=2, dy=apart, color=LIGHT["faint"])
-        layers.append(words.encode(x=alt.value(0), y=y, text="says:N"))
+        words = drawn(nothing).mark_text(align="left", fontSize=11, dx=2, dy=apart, color=LIGHT["faint"])
+        layers.append(words.encode(x=alt.value(0), y=y, text=alt.Text("says:N")))
     return alt.LayerChart(layer=layers, width=WIDTH, height=70 + 36 * len(runs), autosize=_FIT)
 
 
 _FIT = alt.AutoSizeParams(type="fit", contains="padding")
-
-
-def _data(rows: list[dict[str, Any]]) -> alt.InlineData:
-    return alt.InlineData(values=rows)
-
-
-def _fixed(names: Sequence[str], values: Sequence[Any]) -> alt.Scale:
-    return alt.Scale(domain=list(names), range=list(values))
-
-
-def _evenly(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """At most so many rows, evenly, the first and the last always among them."""
-    if len(rows) <= most:
-        return rows
-    return [rows[round(i * (len(rows) - 1) / (most - 1))] for i in range(most)]
-
-
-def _counted(values: Sequence[float], low: float, width: float) -> list[int]:
-    """Values in each of the bins."""
-    counts = [0] * _BINS
-    for value in values:
-        counts[min(max(int((value - low) / width), 0), _BINS - 1)] += 1
-    return counts

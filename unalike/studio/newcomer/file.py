@@ -1,4 +1,4 @@
-"""A newcomer's file: read by the schema that the run was trained with, and told apart where it does not fit."""
+"""Reads a newcomer's file by the schema of the run, and says what is wrong where the file does not fit it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,9 +15,9 @@ from torch import Tensor
 from unalike.core.client import Clients
 from unalike.core.schema import Schema
 from unalike.core.suggest import nearest
-from unalike.data.arrays import Task, array_source
+from unalike.data.arrays import PartialLabels, Task, array_source
 from unalike.data.files.reader import read_rows
-from unalike.data.files.tabular import Rows
+from unalike.data.files.tabular import Layout, Rows
 from unalike.data.source import Array
 from unalike.studio.errors import UserError
 from unalike.studio.runs.finished import FinishedRun
@@ -70,7 +70,7 @@ class NewcomerFile:
     x: Array  # [rows, ...] as in the file; images as [rows, channels, height, width]
     clients: dict[str, Array]  # whose rows are where; "" if the file does not say
     missing: str  # what to do about a table's gaps: error, drop or mean
-    partial_labels: Literal["error", "drop"]
+    partial_labels: PartialLabels
     notes: list[str] = field(default_factory=list)
 
     @classmethod
@@ -91,14 +91,14 @@ class NewcomerFile:
         if id_column is not None and id_column in (schema.columns or {}):
             raise UserError(f"--id-column {id_column}: the run was trained on this column as a feature; take another")
         how = {key: value for key, value in run.file_options.items() if key in OPTIONS} | given
-        partial_labels, missing = how.pop("partial_labels", "error"), how.get("missing", "error")
+        partial_labels, missing = how.pop("partial_labels", "keep"), how.get("missing", "error")
         if missing in ("drop", "mean"):
             how["missing"] = "keep"  # it is about each newcomer's rows alone, which are chosen later
         if file.is_dir():
             if given.get("client_column"):
                 raise UserError(f"{file}: each file of a folder is a client, so there is no --client-column; leave it")
             how.pop("client_column", None)
-        rows = read_rows(file, known=schema.columns, id_column=id_column, **how)
+        rows = read_rows(file, Layout(known=schema.columns, id_column=id_column, **how))
         if how.get("label_column") == "":
             rows = replace(rows, y=None)
         _check_kind(file, rows, schema, given)
@@ -117,7 +117,13 @@ class NewcomerFile:
             order = np.argsort(whole.client, kind="stable")
             parts = np.split(order, np.cumsum(np.bincount(whole.client, minlength=len(names)))[:-1])
             clients = {str(name): part for name, part in zip(names, parts, strict=True) if len(part)}
-        notes = _by_position(schema, rows) if schema.kind == "features" else []
+        notes = []
+        if schema.kind == "features" and schema.columns is None and rows.columns is not None:  # no names to compare
+            said = "the run's data has no names for its features; the columns were taken in order"
+            notes.append(f"{said}: {listed(list(rows.columns), 10)}")
+        if schema.kind == "features" and schema.columns is not None and rows.columns is None:
+            said = "x has no names for its features; they were taken in the order of training"
+            notes.append(f"{said}: {listed(list(schema.columns), 10)}")
         if rows.ignored:
             them = "it holds" if len(rows.ignored) == 1 else "one of them holds"
             labels = "" if rows.y is not None else f"; if {them} labels, name it with --label-column"
@@ -162,10 +168,8 @@ class NewcomerFile:
             x = _filled(file, x, schema)
         y = None
         if self.rows.y is not None and schema.target != "none" and (truth or not unlabeled):
-            advice = ""
-            if truth:
-                advice = "; or leave the labels unread with --label-column ''"
-            elif serves_unlabeled(run.method):
+            advice = "; or leave the labels unread with --label-column ''" if truth else ""
+            if not truth and serves_unlabeled(run.method):
                 advice = "; or add --unlabeled, because this run needs no labels"
             y = _numbers(file, self.rows.y.reshape(-1)[keep], keep, schema, run.named_data, advice)
         if y is not None and not unlabeled and self.partial_labels == "drop":
@@ -187,7 +191,11 @@ class NewcomerFile:
             torch.tensor([len(source.x)]),
             shift=schema.shift,
             scale=schema.scale,
+            known=None if source.known is None else torch.from_numpy(source.known),
         )
+        if source.known is not None:
+            told = f"{int(source.known.sum())} of {counted(len(source.x), 'row')} have one"
+            notes.append(f"labels: {told}; all rows describe the client, those with a label train")
         one = replace(one, ids=one.ids + int(run.roster.ids.max()) + 1)  # it is taken for no training client
         left_out = len(own) - len(keep)
         if left_out:
@@ -309,17 +317,6 @@ def _inputs(file: Path, x: Array, rows: Array, schema: Schema) -> Array:
     return inputs
 
 
-def _by_position(schema: Schema, rows: Rows) -> list[str]:
-    """A note where names could not be compared."""
-    if schema.columns is None and rows.columns is not None:
-        said = "the run's data has no names for its features; the columns were taken in order"
-        return [f"{said}: {listed(list(rows.columns), 10)}"]
-    if schema.columns is not None and rows.columns is None:
-        said = "x has no names for its features; they were taken in the order of training"
-        return [f"{said}: {listed(list(schema.columns), 10)}"]
-    return []
-
-
 def _far_away(x: Tensor, schema: Schema) -> list[str]:
     """A note where values lie further than ``FAR`` deviations from their mean in training.
 
@@ -329,24 +326,21 @@ def _far_away(x: Tensor, schema: Schema) -> list[str]:
         return []
     mean, deviation = schema.shift.to(torch.float64), 1 / schema.scale.to(torch.float64)
     away = (x.to(torch.float64) - mean).abs() > FAR * deviation
-    if schema.kind != "features" or x.ndim != 2:
-        if not bool(away.any()):
-            return []
-        found = [("x", float(x.min()), float(x.max()), float(mean.mean()), float(deviation.mean()))]
-    else:
-        found = [
-            (name, float(x[:, i].min()), float(x[:, i].max()), float(mean[i]), float(deviation[i]))
-            for i, (name, value) in enumerate(_features(schema))
-            if value is None and bool(away[:, i].any())
-        ]
+    if not bool(away.any()):
+        return []
+    found = [("x", x, mean.mean(), deviation.mean())]
+    if schema.kind == "features" and x.ndim == 2:
+        numbers = [(i, name) for i, (name, value) in enumerate(_features(schema)) if value is None]
+        found = [(name, x[:, i], mean[i], deviation[i]) for i, name in numbers if bool(away[:, i].any())]
     if not found:
         return []
-    name, low, high, usual, spread = found[0]
+    name, values, usual, spread = found[0]
     others = len(found) - 1
     more = f" (and {others} other feature{'s' * (others > 1)} likewise)" if others else ""
     return [
-        f"{name} lies between {low:g} and {high:g}, more than {FAR} deviations from its mean in training, {usual:.3g} "
-        f"± {spread:.3g}{more}; with another scale or unit than in training the model's answers mean nothing"
+        f"{name} lies between {float(values.min()):g} and {float(values.max()):g}, more than {FAR} deviations from its "
+        f"mean in training, {float(usual):.3g} ± {float(spread):.3g}{more}; with another scale or unit than in "
+        "training the model's answers mean nothing"
     ]
 
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
 from unalike.core.schema import Schema
 from unalike.studio.errors import UserError
 from unalike.studio.newcomer.file import Newcomer, NewcomerFile
-from unalike.studio.newcomer.own import own_model
 from unalike.studio.newcomer.serve import Served, serve, words_for
+from unalike.studio.runs.own_model import own_model
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,19 @@ class Predicted:
         return bool(self.newcomer.clients.labeled.all())
 
 
-def predict_client(file: NewcomerFile, client: str, *, unlabeled: bool = False, seen: bool = False) -> Predicted:
+def predict_client(
+    file: NewcomerFile,
+    client: str,
+    *,
+    unlabeled: bool = False,
+    seen: bool = False,
+    classes: Sequence[str] | None = None,
+) -> Predicted:
     """One client's model and its predictions.
 
     The client is a newcomer, whose model is made from these rows, or (``seen``) the training client of that name, who
-    has a model already. ``unlabeled``: labels do not make the model, they only score it.
+    has a model already. ``unlabeled``: labels do not make the model, they only score it. ``classes``: those that a
+    newcomer says it has.
     """
     run = file.run
     newcomer = file.newcomer(client, unlabeled=unlabeled or seen, truth=True)
@@ -63,7 +70,9 @@ def predict_client(file: NewcomerFile, client: str, *, unlabeled: bool = False, 
         if seen:
             served = own_model(run, newcomer.name)
         else:
-            served = serve(run, newcomer.clients, newcomer.name, left_out=newcomer.left_out, expect=False)
+            served = serve(
+                run, newcomer.clients, newcomer.name, classes=classes, left_out=newcomer.left_out, expect=False
+            )
         answers = served.answers(newcomer.clients)
         if not bool(answers.isfinite().all()):
             raise UserError("the network overflows on these rows; give them on the same scale as in training")
@@ -82,17 +91,11 @@ def mean_score(predicted: Sequence[Predicted]) -> float | None:
 
 def as_table(predicted: Sequence[Predicted], schema: Schema) -> str:
     """CSV in the order of the file: id, client, prediction, and for each class its probability ``p_CLASS``."""
-    header = ["id", "client", "prediction", *(f"p_{name}" for name in schema.classes_named)]
-    lines: list[tuple[int, list[str]]] = []
+    frames = []
     for one in predicted:
-        chances: list[list[float]] = [[] for _ in one.newcomer.ids]
-        if schema.classes is not None:
-            chances = torch.softmax(one.answers.to(torch.float64), 1).tolist()
-        words = words_for(one.answers, schema)
-        for row, name, word, own in zip(one.newcomer.rows.tolist(), one.newcomer.ids, words, chances, strict=True):
-            lines.append((row, [name, one.name, word, *(f"{chance:.9g}" for chance in own)]))
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(header)
-    table.writerows(line for _, line in sorted(lines, key=lambda line: line[0]))
-    return text.getvalue()
+        chances = torch.softmax(one.answers.to(torch.float64), 1).numpy()[:, : schema.classes or 0]
+        frame = pd.DataFrame(chances, one.newcomer.rows, [f"p_{name}" for name in schema.classes_named])
+        for place, column in enumerate((one.newcomer.ids, one.name, words_for(one.answers, schema))):
+            frame.insert(place, ("id", "client", "prediction")[place], column)
+        frames.append(frame)
+    return pd.concat(frames).sort_index(kind="stable").to_csv(index=False, float_format="%.9g", lineterminator="\n")

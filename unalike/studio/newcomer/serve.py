@@ -6,7 +6,7 @@ import importlib.util
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,24 @@ from torch import Tensor, nn
 
 from unalike.core.client import Clients
 from unalike.core.federation import Federation, QuorumError
-from unalike.core.method import ProtectsNewcomers
+from unalike.core.method import MasksClasses, Method, ProtectsNewcomers, TellsDistance
 from unalike.core.request import Reply, Request
 from unalike.core.schema import Schema
+from unalike.core.suggest import nearest
 from unalike.methods import METHODS
+from unalike.networks.classes import class_bias, only_classes
 from unalike.privacy import BARE, Ledger
 from unalike.privacy.checks import check_epsilon
 from unalike.privacy.sampling import Local
 from unalike.privacy.system import SystemDraws
 from unalike.runtime.simulate import Simulation
-from unalike.studio.analyses.figures import Newcomers, accuracy_by_size_and_epsilon
+from unalike.studio.analyses.measures import Newcomers, accuracy_by_size_and_epsilon
 from unalike.studio.errors import UserError
 from unalike.studio.newcomer.ledger import row_names
 from unalike.studio.runs.finished import FinishedRun
 from unalike.studio.runs.measure import serves_unlabeled
 from unalike.studio.simulate import simulation
-from unalike.studio.words import counted
+from unalike.studio.words import counted, listed
 
 NOTICEABLE = 0.05  # a loss of accuracy that is told
 
@@ -53,6 +55,7 @@ class Served:
     delta: float
     notes: list[str] = field(default_factory=list)
     rows: list[str] = field(default_factory=list)  # names of the rows of which something was sent, as in the ledger
+    distance: Distance | None = None  # from those who trained, if the method can tell
 
     @property
     def about(self) -> dict[str, str]:
@@ -156,12 +159,40 @@ def onnx_is_there() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxscript"))
 
 
+@dataclass(frozen=True)
+class Distance:
+    """How far a newcomer is from the nearest training client, beside how far these are from one another.
+
+    The further away, the less is known of how good its model is (P2 Theorem 1).
+    """
+
+    nearest: float
+    usual: float  # half of the training clients have another one within this
+    largest: float  # and all of them within this
+
+    @property
+    def unlike(self) -> bool:
+        """Is it further away than any training client is from the next?"""
+        return self.nearest > self.largest
+
+    @property
+    def told(self) -> str:
+        here = f"the nearest training client is at a distance of {self.nearest:.3g} by what was sent"
+        among = f"half of them have another within {self.usual:.3g}, and all within {self.largest:.3g}"
+        if not self.unlike:
+            return f"{here}; {among}"
+        return (
+            f"{here}; {among}: these data are unlike those of training, so the model may be worse than its run's scores"
+        )
+
+
 class _Listener:
-    """A newcomer's runtime, which remembers the descriptor that it sends."""
+    """A newcomer's runtime, which remembers what it sends, above all its descriptor."""
 
     def __init__(self, home: Simulation) -> None:
         self._home = home
         self.descriptor: Tensor | None = None
+        self.sent: dict[str, Tensor] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._home, name)
@@ -170,6 +201,7 @@ class _Listener:
         for reply in self._home.deliver(request):
             for arrays in reply.arrays:
                 self.descriptor = arrays.get("descriptor", self.descriptor)
+                self.sent |= arrays
             yield reply
 
 
@@ -180,6 +212,7 @@ def serve(
     *,
     epsilon: float | None = None,
     delta: float | None = None,
+    classes: Sequence[str] | None = None,
     left_out: int = 0,
     expect: bool = True,
 ) -> Served:
@@ -188,10 +221,15 @@ def serve(
     ``epsilon`` protects each of its rows; a run that was trained with ``newcomer_epsilon`` protects them anyway. It is
     the cost of this call alone; ``ledger.enter`` adds it to what earlier calls on the same rows have cost. The
     noise is the operating system's: seeded noise would protect a newcomer from nobody who knows the run's seed.
+    ``classes``: those that it says it has, by name (T1 B.1.3). Its model never predicts another; it rules them out for
+    itself, so this is not sent and needs no labels.
     ``left_out``: how many of its rows lack a value; the number n that the noise is made for must not depend on that.
     ``expect``: note what unseen clients of the run score at this ε, measured now.
     """
     method, samples = run.method, int(newcomer.size[0])
+    declared = None if classes is None else _declared(run, classes, newcomer)
+    if declared is not None and isinstance(method, MasksClasses):
+        method = method.masking(False)  # what it says takes the place of what its labels say
     if epsilon is None:
         epsilon = run.newcomer_epsilon
     if epsilon is None and delta is not None:
@@ -224,13 +262,15 @@ def serve(
     ledger, notes, descriptor = federation.ledger, list(run.notes), listener.descriptor
     rows: list[str] = []
     if epsilon is not None and federation.traffic.up:
-        private = _protecting(run, epsilon, delta, left_out)
+        private = _protecting(run, method, epsilon, delta, left_out)
         noise, sensitivity = private.noise, private.sensitivity(samples)
         assert noise is not None and sensitivity is not None and descriptor is not None
         descriptor = noise.add(descriptor, sensitivity, SystemDraws())
         ledger, rows = Ledger(), row_names(newcomer)  # what leaves the client is the noisy descriptor alone
         ledger.record(noise.event(), unit="point", sampling=Local(), newcomers=rows)
         theta = private.models(run.state, descriptor)
+        if isinstance(method, MasksClasses) and method.mask_labels:
+            theta = only_classes(run.method.model, theta[0], _own_classes(newcomer, run.schema.classes))[None]
         notes.append(_noise_told(noise.std(sensitivity)))
         if expect:
             notes.append(_expectation(run, private, samples, epsilon))
@@ -239,6 +279,16 @@ def serve(
         ledger.record(BARE, unit="point", sampling=Local(), newcomers=rows)
     elif epsilon is not None:
         notes.append(f"--epsilon {epsilon:g}: with {run.recipe.method} nothing is sent, so ε = 0 without noise")
+    if declared is not None:
+        theta = only_classes(run.method.model, theta[0], declared)[None]
+        words = [word for word, there in zip(run.schema.classes_named, declared.tolist(), strict=True) if there]
+        notes.append(f"the model predicts {listed(words, 10)} only, as was said; that stayed at the client")
+    distance = None
+    if isinstance(method, TellsDistance) and listener.sent:
+        private_or_not = {} if descriptor is None else {"descriptor": descriptor}
+        distance = _distance(method.nearest(run.state, {**listener.sent, **private_or_not}))
+        if distance is not None and distance.unlike:
+            notes.insert(0, distance.told)
     if not bool(_answers(run, theta[0], newcomer).isfinite().all()):
         raise _overflow(run, newcomer)
     received = dict(federation.traffic.down)
@@ -257,7 +307,15 @@ def serve(
         delta=delta,
         notes=notes,
         rows=rows,
+        distance=distance,
     )
+
+
+def _distance(found: tuple[Tensor, Tensor] | None) -> Distance | None:
+    if found is None:
+        return None
+    nearest, among = found
+    return Distance(float(nearest[0]), float(among.median()), float(among.max()))
 
 
 def _answers(run: FinishedRun, theta: Tensor, clients: Clients) -> Tensor:
@@ -290,13 +348,46 @@ def _overflow(run: FinishedRun, newcomer: Clients) -> UserError:
     )
 
 
-def _protecting(run: FinishedRun, epsilon: float, delta: float, left_out: int) -> ProtectsNewcomers:
+def _declared(run: FinishedRun, classes: Sequence[str], newcomer: Clients) -> Tensor:
+    """[classes] which of them the newcomer says it has; refused where its labels say otherwise."""
+    known = run.schema.classes_named
+    place = {str(number): number for number in range(len(known))} if run.named_data else {}
+    place |= {word: number for number, word in enumerate(known)}
+    if not known:
+        raise UserError("--classes: the run predicts numbers, so there are no classes to choose; leave it out")
+    if not classes:
+        raise UserError(f"--classes: name at least one of the classes, {listed(list(known), 10)}")
+    for word in classes:
+        if word not in place:
+            raise UserError(f"--classes: {word!r} is no class of the run{nearest(word, known)}")
+    present = torch.zeros(len(known), dtype=torch.bool)
+    present[[place[word] for word in classes]] = True
+    try:
+        class_bias(run.method.model, len(known))
+    except ValueError as error:
+        raise UserError(f"--classes: {error}; leave it out, or train with another --model or method") from error
+    if bool(newcomer.labeled.all()):
+        others = _own_classes(newcomer, len(known)) & ~present
+        if bool(others.any()):
+            first = known[int(others.nonzero()[0])]
+            raise UserError(f"--classes {','.join(classes)}: but a row is labeled {first!r}; name it, too")
+    return present
+
+
+def _own_classes(newcomer: Clients, classes: int | None) -> Tensor:
+    """[classes] which of them the newcomer's labels hold."""
+    y = newcomer.rows(0)[1]
+    assert y is not None and classes is not None
+    there = y if newcomer.known is None else y[newcomer.known]
+    return torch.bincount(there.to(torch.int64), minlength=classes) > 0
+
+
+def _protecting(run: FinishedRun, method: Method, epsilon: float, delta: float, left_out: int) -> ProtectsNewcomers:
     """The run's method with noise on a newcomer's descriptor."""
-    method = run.method
     if not isinstance(method, ProtectsNewcomers) or method.sensitivity(1) is None:
         raise UserError(
             f"--epsilon needs descriptors whose sensitivity is known; {run.recipe.method} of this run has "
-            "none. Train with: unalike run odpfl --set encoder=sphere"
+            "none. Train with: unalike run odpfl --set encoder=sphere, or: unalike run pefll --set sphere=true"
         )
     if left_out:
         raise UserError(
@@ -311,9 +402,8 @@ def _protecting(run: FinishedRun, epsilon: float, delta: float, left_out: int) -
 def _noise_told(std: float) -> str:
     """How large the noise is, beside a descriptor in the unit ball."""
     told = f"the noise on each number of the descriptor has standard deviation {std:.3g}, and the descriptor is at most"
-    if std <= 1:
-        return f"{told} 1 long"
-    return f"{told} 1 long: hardly anything of the data is left in it. Give more samples, or a larger ε"
+    drowned = ": hardly anything of the data is left in it. Give more samples, or a larger ε" if std > 1 else ""
+    return f"{told} 1 long{drowned}"
 
 
 def _expectation(run: FinishedRun, method: ProtectsNewcomers, samples: int, epsilon: float) -> str:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, WrapValidator, create_model
@@ -21,7 +22,9 @@ from unalike.methods import METHODS, Entry
 from unalike.studio.errors import UserError
 from unalike.studio.recipe.keys import flag_of, flattened, merged
 from unalike.studio.recipe.recipe import all_keys, mistakes, wrong_value
+from unalike.studio.words import listed
 
+PAPER = "paper"  # the preset
 NONE = "none"  # TOML has no null: this word stands for it
 GIVEN = ("model", "problem")  # fields that are filled with the recipe's model, or with the whole problem
 
@@ -44,6 +47,22 @@ def method_named(name: str) -> Entry:
     return Entry(found, found.__name__, paper="", summary="")
 
 
+def preset_values(method: str, preset: str) -> Mapping[str, Any]:
+    """What a preset sets of a method, nested as in a recipe."""
+    if preset != PAPER:
+        raise UserError(
+            f"preset = {preset!r} (--preset): there is one preset, {PAPER}: the settings of the method's paper"
+        )
+    values = method_named(method).preset
+    if values is None:
+        having = [name for name, entry in METHODS.items() if entry.preset is not None]
+        raise UserError(
+            f"{method} has no preset {preset!r} (--preset): its defaults are those of its paper, or the paper names "
+            f"none; {listed(having)} have one"
+        )
+    return values
+
+
 def _refuse_untyped(method: type) -> None:
     """``lr = 0.1`` in a dataclass is no field: nothing could ever set it."""
     for base in method.__mro__[:-1]:
@@ -54,8 +73,16 @@ def _refuse_untyped(method: type) -> None:
             if could_be_set and name not in known and not name.startswith("_"):
                 raise UserError(
                     f"{base.__name__}.{name} has no type, so nothing can set it; give it a type: "
-                    f"{name}: {kind} = {value!r} (a constant is a ClassVar[{kind}])"
+                    f"{name}: {kind} = {value!r} (a constant is a ClassVar[{kind}])" + _line_of(base, name)
                 )
+
+
+def _line_of(cls: type, field: str) -> str:
+    """Where a class gives a field its value, to be put below a message."""
+    file = inspect.getsourcefile(cls)
+    lines, first = inspect.getsourcelines(cls)
+    found = [number for number, line in enumerate(lines, first) if line.split("=")[0].strip() == field]
+    return f"\n    {Path(file).name}:{found[0]}: {lines[found[0] - first].strip()}" if file and found else ""
 
 
 @dataclass(frozen=True)
@@ -67,8 +94,11 @@ class Hyperparameters:
     defaults: Mapping[str, Any]
 
     @classmethod
-    def of(cls, method: str) -> Hyperparameters:
-        """The fields that plain values can express; networks and mechanisms are not hyperparameters."""
+    def of(cls, method: str, preset: str | None = None) -> Hyperparameters:
+        """The fields that plain values can express; networks and mechanisms are not hyperparameters.
+
+        ``preset="paper"``: the values of the method's paper take the place of the defaults.
+        """
         entry = method_named(method)
         types = get_type_hints(entry.make)
         hints, defaults = {}, {}
@@ -86,7 +116,8 @@ class Hyperparameters:
                     "a field `problem: Problem` from which the method makes it"
                 )
         with_default = cls(method, {name: hints[name] for name in defaults}, defaults)
-        return cls(method, hints, with_default.read(entry.defaults))
+        usual = cls(method, hints, with_default.read(entry.defaults))
+        return usual if preset is None else cls(method, hints, usual.read(preset_values(method, preset)))
 
     @property
     def keys(self) -> list[str]:
@@ -120,7 +151,9 @@ class Hyperparameters:
         for path, value, problems in mistakes(error, values):
             key, kind = ".".join(path), problems[0]["type"]
             if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-                yield f"{self.method} has no hyperparameter {key!r}{self._advice(key)}"
+                flag = flag_of(f"hyperparameters.{key}")
+                advice = f"{flag}: leave it out; it has {listed(list(self.hints), 8)}" if flag else self._advice(key)
+                yield f"{self.method} has no hyperparameter {key!r}{advice}"
             elif kind == "missing":
                 yield f"{self.method} needs the hyperparameter {key!r}: give it with --set {key}=VALUE"
             elif kind == "value_error":  # from the group's own check, whose message may begin with a field's name

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _SECTIONS = {
-    "": ("title", "rounds", "seed", "seeds", "eval_every", "checkpoint_every"),
+    "": ("title", "rounds", "seed", "seeds", "preset", "eval_every", "checkpoint_every"),
     "data.": (
         *("partition", "clients", "samples", "min_samples", "test", "validation", "unseen", "labeled", "rotate"),
         *("normalize", "schema"),
@@ -17,15 +17,17 @@ _SECTIONS = {
     "data.options.": ("client_column", "label_column"),
     "hyperparameters.": ("cohort",),
     "hyperparameters.local.": ("batch", "lr"),
-    "privacy.": ("epsilon", "delta", "noise_multiplier", "clip", "unit"),
-    "runtime.": ("block", "threads", "device", "drop"),
+    "privacy.": ("epsilon", "epsilons", "delta", "noise_multiplier", "clip", "unit", "trust", "accept_delta"),
+    "runtime.": ("block", "threads", "device", "drop", "workers", "address", "deadline"),
 }
 # short name -> key of the recipe
 KEYS = {name: section + name for section, names in _SECTIONS.items() for name in names} | {
     "data": "data.name",
     "model": "model.name",
+    "runtime": "runtime.name",
     "local_epochs": "hyperparameters.local.epochs",
     "local_steps": "hyperparameters.local.steps",
+    "simulate_noise": "privacy.noise",
 }
 # An option of a partition that has a flag of its own: the partition it implies, and the option's name there.
 PARTITION_OPTIONS = {"alpha": ("dirichlet", "alpha"), "classes": ("pathological", "num_classes_per_partition")}

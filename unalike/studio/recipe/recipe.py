@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 import unalike
@@ -53,21 +53,65 @@ class Privacy(_Section):
     """What the run may cost; all empty: nothing is promised. See ``unalike.studio.runs.privacy``."""
 
     epsilon: float | None = Field(None, gt=0)
+    epsilons: str | None = None  # each client's own, for its points; see ``unalike.studio.runs.declared``
     delta: float | None = Field(None, gt=0, lt=1)
     noise_multiplier: float | None = Field(None, gt=0)
     clip: float | None = Field(None, gt=0)
     unit: Literal["client", "point"] = "client"
+    trust: Literal["server", "nobody"] = "server"  # who sees a sum before it has its noise
+    noise: Literal["system", "simulated"] | None = None  # None: the operating system's, where anything is promised
+    accept_delta: bool = False  # also a δ of 1/n or more
+
+    @property
+    def promises(self) -> bool:
+        """Does the run state an ε?"""
+        return any(one is not None for one in (self.epsilon, self.epsilons, self.noise_multiplier))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _own_budgets_protect_points(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("epsilons") is not None:
+            for name in ("epsilon", "noise_multiplier"):
+                if values.get(name) is not None:
+                    raise ValueError(f"give epsilons (each client's own) or {name} (the same for all), not both")
+            if values.setdefault("unit", "point") != "point":
+                raise ValueError("epsilons are each client's own, for its points: leave unit out, or say point")
+        return values
 
 
 class Runtime(_Section):
-    """How the simulator runs; nothing here changes a result by more than rounding."""
+    """How and where clients are simulated. Only ``drop``, and losses of workers, change a result by more than rounding;
+    ``quorum`` can stop a run."""
 
+    name: Literal["simulate", "ray"] = "simulate"  # in this process, or on the workers of a cluster
+    workers: int | None = Field(None, ge=1)  # None: one for each processor of the cluster
+    address: str | None = None  # of a cluster that runs already; None: one is started on this machine
+    deadline: float | None = Field(None, gt=0)  # seconds that a worker may take for a request; None: it may take long
+    lost: Literal["again", "failed"] = "again"  # clients of a worker that dies: asked again, or failures of that ask
+    folder: str | None = None  # where workers save what their clients keep; None: in the run's own folder
     block: int | None = Field(None, ge=1)  # clients at once; None: measured
     threads: int | None = Field(None, ge=1)
     device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"  # the CPU, so that a recipe gives the same bits everywhere
     strict: bool = False  # every message through the wire codec, as on a network
     drop: float = Field(0.0, ge=0, le=1)  # share of clients that fail to answer, to rehearse failures
-    quorum: float = Field(0.5, ge=0, le=1)
+    quorum: float = Field(0.5, ge=0, le=1)  # share of a cohort that must answer, else the run stops
+
+    def simulated(self) -> dict[str, Any]:
+        """What ``unalike.simulate`` takes."""
+        return self.model_dump(exclude={"name", *_OF_WORKERS})
+
+    @model_validator(mode="after")
+    def _for_workers_alone(self) -> Runtime:
+        given = [name for name in _OF_WORKERS if name in self.model_fields_set]
+        if self.name == "simulate" and any(getattr(self, name) != _DEFAULTS[name] for name in given):
+            raise ValueError(f"{given[0]} is for workers of a cluster: set runtime.name to ray (--runtime ray)")
+        if self.name == "ray" and self.strict:
+            raise ValueError("strict is for a simulation in this process: on a cluster every message is encoded anyway")
+        return self
+
+
+_OF_WORKERS = ("workers", "address", "deadline", "lost", "folder")
+_DEFAULTS: dict[str, Any] = {name: Runtime.model_fields[name].default for name in _OF_WORKERS}
 
 
 class Expected(_Section):
@@ -89,6 +133,7 @@ class Recipe(_Section):
     checkpoint_every: int = Field(10, ge=1)
     data: Data = Data()
     model: Network = Network()
+    preset: str | None = None  # "paper": the method's paper says what nobody sets, in place of the defaults
     hyperparameters: dict[str, Any] = {}  # the fields of the method; see `unalike methods NAME`
     privacy: Privacy = Privacy()
     runtime: Runtime = Runtime()
@@ -116,6 +161,7 @@ class Plan(BaseModel):
     title: str = ""
     runs: list[tuple[str, Recipe]]  # label and recipe
     seeds: int = 1  # every run once for each of so many seeds
+    notes: list[str] = []  # what the user should know before it runs
 
     def with_seeds(self) -> list[tuple[str, Recipe]]:
         return [
@@ -245,8 +291,8 @@ def _value(text: str) -> Any:
         return "none" if value is None else value
 
 
-def shipped() -> dict[str, Path]:
-    """The recipes that come with Unalike, by name: inside an installed package, or beside the package in a clone."""
+def shipped(what: Literal["recipes", "examples"] = "recipes") -> dict[str, Path]:
+    """What comes with Unalike, by name: inside an installed package, or beside the package in a clone."""
     package = Path(unalike.__file__).parent
-    folder = package / "recipes" if (package / "recipes").is_dir() else package.parent / "recipes"
-    return {file.stem: file for file in sorted(folder.rglob("*.toml"))}
+    folder = package / what if (package / what).is_dir() else package.parent / what
+    return {file.stem: file for file in sorted(folder.rglob("*.toml" if what == "recipes" else "*.py"))}

@@ -13,11 +13,12 @@ from unalike.data.sources.catalog import CATALOG
 from unalike.methods import METHODS
 from unalike.studio.errors import UserError
 from unalike.studio.recipe.hyperparameters import Hyperparameters, method_named
-from unalike.studio.recipe.keys import KEYS, PARTITION_OPTIONS, flattened, merged, nested
-from unalike.studio.recipe.recipe import Plan, overridden, plan_of, read_toml, shipped
+from unalike.studio.recipe.keys import FLAGS, KEYS, PARTITION_OPTIONS, flattened, merged, nested
+from unalike.studio.recipe.recipe import Expected, Plan, overridden, plan_of, read_toml, shipped
 from unalike.studio.runs.folder import RECIPE
+from unalike.studio.words import listed
 
-_PATHS = ("data", "schema")  # settings that may be paths
+_PATHS = ("data", "schema", "epsilons")  # settings that may be paths
 
 
 def plan_for(targets: Sequence[str], settings: Mapping[str, Any], overrides: Sequence[str] = ()) -> Plan:
@@ -42,14 +43,33 @@ def plan_for(targets: Sequence[str], settings: Mapping[str, Any], overrides: Seq
         where = "these settings"
     values = overridden(merged(values, spelled_out(settings)), overrides)
     plan = plan_of(_with_partition(values, settings), where)
-    return plan if files or len(plan.runs) == 1 else _only_what_fits(plan, settings)
+    if files:
+        return _expecting(plan, files[targets[0]])
+    return plan if len(plan.runs) == 1 else _only_what_fits(plan, settings)
+
+
+def _expecting(plan: Plan, file: Path) -> Plan:
+    """A recipe's plan without the scores to reach where a run is not as the recipe was written, other seeds aside."""
+    if all(recipe.expected == Expected() for _, recipe in plan.runs):
+        return plan
+    written = plan_of(read_toml(file), str(file))
+    speed = {"block", "threads", "device", "strict", "name", "workers", "address", "deadline", "folder"}
+    apart = dict.fromkeys(("title", "seed", "eval_every", "checkpoint_every", "expected"), True) | {"runtime": speed}
+    before = {label: recipe.model_dump(exclude=apart) for label, recipe in written.runs}
+    runs = []
+    for label, recipe in plan.runs:
+        same = before.get(label) == recipe.model_dump(exclude=apart)
+        runs.append((label, recipe if same else recipe.model_copy(update={"expected": Expected()})))
+    return plan.model_copy(update={"runs": runs})
 
 
 def spelled_out(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by their short names as the values of a recipe."""
     values: dict[str, Any] = {"hyperparameters": settings.get("hyperparameters", {})}
     for name, value in settings.items():
-        if name in KEYS:
+        if name == "simulate_noise":
+            values = merged(values, nested({KEYS[name]: "simulated" if value else "system"}))
+        elif name in KEYS:
             values = merged(values, nested({KEYS[name]: _absolute(str(value)) if name in _PATHS else value}))
         elif name not in PARTITION_OPTIONS and name != "hyperparameters":
             known = [*KEYS, *PARTITION_OPTIONS, "hyperparameters"]
@@ -114,14 +134,21 @@ def _absolute(text: str) -> str:
 
 
 def _only_what_fits(plan: Plan, settings: Mapping[str, Any]) -> Plan:
-    """In a comparison a flag such as --batch goes to the methods that have it; one that nobody has is refused later."""
+    """In a comparison a flag such as --cohort goes to those methods that have it; if none has, it is refused later."""
     short = {name: value for name, value in settings.items() if name in KEYS}
     flags = flattened(spelled_out(short)["hyperparameters"])
-    known = [Hyperparameters.of(recipe.method).keys for _, recipe in plan.runs]
-    shared = {key for key in flags if any(key in keys for keys in known)}
+    known = {label: Hyperparameters.of(recipe.method).keys for label, recipe in plan.runs}
+    shared = {key for key in flags if any(key in keys for keys in known.values())}
     runs = []
-    for (label, recipe), keys in zip(plan.runs, known, strict=True):
+    for label, recipe in plan.runs:
         given = flattened(recipe.hyperparameters)
-        fitting = nested({key: value for key, value in given.items() if key in keys or key not in shared})
+        fitting = nested({key: value for key, value in given.items() if key in known[label] or key not in shared})
         runs.append((label, recipe.model_copy(update={"hyperparameters": fitting})))
-    return plan.model_copy(update={"runs": runs})
+    notes = []
+    for name in short:
+        key = KEYS[name].removeprefix("hyperparameters.")
+        lacking = [label for label, keys in known.items() if key not in keys]
+        if key in shared and lacking:
+            having = listed([label for label in known if label not in lacking])
+            notes.append(f"{FLAGS[KEYS[name]]} is for {having}; {listed(lacking)} cannot use it")
+    return plan.model_copy(update={"runs": runs, "notes": notes})

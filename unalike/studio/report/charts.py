@@ -4,32 +4,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from typing import NamedTuple
 
 import altair as alt
 import numpy as np
 from markupsafe import Markup
 
+from unalike.studio.evenly import evenly
 from unalike.studio.figures.clients import Dot, client_map
 from unalike.studio.figures.file import inline
 from unalike.studio.figures.theme import GROUP_SHAPES, STEPS
 from unalike.studio.figures.training import Axis, Line, Scores, lines, scores, span, traffic
-from unalike.studio.report.read import ClientMap, Round, Run
+from unalike.studio.figures.treatment import Budget, budgets, clusters, weights
+from unalike.studio.report.read import Run
 from unalike.studio.report.words import GROUP_NAMES, Scale, present
+from unalike.studio.runs.map_data import MapData, plane
+from unalike.studio.runs.result import Summary
 from unalike.studio.words import counted, epsilon
 
 _MOST_DOTS = 6000  # of all maps of one kind on a page together
+_ROUND = Axis("round", ",d", whole=True)
 
 
-@dataclass(frozen=True)
-class Panel:
+class Panel(NamedTuple):
     """One chart with its heading; ``run``: whose it is, None: of all."""
 
     name: str
     about: str
     svg: Markup
-    run: int | None = None
+    run: int | None
 
 
 def panel(name: str, about: str, title: str, chart: alt.LayerChart, run: int | None = None) -> Panel:
@@ -38,10 +41,8 @@ def panel(name: str, about: str, title: str, chart: alt.LayerChart, run: int | N
 
 def accuracy(runs: Sequence[Run], scale: Scale) -> list[Panel]:
     """Score per round, one panel for each group of clients, all with the same scale."""
-    drawn = {group: _lines(runs, partial(_mean, group), scale) for group in present(runs)}
+    drawn = {group: _lines(runs, group, scale) for group in GROUP_NAMES}
     heights = [y for each in drawn.values() for line in each for _, y in line.points]
-    if not heights:
-        return []
     y = Axis(format=scale.format, domain=span(heights))
     return [
         panel(GROUP_NAMES[group], "", f"{scale.metric} on {GROUP_NAMES[group]}", lines(each, _ROUND, y))
@@ -50,19 +51,13 @@ def accuracy(runs: Sequence[Run], scale: Scale) -> list[Panel]:
     ]
 
 
-_ROUND = Axis("round", ",d", whole=True)
-
-
-def _mean(group: str, row: Round) -> float | None:
-    summary = row.of(group)
-    return None if summary is None else summary.mean
-
-
-def _lines(runs: Sequence[Run], read: Callable[[Round], float | None], form: Callable[[float], str]) -> list[Line]:
-    """What ``read`` finds in each round, one line for each run that has any."""
+def _lines(runs: Sequence[Run], name: str, form: Callable[[float], str]) -> list[Line]:
+    """A value of each round, of a group of clients the mean; one line for each run that has any."""
     found = []
     for i, run in enumerate(runs):
-        points = [(row.round, y) for row in run.rounds if (y := read(row)) is not None and math.isfinite(y)]
+        values = ((row.round, getattr(row, name)) for row in run.rounds)
+        means = ((x, value.mean if isinstance(value, Summary) else value) for x, value in values)
+        points = [(x, y) for x, y in means if y is not None and math.isfinite(y)]
         if points:
             found.append(Line(i, run.label, points, [f"{run.label}\nround {x:,}: {form(y)}" for x, y in points]))
     return found
@@ -70,29 +65,15 @@ def _lines(runs: Sequence[Run], read: Callable[[Round], float | None], form: Cal
 
 def distribution(runs: Sequence[Run], scale: Scale) -> list[Panel]:
     """All clients' scores at the end, one panel for each group of clients, all with the same scale."""
-    drawn = {group: [_scores(i, run, group, scale) for i, run in enumerate(runs)] for group in present(runs)}
-    drawn = {group: rows for group, rows in drawn.items() if any(row.scores for row in rows)}
-    every = [score for rows in drawn.values() for row in rows for score in row.scores]
-    if not every:
-        return []
-    x = Axis(scale.metric, scale.format, domain=span(every))
-    return [
-        panel(
-            GROUP_NAMES[group],
-            counted(max(len(row.scores) for row in rows), "client"),
-            f"{scale.metric} of {GROUP_NAMES[group]}",
-            scores(rows, x, scale),
-        )
-        for group, rows in drawn.items()
-    ]
-
-
-def _scores(i: int, run: Run, group: str, scale: Scale) -> Scores:
-    summary = run.result.accuracy.of(group)
-    if summary is None:
-        return Scores(i, run.label, "not served", [], None, None)
-    says = f"{scale(summary.mean)} mean, {scale(summary.p10)} 10th percentile"
-    return Scores(i, run.label, says, list(run.scores(group).values()), summary.mean, summary.p10)
+    x = Axis(scale.metric, scale.format, domain=span(score_span(runs) or ()))
+    panels = []
+    for group in present(runs):
+        found = [(run.label, list(run.scores(group).values()), run.result.accuracy.of(group)) for run in runs]
+        if most := max(len(own) for _, own, _ in found):
+            chart = scores([Scores(i, *one) for i, one in enumerate(found)], x, scale)
+            title = f"{scale.metric} of {GROUP_NAMES[group]}"
+            panels.append(panel(GROUP_NAMES[group], counted(most, "client"), title, chart))
+    return panels
 
 
 def costs(runs: Sequence[Run]) -> list[Panel]:
@@ -101,8 +82,10 @@ def costs(runs: Sequence[Run]) -> list[Panel]:
     if any(run.result.bytes.up or run.result.bytes.down for run in runs):
         chart = traffic([(run.label, run.result.bytes.up, run.result.bytes.down) for run in runs])
         panels.append(panel("Bytes sent", "up by clients, down to them", "bytes sent by each run", chart))
-    for name, about, form, read in _COSTS:
-        drawn = _lines(runs, read, form)
+    for name, about, drawn in (
+        ("Privacy spent", "ε so far", _lines(runs, "epsilon", epsilon)),
+        ("Training loss", "as the method reports it", _lines(runs, "loss", "{:.3g}".format)),
+    ):
         heights = [y for line in drawn for _, y in line.points]
         if any(heights):
             chart = lines(drawn, _ROUND, Axis(domain=span([0.0, *heights])))
@@ -110,26 +93,45 @@ def costs(runs: Sequence[Run]) -> list[Panel]:
     return panels
 
 
-_COSTS: tuple[tuple[str, str, Callable[[float], str], Callable[[Round], float | None]], ...] = (
-    ("Privacy spent", "ε so far", epsilon, lambda row: row.epsilon),
-    ("Training loss", "as the method reports it", lambda loss: f"{loss:.3g}", lambda row: row.loss),
-)
+def treatment(runs: Sequence[Run]) -> list[Panel]:
+    """Who spent what, who has which weight, and who is in which cluster; for each run that has such a thing."""
+    panels = []
+    for i, run in enumerate(runs):
+        own = run.result.privacy.clients
+        name = "" if len(runs) == 1 else f", {run.label}"
+        if own:
+            chart = budgets([Budget(client, one.declared, one.spent) for client, one in own.items()])
+            about = "bar: spent, line: declared"
+            panels.append(panel(f"Own ε{name}", about, f"ε that clients declared and spent, {run.label}", chart, i))
+        if run.treated is None:
+            continue
+        names = run.treated.names
+        if run.treated.weight:
+            declared = [own[client].declared if client in own else None for client in names]
+            chart = weights(list(zip(names, run.treated.weight, declared, strict=True)))
+            panels.append(panel(f"Weights{name}", "in the last round", f"weights of clients, {run.label}", chart, i))
+        if run.treated.cluster:
+            places = run.treated.place or [None] * len(names)
+            chart = clusters(list(zip(names, run.treated.cluster, places, strict=True)))
+            number = len({one for one in run.treated.cluster if one is not None})
+            about = f"{counted(number, 'cluster')}, " + (
+                "in the plane of first updates" if run.treated.place else "a column each"
+            )
+            panels.append(panel(f"Clusters{name}", about, f"clusters of clients, {run.label}", chart, i))
+    return panels
 
 
 def client_maps(runs: Sequence[Run], scale: Scale) -> list[list[Panel]]:
     """Clients as points, near each other if alike, coloured by how well a run serves them; one list for each kind."""
-    kinds = []
-    for kind, about in (("label_histogram", "labels"), ("descriptor", "descriptors")):
-        panels = []
+    kinds: list[list[Panel]] = [[], []]
+    for panels, kind, about in zip(kinds, ("label_histogram", "descriptor"), ("labels", "descriptors"), strict=True):
         for i, run in enumerate(runs):
-            rows = None if run.map is None else getattr(run.map, kind)
-            if run.map is not None and rows and len(rows[0]) > 0:
-                chart = _map(run, run.map, np.asarray(rows, dtype=np.float64), about == "labels", scale, runs)
+            rows = np.array(getattr(run.map, kind, None) or [[]], dtype=np.float64)
+            if run.map is not None and rows.size:
+                chart = _map(run, run.map, rows, about == "labels", scale, runs)
                 title = f"map of {len(run.map.names)} clients by {kind.replace('_', ' ')}, {run.label}"
                 panels.append(panel(run.label, f"by {about}", title, chart, i))
-        if panels:
-            kinds.append(panels)
-    return [[one for panels in kinds for one in panels]] if len(runs) == 1 and kinds else kinds
+    return [panels for panels in (kinds if len(runs) > 1 else [kinds[0] + kinds[1]]) if panels]
 
 
 def score_span(runs: Sequence[Run]) -> tuple[float, float] | None:
@@ -138,67 +140,44 @@ def score_span(runs: Sequence[Run]) -> tuple[float, float] | None:
     return (min(found), max(found)) if found else None
 
 
-def marker(
-    run: Run, scale: Scale, ends: tuple[float, float] | None
-) -> Callable[[str, str, Sequence[float], str, float], Dot]:
-    """What makes the dots of a run's map: a client's name, group and place, what is said about it, and its radius."""
+def dots(
+    run: Run, clients: Sequence[tuple[str, str, Sequence[float], str, float]], scale: Scale, runs: Sequence[Run]
+) -> list[Dot]:
+    """Clients (name, group, place, what is said about it, radius) in the colours of their scores."""
     scored = {(row.client, row.group): row.score for row in run.clients}
-
-    def mark(name: str, group: str, place: Sequence[float], about: str, radius: float) -> Dot:
-        score = scored.get((name, group))
-        step = None if score is None or ends is None else step_of(score, ends)
+    low, high = score_span(runs) or (0.0, 0.0)
+    found = []
+    # the more runs have a map, the fewer dots on each
+    for name, group, (x, y), about, radius in evenly(clients, max(200, _MOST_DOTS // len(runs))):
+        score, step = scored.get((name, group)), None
+        if score is not None:
+            step = min(int(STEPS * (score - low) / (high - low)), STEPS - 1) if high > low else STEPS - 1
         tip = f"{name} ({group}{about}\n{run.label}: {'not served' if score is None else scale(score)}"
-        return Dot(float(place[0]), float(place[1]), tip, math.pi * radius**2, step, GROUP_SHAPES.get(group, "square"))
-
-    return mark
+        shape = GROUP_SHAPES.get(group, "square")
+        found.append(Dot(float(x), float(y), tip, math.pi * radius**2, step, shape))
+    return found
 
 
 def _map(
-    run: Run, clients: ClientMap, rows: np.ndarray, labels: bool, scale: Scale, runs: Sequence[Run]
+    run: Run, clients: MapData, rows: np.ndarray, labels: bool, scale: Scale, runs: Sequence[Run]
 ) -> alt.LayerChart:
     if labels:
         rows = rows / np.maximum(rows.sum(1, keepdims=True), 1e-12)
     places = plane(rows)
     largest = max(clients.n, default=1) or 1
     names = clients.class_names or [str(i) for i in range(rows.shape[1])]
-    mark = marker(run, scale, score_span(runs))
-    dots = []
-    shown = mapped(len(clients.names), len(runs))
-    for i in sorted(shown, key=lambda i: -clients.n[i]):  # large ones first, so that they hide no small one
+    spots = []
+    for i in sorted(range(len(rows)), key=lambda i: -clients.n[i]):  # large ones first, so that they hide no small one
         about = f", {counted(clients.n[i], 'sample')})" + (f"\nmostly {_top(rows[i], names)}" if labels else "")
         radius = 2.8 + 3.4 * math.sqrt(clients.n[i] / largest)
-        dots.append(mark(clients.names[i], clients.group[i], places[i].tolist(), about, radius))
-    return client_map(dots, _class_words(rows, places, names) if labels and rows.shape[1] <= 20 else [])
-
-
-def mapped(clients: int, runs: int) -> list[int]:
-    """Which clients have a dot on a run's map, evenly: the more runs have one, the fewer."""
-    most = min(clients, max(200, _MOST_DOTS // runs))
-    return [int(i) for i in np.unique(np.linspace(0, clients - 1, most).round())]
-
-
-def plane(rows: np.ndarray) -> np.ndarray:
-    """[clients, 2] first two principal components, with a fixed sign so that equal data gives an equal picture."""
-    centred = rows - rows.mean(0)
-    _, _, axes = np.linalg.svd(centred, full_matrices=False)
-    axes = np.vstack([axes, np.zeros((2, rows.shape[1]))])[:2]
-    strongest = axes[np.arange(2), np.abs(axes).argmax(1)]
-    return np.asarray(centred @ (axes * np.where(strongest < 0, -1.0, 1.0)[:, None]).T)
-
-
-def _class_words(rows: np.ndarray, places: np.ndarray, names: Sequence[str]) -> list[tuple[float, float, str]]:
-    """A class is written where the clients that have much of it are."""
-    weights = rows**2
-    totals = weights.sum(0)
-    return [(*(weights[:, c] @ places / totals[c]).tolist(), names[c]) for c in range(rows.shape[1]) if totals[c] > 0]
+        spots.append((clients.names[i], clients.group[i], places[i], about, radius))
+    words = []
+    if labels and len(names) <= 20:  # a class is written where the clients that have much of it are
+        centres = (rows**2).T @ places / np.maximum((rows**2).sum(0), 1e-300)[:, None]
+        words = [(*centres[c].tolist(), name) for c, name in enumerate(names) if rows[:, c].any()]
+    return client_map(dots(run, spots, scale, runs), words)
 
 
 def _top(shares: np.ndarray, names: Sequence[str]) -> str:
     best = np.argsort(-shares)[:3]
     return ", ".join(f"{names[c]} {100 * shares[c]:.0f}%" for c in best if shares[c] > 0.05) or "evenly mixed"
-
-
-def step_of(score: float, ends: tuple[float, float]) -> int:
-    low, high = ends
-    share = (score - low) / (high - low) if high > low else 1.0
-    return min(int(share * STEPS), STEPS - 1)

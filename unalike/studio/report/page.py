@@ -8,18 +8,21 @@ library and no script to be read: the script only adds tooltips and highlights o
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
-import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from unalike.core.disk import write_whole
+from unalike.studio.errors import UserError
 from unalike.studio.report import words
-from unalike.studio.report.read import ReportError, Run, read_runs
+from unalike.studio.report.read import Run, read_runs
 from unalike.studio.runs.result import GROUPS
-from unalike.studio.words import counted, duration, epsilon, listed, size
+from unalike.studio.words import counted, duration, listed, size, stated
 
-__all__ = ["ReportError", "write_report"]
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 _HERE = Path(__file__).parent
 
@@ -36,59 +39,60 @@ def render(runs: Sequence[Run]) -> str:
     """The page as text."""
     metrics = {run.result.metric for run in runs}
     if len(metrics) > 1:
-        raise ReportError(
+        raise UserError(
             f"these runs are scored by {listed(sorted(metrics))}, which cannot be compared; report them apart"
         )
     scale = words.Scale(metrics.pop())
 
     # What draws is imported only where something is drawn: it takes a second that a plain run need not spend.
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     from unalike.studio.figures import theme
     from unalike.studio.report import analyses, charts
 
     groups = words.present(runs)
     leaders = {group: words.leaders(runs, group) for group in groups}
     script = (_HERE / "report.js").read_text(encoding="utf-8")
-    environment = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.globals |= {"size": size, "duration": duration, "epsilon": epsilon, "listed": listed, "words": words}
-    return environment.get_template("report.html").render(
+    return _template().render(
         runs=runs,
         scale=scale,
         theme=theme,
+        charts=charts,
+        analyses=analyses if any(run.analyses for run in runs) else None,
         groups=groups,
         best={group: best for group, best in leaders.items() if len(best) < len(words.served(runs, group))},
-        facts=_facts(runs),
+        facts={
+            "data": _distinct([run.result.data for run in runs]),
+            "clients": _distinct([f"{run.result.clients:,}" for run in runs if run.result.clients]),
+            "rounds": _distinct([f"{run.result.rounds:,}" for run in runs]),
+            "seed": _distinct([str(run.result.seed) for run in runs]),
+        },
         notes=_notes(runs, groups),
-        accuracy=charts.accuracy(runs, scale),
-        distribution=charts.distribution(runs, scale),
-        maps=charts.client_maps(runs, scale),
         mapped_groups={group for run in runs if run.map for group in run.map.group},
         score_span=charts.score_span(runs),
-        analyses=analyses.section(runs, scale) if any(run.analyses is not None for run in runs) else None,
-        about_analyses=analyses.ABOUT,
-        heading=analyses.heading,
-        costs=charts.costs(runs),
-        unbounded=[run.label for run in runs if run.result.privacy.epsilon in (None, math.inf)],
+        unbounded=[run.label for run in runs if not words.bounded(run)],
         differing=_differing(runs),
-        versions=_versions(runs),
+        versions={
+            name: _distinct([run.versions[name] for run in runs if name in run.versions])
+            for name in dict.fromkeys(name for run in runs for name in run.versions)
+        },
         style=(_HERE / "report.css").read_text(encoding="utf-8"),
         script=script,
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
 
 
-def _facts(runs: Sequence[Run]) -> dict[str, str]:
-    """What the runs are about, in a few words."""
-    found = {
-        "data": [run.result.data for run in runs],
-        "clients": [f"{count:,}" for run in runs if (count := len(run.names))],
-        "rounds": [f"{run.result.rounds:,}" for run in runs],
-        "seed": [str(run.result.seed) for run in runs],
-    }
-    return {name: listed(list(dict.fromkeys(values)), 6) for name, values in found.items() if values}
+@functools.cache
+def _template() -> Template:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals |= {"size": size, "duration": duration, "stated": stated, "listed": listed, "words": words}
+    return environment.get_template("report.html")
+
+
+def _distinct(values: Sequence[str]) -> str:
+    return listed(list(dict.fromkeys(values)), 6) if values else ""
 
 
 def _notes(runs: Sequence[Run], groups: Sequence[str]) -> list[str]:
@@ -117,16 +121,7 @@ def _differing(runs: Sequence[Run]) -> list[str]:
     """Settings in which runs differ. A hyperparameter that only one method has is no difference between runs."""
     found = []
     for key in dict.fromkeys(key for run in runs for key in run.settings):
-        values = [run.settings.get(key) for run in runs]
-        if key.startswith("hyperparameters."):
-            values = [value for value in values if value is not None]
-        if len(set(values)) > 1:
+        values = {run.settings.get(key) for run in runs}
+        if len(values - {None} if key.startswith("hyperparameters.") else values) > 1:
             found.append(key)
     return found
-
-
-def _versions(runs: Sequence[Run]) -> dict[str, str]:
-    names = dict.fromkeys(name for run in runs for name in run.versions)
-    return {
-        name: listed(list(dict.fromkeys(run.versions[name] for run in runs if name in run.versions))) for name in names
-    }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from unalike.studio.report.read import Run, Sight
 from unalike.studio.runs.result import GROUPS
-from unalike.studio.words import counted, epsilon, listed, share, size
+from unalike.studio.words import counted, listed, share, size, stated
 
 GROUP_NAMES = {"seen": "seen clients", "unseen": "unseen clients", "unlabeled": "clients without labels"}
 GROUP_MEANING = {
@@ -45,10 +45,14 @@ class Scale:
         return f"{100 * difference:.1f} points" if self.percent else f"{difference:.2g}"
 
 
+def mean_of(run: Run, group: str) -> float:
+    summary = run.result.accuracy.of(group)
+    return math.nan if summary is None else summary.mean
+
+
 def served(runs: Sequence[Run], group: str) -> list[Run]:
     """The runs with a score for a group, best first."""
-    scored = [(summary.mean, run) for run in runs if (summary := run.result.accuracy.of(group))]
-    return [run for _, run in sorted(scored, key=lambda pair: -(pair[0] or 0.0))]
+    return sorted((run for run in runs if run.result.accuracy.of(group)), key=lambda run: -mean_of(run, group))
 
 
 def present(runs: Sequence[Run]) -> list[str]:
@@ -60,8 +64,7 @@ def present(runs: Sequence[Run]) -> list[str]:
 
 def unlike(a: Run, b: Run) -> str:
     """Why the clients of two runs are not the same ones; empty if they are."""
-    unknown = [run.label for run in (a, b) if not run.origin]
-    if unknown:
+    if unknown := [run.label for run in (a, b) if not run.origin]:
         return f"no recipe says how the clients of {listed(unknown)} were made"
     for key in dict.fromkeys([*a.origin, *b.origin]):
         mine, theirs = (run.origin.get(key, "not given") for run in (a, b))
@@ -70,20 +73,24 @@ def unlike(a: Run, b: Run) -> str:
     if a.map and b.map:
         for what in ("names", "group", "n", "label_histogram"):
             if getattr(a.map, what) != getattr(b.map, what):
-                return f"the clients of {a.label} and {b.label} differ in their {what.replace('_', ' ')} (clients.json)"
+                return f"the clients of {a.label} and {b.label} differ in their {what.replace('_', ' ')} (map.json)"
     return ""
 
 
-def over_unlike_clients(runs: Sequence[Run]) -> str:
-    """Why no lead can be claimed among these runs: two are not over the same clients. Empty if all are."""
-    return next((why for run in runs[1:] if (why := unlike(runs[0], run))), "")
+def over_same_clients(runs: Sequence[Run]) -> list[list[Run]]:
+    """The runs, sorted into those that are over the same clients."""
+    groups: list[list[Run]] = []
+    for run in runs:
+        same = next((group for group in groups if not unlike(group[0], run)), None)
+        if same is None:
+            groups.append(same := [])
+        same.append(run)
+    return groups
 
 
 def differences(a: Run, b: Run, group: str) -> list[float]:
     """a's score minus b's, for every client that both served; none if their clients are not the same."""
-    if unlike(a, b):
-        return []
-    mine, theirs = a.scores(group), b.scores(group)
+    mine, theirs = a.scores(group), {} if unlike(a, b) else b.scores(group)
     return [score - theirs[client] for client, score in mine.items() if client in theirs]
 
 
@@ -95,15 +102,10 @@ def level(a: Run, b: Run, group: str) -> bool:
     return abs(statistics.fmean(gaps)) <= 2 * statistics.stdev(gaps) / math.sqrt(len(gaps))
 
 
-def mean_of(run: Run, group: str) -> float:
-    summary = run.result.accuracy.of(group)
-    return math.nan if summary is None or summary.mean is None else summary.mean
-
-
 def leaders(runs: Sequence[Run], group: str) -> list[Run]:
     """The best run on a group and those that are level with it; none if nobody serves the group."""
     ranked = served(runs, group)
-    if over_unlike_clients(runs):
+    if len(over_same_clients(runs)) > 1:
         return ranked
     return [run for run in ranked if run is ranked[0] or level(ranked[0], run, group)]
 
@@ -117,7 +119,7 @@ def finding(runs: Sequence[Run], scale: Scale) -> str:
         return f"{runs[0].label} reaches {scale(mean_of(runs[0], group))} on {GROUP_NAMES[group]}"
     if repeated := _over_repetitions(runs, group, scale):
         return repeated
-    if over_unlike_clients(runs):
+    if len(over_same_clients(runs)) > 1:
         return "No lead is claimed: these runs are over different clients"
     return _standing(runs, group, scale)
 
@@ -132,7 +134,8 @@ def _standing(runs: Sequence[Run], group: str, scale: Scale) -> str:
     if len(best) == 1:
         return f"{names} is best on {where}: {score}"
     if len(best) < len(everybody):
-        return f"{names} share the lead on {where}: {score}"
+        scores = listed([f"{run.label} ({scale(mean_of(run, group))})" for run in best], 2)
+        return f"{scores} share the lead on {where}"
     return f"No run is clearly ahead on {where}: {best[0].label} has {score}"
 
 
@@ -152,43 +155,24 @@ def _over_repetitions(runs: Sequence[Run], group: str, scale: Scale) -> str:
 
 def details(runs: Sequence[Run], scale: Scale) -> list[str]:
     """What one would ask next: the other groups, by how much, for how many clients, how private."""
-    groups = [group for group in GROUPS if served(runs, group)]
-    why = over_unlike_clients(runs)
+    groups, times = [group for group in GROUPS if served(runs, group)], over_same_clients(runs)
     if len(runs) == 1:
-        lines = [_reached(runs[0], group, scale) for group in groups]
-    elif not why:
+        lines = []
+        for group in groups:
+            if summary := runs[0].result.accuracy.of(group):
+                reached = f"{scale(summary.mean)} on average, {scale(summary.p10)} at the 10th percentile"
+                lines.append(f"{GROUP_NAMES[group].capitalize()}: {reached}.")
+    elif len(times) == 1:
         lines = [f"On {GROUP_NAMES[group]}, {lead}." for group in groups[:1] if (lead := _lead(runs, group, scale))]
         for group in groups[1:]:
-            parts = (_standing(runs, group, scale), _lead(runs, group, scale))
-            lines.append("; ".join(filter(None, parts)) + ".")
+            lines.append("; ".join(filter(None, (_standing(runs, group, scale), _lead(runs, group, scale)))) + ".")
     else:
+        why = unlike(times[0][0], times[1][0])
         repeated = [line for group in groups if (line := _over_repetitions(runs, group, scale))]
         lines = [f"{line}." for line in repeated[1:]] if repeated else [f"{why[0].upper()}{why[1:]}."]
-        for same in over_same_clients(runs):
-            for group in groups:
-                if lead := _lead(same, group, scale):
-                    lines.append(f"On {GROUP_NAMES[group]}, {lead}.")
+        leads = [(group, _lead(same, group, scale)) for same in times for group in groups]
+        lines += [f"On {GROUP_NAMES[group]}, {lead}." for group, lead in leads if lead]
     return [*lines, privacy_sentence(runs)]
-
-
-def _reached(run: Run, group: str, scale: Scale) -> str:
-    """What one run alone does for a group."""
-    summary = run.result.accuracy.of(group)
-    low = "" if summary is None or summary.p10 is None else f", {scale(summary.p10)} at the 10th percentile"
-    return f"{GROUP_NAMES[group].capitalize()}: {scale(mean_of(run, group))} on average{low}."
-
-
-def over_same_clients(runs: Sequence[Run]) -> list[list[Run]]:
-    """The runs, sorted into those that are over the same clients."""
-    groups: list[list[Run]] = []
-    for run in runs:
-        for group in groups:
-            if not unlike(group[0], run):
-                group.append(run)
-                break
-        else:
-            groups.append([run])
-    return groups
 
 
 def _lead(runs: Sequence[Run], group: str, scale: Scale) -> str:
@@ -201,7 +185,8 @@ def _lead(runs: Sequence[Run], group: str, scale: Scale) -> str:
     gaps = differences(best, second, group)
     lead = scale.gap(mean_of(best, group) - mean_of(second, group))
     better, worse = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
-    of = f"better for {better} of {counted(len(gaps), 'client')}, worse for {worse}" if gaps else "no client is in both"
+    of = f"better for {better} of {counted(len(gaps), 'client')}, worse for {worse}"
+    of = of if gaps else "no client has a score in both"
     chance = "; that may be chance" if level(best, second, group) else ""
     return f"{best.label} is {lead} above {second.label}: {of}{chance}"
 
@@ -211,24 +196,26 @@ def privacy_sentence(runs: Sequence[Run]) -> str:
     parts = []
     for run in runs:
         privacy = run.result.privacy
-        if privacy.epsilon is not None and math.isfinite(privacy.epsilon):
-            if privacy.epsilon == 0:
-                parts.append(f"{run.label} releases nothing (ε = 0)")
-                continue
+        if privacy.epsilon == 0:
+            parts.append(f"{run.label} releases nothing (ε = 0)")
+        elif bounded(run):
             delta = f", δ = {privacy.delta:.2g}" if privacy.delta else ""
             unit = f" for each {'data point' if privacy.unit == 'point' else 'client'}" if privacy.unit else ""
-            parts.append(f"{run.label} spends ε = {epsilon(privacy.epsilon)}{delta}{unit}")
+            server = stated(privacy.epsilon_server, privacy.noise)
+            against = f"; against the server ε = {server}, trust: {privacy.trust}" if privacy.trust else ""
+            spends = f"ε = {stated(privacy.epsilon, privacy.noise)}{delta}{unit} against readers of the model{against}"
+            accepted = "; δ is 1/n or more, which was accepted" if privacy.accepted_delta else ""
+            parts.append(f"{run.label} spends {spends}{accepted}")
     if not parts:
         return "No differential privacy: what clients sent carried no noise."
-    open_runs = [run.label for run in runs if run.result.privacy.epsilon in (None, math.inf)]
-    ends = f"; {listed(open_runs)} {'gives' if len(open_runs) == 1 else 'give'} no guarantee" if open_runs else ""
+    rest = [run.label for run in runs if not bounded(run)]
+    ends = f"; {listed(rest)} {'gives' if len(rest) == 1 else 'give'} no guarantee" if rest else ""
     return f"Privacy: {listed(parts, 9)}{ends}."
 
 
-def has_delta(run: Run) -> bool:
-    """Is there a finite ε that holds only together with a δ?"""
-    privacy = run.result.privacy
-    return bool(privacy.delta and privacy.epsilon) and math.isfinite(privacy.epsilon or 0.0)
+def bounded(run: Run) -> bool:
+    """Is there a finite ε?"""
+    return run.result.privacy.epsilon is not None and math.isfinite(run.result.privacy.epsilon)
 
 
 def numbers(sight: Sight) -> str:
@@ -259,9 +246,11 @@ def spent(sight: Sight, run: Run) -> str:
     """ε of one line of the transcript."""
     if sight.note == "simulation only":
         return "none"
-    if sight.epsilon is not None:
-        return epsilon(sight.epsilon)
-    return "∞" if sight.noise is None else f"in the total of {epsilon(run.result.privacy.epsilon)}"
+    return "∞" if sight.noise is None else f"in the total of {_stated(run)}"
+
+
+def _stated(run: Run) -> str:
+    return stated(run.result.privacy.epsilon, run.result.privacy.noise)
 
 
 def noise_of(sight: Sight) -> str:
@@ -289,35 +278,29 @@ def spoken(written: str) -> str:
     """A way of sampling or a kind of noise in words; one without words of its own stays as it was written."""
     for pattern, words in _WORDS:
         if found := re.fullmatch(pattern, written):
-            return found.expand(words)
+            return re.sub(r"\d+\.\d{5,}", lambda number: f"{float(number[0]):.4g}", found.expand(words))
     return written
 
 
-SEEN_AS = {
-    "individual": ("Each client's own", "open", "The server sees the array of every single client."),
-    "sum": ("Sum only", "trusted", "Only the sum is kept; the server is trusted to add without looking."),
-    "mean": ("Mean only", "trusted", "Only the mean is kept; the server is trusted to add without looking."),
-    "secure sum": (
-        "Sum only, masked",
-        "hidden",
-        "Arrays are masked at the clients; the server can learn only their sum.",
-    ),
-    "secure mean": (
-        "Mean only, masked",
-        "hidden",
-        "Arrays are masked at the clients; the server can learn only their mean.",
-    ),
-}
-
-
-def seen_as(sight: Sight) -> tuple[str, str, str]:
-    """How the server saw an array: in a few words, how open that is, and in a sentence."""
-    return SEEN_AS.get(sight.seen_as, (sight.seen_as, "trusted", "As the run's own code names it."))
+def seen_as(sight: Sight, trust: str | None = None) -> tuple[str, str, str]:
+    """How the server saw an array: in a few words, how open that is, and in a sentence. ``trust``: that of the run."""
+    kind = sight.seen_as.removeprefix("secure ")
+    if kind not in ("sum", "mean"):
+        single = ("Each client's own", "open", "The server sees the array of every single client.")
+        return single if kind == "individual" else (kind, "trusted", "As the run's own code names it.")
+    if kind != sight.seen_as:
+        masked = f"Arrays are masked at the clients; the server can learn only their {kind}."
+        return f"{kind.capitalize()} only, masked", "hidden", masked
+    if sight.noise is not None and trust == "nobody":
+        noisy = f"Noise is added before the {kind} reaches the server, which never sees it without."
+        return f"{kind.capitalize()} only, with noise", "hidden", noisy
+    trusted = f"Only the {kind} is kept; the server is trusted to add without looking."
+    return f"{kind.capitalize()} only", "trusted", trusted
 
 
 def meanings(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
     """What ``seen_as`` says of these runs, each once."""
-    return sorted({seen_as(row) for run in runs for row in run.transcript or ()})
+    return sorted({seen_as(row, run.result.privacy.trust) for run in runs for row in run.transcript or ()})
 
 
 def transcript_summary(run: Run) -> str:
@@ -327,14 +310,13 @@ def transcript_summary(run: Run) -> str:
         return "Nothing left the clients in this run."
     single = sorted({row.array for row in rows if row.seen_as == "individual"})
     bare = sorted({row.array for row in rows if row.noise is None})
-    kinds = len({row.array for row in rows})
-    parts = [f"Clients sent {counted(kinds, 'kind')} of array, {size(sum(row.bytes for row in rows))} in all."]
+    kinds = counted(len({row.array for row in rows}), "kind")
+    saw, noise = "used no client's array individually, only sums or means", "Everything carried noise."
+    if run.result.privacy.trust == "server":
+        noise = "Everything carried noise once it was published; the server saw sums before it was added."
     if single:
-        parts.append(f"The server saw {listed(single)} of each client individually.")
-    else:
-        parts.append("The server used no client's array individually, only sums or means.")
+        saw = f"saw {listed(single)} of each client individually"
     if bare:
-        parts.append(f"Sent without noise: {listed(bare)}; so there is no differential privacy guarantee.")
-    else:
-        parts.append("Everything carried noise.")
-    return " ".join(parts)
+        noise = f"Sent without noise: {listed(bare)}; so there is no differential privacy guarantee."
+    total = size(sum(row.bytes for row in rows))
+    return f"Clients sent {kinds} of array, {total} in all. The server {saw}. {noise}"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import safetensors.torch
 import torch
@@ -24,6 +24,16 @@ from unalike.studio.runs.folder import CHECKPOINT, CLIENTS, RECIPE, read_json
 
 METADATA = "unalike"
 JOURNAL = "ledger.journal.json"
+_SERIALS = 5  # that one ask may use: its own, and those of the exchanges of a secure sum
+
+
+@runtime_checkable
+class KeepsElsewhere(Protocol):
+    """A runtime whose shards save by themselves what clients keep, and go back to it."""
+
+    def commit(self, run: str, serial: int) -> Sequence[Mapping[str, Any]]: ...
+
+    def rollback(self, run: str, serial: int, plans: Sequence[Mapping[str, Any]]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -40,8 +50,13 @@ class Checkpoint:
 
     @property
     def seconds(self) -> float:
-        """How long the run had taken."""
+        """How long the run had trained."""
         return float(self.about["seconds"])
+
+    @property
+    def measuring(self) -> float:
+        """How long its models had been measured."""
+        return float(self.about.get("measuring", 0.0))
 
     def restore(self, federation: Federation) -> None:
         """Bring a fresh federation to where it was."""
@@ -50,48 +65,49 @@ class Checkpoint:
         federation.ledger = Ledger.from_state(about["ledger"])
         federation.transcript = Transcript.from_rows(about["transcript"])
         federation.traffic = Traffic.from_state(about["traffic"])
-        federation.shapes = {
-            task: {name: torch.Size(shape) for name, shape in arrays.items()}
-            for task, arrays in about["shapes"].items()
-        }
         federation.serial = int(about["serial"])
-        if isinstance(federation.runtime, Simulation):
+        if isinstance(federation.runtime, KeepsElsewhere):
+            federation.runtime.rollback(federation.run, federation.serial, about["plans"])
+        elif isinstance(federation.runtime, Simulation):
+            if about.get("kept") and not self.kept:
+                raise UserError(
+                    f"{CLIENTS}/{self.round}.safetensors is missing: what the clients keep, without which the run "
+                    "cannot go on. Copy the whole folder, or start the run afresh"
+                )
             federation.runtime.use_plans(about["plans"])
             federation.runtime.restore(federation.run, self.kept)
 
 
-def save(folder: Path, state: State, federation: Federation, seconds: float) -> None:
+def save(folder: Path, state: State, federation: Federation, seconds: float = 0.0, measuring: float = 0.0) -> None:
     """Write the folder's checkpoint after the federation's present round."""
     runtime = federation.runtime
     tensors = {name: value.detach().contiguous().clone() for name, value in state.items()}
-    if isinstance(runtime, Simulation):
-        _save_kept(folder, runtime.kept(federation.run), federation.round)
+    kept = runtime.kept(federation.run) if isinstance(runtime, Simulation) else {}
+    if kept:  # the clients' own files, which only a simulation has in one place with the server's
+        (folder / CLIENTS).mkdir(exist_ok=True)
+        content = {name: value.contiguous() for name, value in kept.items()}
+        write_whole(folder / CLIENTS / f"{federation.round}.safetensors", safetensors.torch.save(content))
+    if isinstance(runtime, KeepsElsewhere):  # before the server's own: it keeps the commit before this one, too
+        plans: Any = runtime.commit(federation.run, federation.serial)
+    else:
+        plans = runtime.plans() if isinstance(runtime, Simulation) else {}
+    if federation.noise == "system":  # they tell how large cohorts were, which is nobody's business where that protects
+        plans = [{} for _ in plans] if isinstance(plans, list) else {}
     about = {
         "round": federation.round,
         "serial": federation.serial,
         "seconds": seconds,
+        "measuring": measuring,
         "ledger": federation.ledger.state(),
         "transcript": federation.transcript.rows(),
         "traffic": federation.traffic.state(),
-        # the simulator's block sizes: another block changes the last bits of a sum
-        "plans": runtime.plans() if isinstance(runtime, Simulation) else {},
-        # of released arrays: an empty Poisson cohort still releases noise
-        "shapes": {
-            task: {name: list(shape) for name, shape in made.items()} for task, made in federation.shapes.items()
-        },
+        "plans": plans,  # the simulator's block sizes: another block changes the last bits of a sum
+        "kept": bool(kept),
     }
     write_whole(folder / CHECKPOINT, safetensors.torch.save(tensors, {METADATA: json.dumps(about)}))
     for old in (folder / CLIENTS).glob("*.safetensors"):
         if old.stem != str(federation.round):
             old.unlink()
-
-
-def _save_kept(folder: Path, kept: Mapping[str, Tensor], round: int) -> None:
-    """What the clients keep: their own files, which only a simulation has in one place with the server's."""
-    if kept:
-        (folder / CLIENTS).mkdir(exist_ok=True)
-        content = {name: value.contiguous() for name, value in kept.items()}
-        write_whole(folder / CLIENTS / f"{round}.safetensors", safetensors.torch.save(content))
 
 
 def load(folder: Path) -> Checkpoint | None:
@@ -103,33 +119,44 @@ def load(folder: Path) -> Checkpoint | None:
         with safe_open(file, framework="pt") as stored:
             about = json.loads(stored.metadata()[METADATA])
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (it is no mapping)
-        missing = {"round", "serial", "seconds", "ledger", "transcript", "traffic", "plans", "shapes"} - about.keys()
+        missing = {"round", "serial", "seconds", "ledger", "transcript", "traffic", "plans"} - about.keys()
         if missing:
             raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-        kept = folder / CLIENTS / f"{about['round']}.safetensors"
-        held = safetensors.torch.load(kept.read_bytes()) if kept.exists() else {}
-        return Checkpoint(State(tensors), held, about)
+        file = folder / CLIENTS / f"{about['round']}.safetensors"  # what the clients keep: an error is told of it
+        kept = safetensors.torch.load(file.read_bytes()) if file.exists() else _kept_by_workers(folder, about["serial"])
+        return Checkpoint(State(tensors), kept, about)
     except (AttributeError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{file} is damaged or no checkpoint of Unalike ({type(error).__name__}: {error}). The run cannot go on "
+            f"{file} is damaged, or was not written by Unalike ({type(error).__name__}: {error}). The run cannot go on "
             f"from it; start it afresh with: unalike run {folder / RECIPE} --out NEW_FOLDER"
         ) from error
 
 
-def journal(folder: Path) -> Callable[[Ledger], None]:
-    """For ``Federation.journal`` where noise is not seeded: saves the ledger before an ask is sent.
+def _kept_by_workers(folder: Path, serial: int) -> dict[str, Tensor]:
+    """What the clients of a cluster's workers keep, where the workers saved it in the run's own folder."""
+    files = sorted((folder / CLIENTS / "workers").glob(f"worker-*/*/kept-{serial}.safetensors"))
+    parts = [safetensors.torch.load(file.read_bytes()) for file in files]
+    names = sorted({name for part in parts for name in part if name})
+    return {name: torch.cat([part[name] for part in parts if name in part]) for name in names}
 
-    A simulation that resumes makes the same noise again and releases nothing new. A deployed run makes fresh noise, so
-    what was released after the last checkpoint must be in the ledger that it goes on with: ``journaled``.
+
+def journal(folder: Path) -> Callable[[Federation], None]:
+    """For ``Federation.journal`` where noise is not seeded: saves what an ask costs before it is sent.
+
+    A simulation with seeded noise that resumes makes the same noise again and releases nothing new. With the operating
+    system's noise it makes fresh noise for fresh samples. So what was released after the last checkpoint stays in the
+    ledger that it goes on with, and what it asks again is charged again.
     """
 
-    def save(ledger: Ledger) -> None:
-        write_whole(folder / JOURNAL, json.dumps(ledger.state()).encode())
+    def save(federation: Federation) -> None:
+        content = {"ledger": federation.ledger.state(), "serial": federation.serial + _SERIALS}
+        write_whole(folder / JOURNAL, json.dumps(content).encode())
 
     return save
 
 
-def journaled(folder: Path) -> Ledger | None:
-    """The ledger that was last saved by a journal, if there is one."""
-    file = folder / JOURNAL
-    return Ledger.from_state(read_json(file)) if file.exists() else None
+def recall(folder: Path, federation: Federation) -> None:
+    """Go on with the ledger that was last saved by a journal, if there is one, and with serials that are not used."""
+    if (folder / JOURNAL).exists():
+        content = read_json(folder / JOURNAL)
+        federation.ledger, federation.serial = Ledger.from_state(content["ledger"]), int(content["serial"])

@@ -8,16 +8,19 @@ resumes.
 from __future__ import annotations
 
 import contextlib
-import csv
 import errno
 import importlib.metadata
-import io
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import shutil
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
+
+import pandas as pd
 
 from unalike.core.disk import beside, write_whole
 from unalike.core.roster import Roster
@@ -30,10 +33,12 @@ FORMAT = 1  # of run and comparison folders; raise it when a file changes so tha
 ABOUT, RECIPE, VERSIONS, RESULT = "unalike.json", "recipe.toml", "versions.json", "result.json"
 SCHEMA, ROSTER, METRICS, METRICS_TABLE = "schema.json", "roster.safetensors", "metrics.jsonl", "metrics.csv"
 CHECKPOINT, TRANSCRIPT, LEDGER, LOCK = "checkpoint.safetensors", "transcript.json", "ledger.json", ".lock"
-ANALYSES, REPORT, COMPARISON = "analyses.json", "report.html", "comparison.json"
+ANALYSES, REPORT, COMPARISON = "simulation/analyses.json", "report.html", "comparison.json"
+TREATED = "treated.json"  # clients' weights and clusters, as the server knows them
 CLIENTS = "clients"  # what stays with the clients: what they keep, and a fingerprint of their data
 SIMULATION = "simulation"  # what only a simulation may look at; never exported
-SCORES, CLIENT_MAP = f"{SIMULATION}/clients.csv", f"{SIMULATION}/clients.json"
+SCORES, CLIENT_MAP = f"{SIMULATION}/scores.csv", f"{SIMULATION}/map.json"
+T = TypeVar("T")
 _LIBRARIES = ("unalike", "torch", "numpy", "scikit-learn", "dp-accounting", "safetensors", "pydantic")
 
 
@@ -128,13 +133,8 @@ def _short(content: Any) -> str:
 
 def write_table(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """CSV with the columns of all rows; nested values as ``group.name``."""
-    flat = [_flat(row) for row in rows]
-    columns = list(dict.fromkeys(name for row in flat for name in row))
-    text = io.StringIO()
-    table = csv.DictWriter(text, columns, lineterminator="\n")
-    table.writeheader()
-    table.writerows(flat)
-    write_whole(file, text.getvalue().encode())
+    table = pd.DataFrame([_flat(row) for row in rows], dtype=object)  # so that whole numbers stay whole beside gaps
+    write_whole(file, table.to_csv(index=False, lineterminator="\n").encode())
 
 
 def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,16 +150,17 @@ def check_free(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file, not a folder; choose another with --out")
     if path.is_dir() and any(path.iterdir()):
-        unfinished = (path / RECIPE).exists() and not (path / RESULT).exists()
-        advice = f"go on with its unfinished run (unalike resume {path}), or " if unfinished else ""
+        begun = (path / RECIPE).exists() or (path / COMPARISON).exists()
+        ended = (path / (REPORT if (path / COMPARISON).exists() else RESULT)).exists()
+        advice = f"go on with its unfinished run (unalike resume {path}), or " if begun and not ended else ""
         raise UserError(f"{path} exists already, and nothing is overwritten: {advice}choose another with --out")
 
 
-def create(path: Path, recipe: Recipe | None = None) -> None:
+def create(path: Path, recipe: Recipe | None = None, label: str = "") -> None:
     """Make the folder of a run, or of a comparison, which has no recipe of its own."""
     path.mkdir(parents=True, exist_ok=True)
     write_json(path / VERSIONS, versions())
-    write_json(path / ABOUT, {"format": FORMAT, "version": __version__})
+    write_json(path / ABOUT, {"format": FORMAT, "version": __version__, "label": label})
     if recipe is not None:
         write_whole(path / RECIPE, recipe.to_toml().encode())
 
@@ -172,21 +173,8 @@ def save_roster(path: Path, roster: Roster) -> None:
 
 def load_roster(path: Path) -> Roster:
     """The training clients of a run and the schema of their rows; refused if a file is missing, damaged or changed."""
-    content: dict[str, bytes] = {}
-    for name in (SCHEMA, ROSTER):
-        try:
-            content[name] = (path / name).read_bytes()
-        except FileNotFoundError:
-            raise incomplete(path, name) from None
-        except OSError as error:
-            raise UserError(f"{path / name} cannot be read: {error.strerror}") from error
-    name = SCHEMA
-    try:
-        schema = Schema.from_json(content[SCHEMA].decode())
-        name = ROSTER
-        roster = Roster.decode(content[ROSTER])
-    except ValueError as error:
-        raise UserError(f"{path / name} is damaged: {error}. {_again(path)}") from error
+    schema = _part(path, SCHEMA, lambda content: Schema.from_json(content.decode()))
+    roster = _part(path, ROSTER, Roster.decode)
     if schema != roster.schema:
         ours, theirs = (json.loads(one.to_json()) for one in (schema, roster.schema))
         other = [key for key in {**theirs, **ours} if json.dumps(ours.get(key)) != json.dumps(theirs.get(key))]
@@ -195,6 +183,17 @@ def load_roster(path: Path) -> Roster:
             f"{', '.join(other)}. A model cannot read other rows than those that it was trained on. {_again(path)}"
         )
     return roster
+
+
+def _part(path: Path, name: str, decode: Callable[[bytes], T]) -> T:
+    try:
+        return decode((path / name).read_bytes())
+    except FileNotFoundError:
+        raise incomplete(path, name) from None
+    except OSError as error:
+        raise UserError(f"{path / name} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{path / name} is damaged: {error}. {_again(path)}") from error
 
 
 def incomplete(path: Path, name: str) -> UserError:
@@ -216,6 +215,21 @@ def save_schema(file: Path, schema: Schema) -> None:
     write_json(file, json.loads(schema.to_json()))
 
 
+def label_of(path: Path) -> str:
+    """What a run is called in tables; empty: nobody said."""
+    return str(read_json(path / ABOUT).get("label", ""))
+
+
+def plain_name(text: str) -> str:
+    """The text as the name of a folder that is easy to type: ``ε = 8`` is ``epsilon-8``."""
+    spelled = (
+        unicodedata.name(letter).rpartition(" ")[2].lower() if "α" <= letter <= "ω" else letter
+        for letter in unicodedata.normalize("NFKD", text.casefold())
+    )
+    ascii_only = "".join(spelled).encode("ascii", "ignore").decode()
+    return re.sub(r"[^a-z0-9_.]+", "-", ascii_only).strip("-.") or "run"
+
+
 def fresh_name(base: Path) -> Path:
     """``base``, or ``base-2``, ``base-3``, ...: the first that does not exist."""
     number, path = 1, base
@@ -235,10 +249,14 @@ def versions() -> dict[str, str]:
 
 
 class RunFolder:
-    """The files of one run; only one process at a time may hold it."""
+    """The files of one run; only one process at a time may hold it.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    ``new``: it was made for this run, so an error before the end of the first round, which leaves nothing to go on
+    with, takes it away again. After an error of the disk it stays, because the run can go on.
+    """
+
+    def __init__(self, path: Path, new: bool = False) -> None:
+        self.path, self._new = path, new
         self._metrics: IO[str] | None = None
         self._lock: IO[str] | None = None
 
@@ -255,12 +273,15 @@ class RunFolder:
             raise UserError(f"{self.path} is in use by another run that is still going") from None
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self._metrics is not None:
             self._metrics.close()
         if self._lock is not None:
             self._lock.close()
             (self.path / LOCK).unlink(missing_ok=True)
+        failed = isinstance(error, Exception) and not isinstance(error, OSError)
+        if self._new and failed and not read_metrics(self.path / METRICS):
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def keep_metrics(self, rounds: int) -> list[dict[str, Any]]:
         """Drop the lines of rounds after ``rounds`` (and a line cut short by a crash): they will be made again."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from unalike.core.client import Clients
 from unalike.core.federation import Federation
-from unalike.core.method import Method, ServesUnlabeled, State
+from unalike.core.method import Method, ServesUnlabeled, State, TrainsNewcomers
 from unalike.data.population import Population
 from unalike.learn.evaluation import Scores, evaluate
 from unalike.studio.runs.result import Summary
@@ -38,11 +39,9 @@ class Measured:
 
     def summary(self) -> Summary | None:
         """Over the clients with a score; None if no client has one."""
-        scored = int((~self.scores.score.isnan()).sum())
-        if scored == 0:
-            return None
-        mean, std, p10 = self.scores.mean, self.scores.std, self.scores.p10
-        return Summary(mean=mean, std=std, p10=p10, clients=len(self.train), scored=scored, failed=self.failed)
+        scored, s = int((~self.scores.score.isnan()).sum()), self.scores
+        counts = {"clients": len(self.train), "scored": scored, "failed": self.failed}
+        return Summary(mean=s.mean, std=s.std, p10=s.p10, worst=s.worst, **counts) if scored else None
 
     def rows(self) -> list[dict[str, Any]]:
         """The per-client table."""
@@ -65,37 +64,30 @@ def serves_unlabeled(method: Method) -> bool:
     return isinstance(method, ServesUnlabeled) and method.serves_unlabeled
 
 
-def measure(method: Method, state: State, federation: Federation, population: Population) -> list[Measured]:
-    """Score all groups of clients that there are and that the method serves."""
+def measure(
+    method: Method, state: State, federation: Federation, population: Population, newcomers: bool = True
+) -> list[Measured]:
+    """Score all groups of clients that there are and that the method serves.
+
+    newcomers: also those who would have to train as long as the others did to get their model (``TrainsNewcomers``).
+    """
     without_labels = serves_unlabeled(method)
+    unseen = population.unseen if newcomers or not isinstance(method, TrainsNewcomers) else population.unseen[:0]
 
     def score(group: Group, which: Tensor, hidden: bool = False) -> Measured | None:
         if len(which) == 0 or (hidden and not without_labels):
             return None
         train, test = population.train.select(which), population.test.select(which)
         train = train.without_labels() if hidden else train
-        served = test.labeled & (train.labeled | without_labels)
-        rows = served.nonzero().flatten()
-        empty = torch.full((len(which),), float("nan"))
-        scores = Scores(empty, empty.clone())
-        failed = 0
-        if len(rows):
-            part = evaluate(
-                method.model,
-                lambda cohort: method.personalize(state, cohort),
-                federation,
-                federation.runtime.roster.select(which[rows]),
-                labels=not hidden,
-            )
-            scores.score[rows], scores.loss[rows] = part.score, part.loss
-            failed = int((part.score.isnan() & (train.size[rows] > 0) & (test.size[rows] > 0)).sum())
+        rows = (test.labeled & (train.labeled | without_labels)).nonzero().flatten()
+        roster = federation.runtime.roster.select(which[rows])
+        part = evaluate(method.model, partial(method.personalize, state), federation, roster, labels=not hidden)
+        scores = Scores(*(torch.full((len(which),), float("nan")) for _ in range(2)))
+        scores.score[rows], scores.loss[rows] = part.score, part.loss
+        failed = int((part.score.isnan() & (train.size[rows] > 0) & (test.size[rows] > 0)).sum())
         return Measured(group, train, test, scores, failed)
 
-    measured = [
-        score("seen", population.seen),
-        score("unseen", population.unseen),
-        score("unlabeled", population.unseen, hidden=True),
-    ]
+    measured = (score("seen", population.seen), score("unseen", unseen), score("unlabeled", unseen, hidden=True))
     return [one for one in measured if one is not None]
 
 

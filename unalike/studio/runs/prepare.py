@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import pandas as pd
 import torch
@@ -14,13 +14,13 @@ import torch
 from unalike import data
 from unalike.core import outside
 from unalike.core.federation import Federation
-from unalike.core.method import LearnsFromLabels, Method
+from unalike.core.method import LearnsFromLabels, Method, NeedsRounds
 from unalike.core.model import Model
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema
 from unalike.data import DataError
 from unalike.data.population import Population
-from unalike.data.source import FILLED, Source
+from unalike.data.source import COUNTED, FILLED, Source
 from unalike.methods.problem import Problem
 from unalike.networks import architectures
 from unalike.runtime.shard.simulator import found_device
@@ -28,12 +28,19 @@ from unalike.studio.errors import UserError
 from unalike.studio.recipe.hyperparameters import Hyperparameters, method_named, plain
 from unalike.studio.recipe.keys import PARTITION_OPTIONS
 from unalike.studio.recipe.recipe import Network, Recipe
-from unalike.studio.runs.privacy import budget_of, make_private, target_delta
+from unalike.studio.runs.declared import column_of, declare
+from unalike.studio.runs.privacy import budget_of, make_private, noise_of, target_delta
 from unalike.studio.simulate import simulate
-from unalike.studio.words import listed
+from unalike.studio.words import counted, listed
 
 FROM_PYTHON = "python:"  # before the name of data that was handed over as an object
 Given = Population | Source | pd.DataFrame  # data that is handed over as an object
+
+
+class Elsewhere(Protocol):
+    """Where the clients of a run are, if not in this process: ``unalike.studio.cluster.session``."""
+
+    def federation(self, prepared: Prepared, out: Path | None, **fields: Any) -> Federation: ...
 
 
 @dataclass(frozen=True)
@@ -46,11 +53,13 @@ class Prepared:
     method: Method
     delta: float
 
-    def federation(self, **fields: Any) -> Federation:
-        """The training clients, ready to be asked."""
-        wanted = self.recipe.runtime.model_dump()
-        budget = budget_of(self.recipe, self.delta)
-        return simulate(self.population, self.recipe.seed, budget=budget, **wanted, **fields)
+    def federation(self, session: Elsewhere | None = None, out: Path | None = None, **fields: Any) -> Federation:
+        """The training clients, ready to be asked: here, or on the workers of a session, who keep things in ``out``."""
+        fields = {"noise": noise_of(self.recipe), "trust": self.recipe.privacy.trust, **fields}
+        fields |= {"budget": budget_of(self.recipe, self.delta), "accept_delta": self.recipe.privacy.accept_delta}
+        if session is not None:
+            return session.federation(self, out, **fields)
+        return simulate(self.population, self.recipe.seed, **self.recipe.runtime.simulated(), **fields)
 
 
 def prepare(recipe: Recipe, population: Population | None = None) -> Prepared:
@@ -63,8 +72,12 @@ def prepare(recipe: Recipe, population: Population | None = None) -> Prepared:
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"schema_": absolute})})
     if population is None:
         population = load_data(recipe)
-    if recipe.privacy.epsilon is not None or recipe.privacy.noise_multiplier is not None:
+    if recipe.model.name is None and population.network is not None:
+        network = Network(name=population.network, options=recipe.model.options)
+        recipe = recipe.model_copy(update={"model": network})
+    if recipe.privacy.promises:
         _check_public(population)
+    population = declare(recipe, population, target_delta(recipe, population.roster().select(population.seen)))
     roster = population.roster().select(population.seen)
     recipe, method = build(recipe, roster, labels_hidden=bool(population.test.labeled[population.seen].any()))
     return Prepared(recipe, population, roster, method, target_delta(recipe, roster))
@@ -78,10 +91,17 @@ def build(recipe: Recipe, roster: Roster, labels_hidden: bool = False) -> tuple[
     schema = roster.schema
     network = recipe.model.name or architectures.default_for(schema.shape, schema.kind)
     model = _model(network, recipe, schema)
-    cls, known = method_named(recipe.method).make, Hyperparameters.of(recipe.method)
+    cls, known = method_named(recipe.method).make, Hyperparameters.of(recipe.method, recipe.preset)
     arguments = _fitted(recipe, cls, known.read(recipe.hyperparameters), roster, labels_hidden)
+    if "rounds" in known.hints and "rounds" not in recipe.hyperparameters:  # a method that plans them all ahead
+        arguments = {**arguments, "rounds": max(1, recipe.rounds)}
     protecting, privacy = make_private(recipe, cls, arguments, roster)
     method = _built(recipe.method, cls, {**arguments, **protecting}, model, roster)
+    if isinstance(method, NeedsRounds) and 0 < recipe.rounds < method.least_rounds:
+        raise UserError(
+            f"{recipe.method}: rounds = {recipe.rounds} (--rounds), but anderson.memory looks back so far that nothing "
+            f"is accelerated before round {method.least_rounds}; use more rounds or less memory"
+        )
     filled = {
         "privacy": privacy,
         "eval_every": recipe.evaluate_every,
@@ -103,6 +123,7 @@ def _check_public(population: Population) -> None:
         f"from the rows of all clients: give a public schema, --set data.schema=FILE (`unalike data DATASET --schema "
         f"FILE` writes one to start from{'; add shift and scale' if population.scaling == 'asked' else ''}){advice}"
         + ("; missing values: --set data.options.missing=drop" if FILLED in population.pooled else "")
+        + ("; or say how many classes there are: --set data.options.classes=NUMBER" if COUNTED in found else "")
     )
 
 
@@ -114,7 +135,9 @@ def load_data(recipe: Recipe, given: Given | None = None) -> Population:
     if isinstance(given, Population):
         return given
     wanted = recipe.data.model_dump(exclude={"name", "options", "seed"})
-    name, options = recipe.data.name, recipe.data.options
+    name, options = recipe.data.name, dict(recipe.data.options)
+    if (column := column_of(recipe)) is not None:
+        options["epsilon_column"] = column  # which is no feature
     if given is None and name.startswith(FROM_PYTHON):
         raise UserError(
             f"the data {name.removeprefix(FROM_PYTHON)!r} of this run was given from Python; resume it from Python as "
@@ -130,6 +153,20 @@ def load_data(recipe: Recipe, given: Given | None = None) -> Population:
         return data.load(name if given is None else given, **wanted, seed=seed, **options)
     except DataError as error:
         raise DataError(_with_flag(str(error))) from error
+
+
+def left_out(population: Population) -> str:
+    """Which clients and rows are missing in a population, and why; empty if none are."""
+    told = []
+    if population.incomplete:
+        told.append(f"left out for lack of a value: {counted(population.incomplete, 'row')}")
+    if population.dropped:
+        missing, total = len(population.dropped), len(population.dropped) + len(population)
+        told.append(
+            f"{missing:,} of {counted(total, 'client')} have too few rows to train and test on and are left out; with "
+            "fewer clients (--clients) each has more rows"
+        )
+    return "; ".join(told)
 
 
 def _with_flag(message: str) -> str:

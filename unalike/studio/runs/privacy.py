@@ -2,7 +2,8 @@
 
 Client level (``unit = "client"``): every round a Poisson cohort, updates clipped to ``clip``, Gaussian noise on their
 sum. Point level (``unit = "point"``): the clients train by DP-SGD with gradients clipped to ``clip``. With ``epsilon``
-the noise is found for the planned rounds, and the same ε is the run's budget: no ask that would exceed it is sent.
+the noise is found for the planned rounds, and the same ε is the run's budget: no ask that would exceed it is sent. With
+``epsilons`` every client has noise and a budget of its own (``declared.py``); one whose budget is spent stops.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ from typing import Any
 from scipy.stats import binom
 
 from unalike.core.federation import Federation
-from unalike.core.method import ClientPrivate, PointPrivate
+from unalike.core.method import ClientPrivate, PointPrivate, TrainsLocally
 from unalike.core.roster import Roster
+from unalike.core.terms import Noise
 from unalike.privacy import Budget, Gaussian, Poisson, calibrate, dpsgd
 from unalike.privacy.checks import check_delta
 from unalike.privacy.dpsgd import PointPrivacy, Steps
 from unalike.studio.errors import UserError
 from unalike.studio.recipe.recipe import Privacy, Recipe
+from unalike.studio.runs.result import OwnBudget
 
 CLIP = {"client": 0.5, "point": 1.0}  # where a recipe gives ε and no clip
+SEES_SUMS = 'the server sees the sums before they have their noise; trust = "nobody" adds it before they reach it'
 _MANY_SIZES = 8  # clients of more different sizes than this share calibrations for rounded steps
 _LATE = 1e-6  # chance that some client of a point-level run is drawn more often than planned, which stops the run
 
@@ -34,74 +38,53 @@ def make_private(
 ) -> tuple[dict[str, Any], Privacy]:
     """Arguments for the method's constructor that make it keep what ``[privacy]`` says, and that section filled in."""
     wanted = recipe.privacy
-    if wanted.epsilon is None and wanted.noise_multiplier is None and wanted.clip is None:
+    if (wanted.epsilon, wanted.epsilons, wanted.noise_multiplier, wanted.clip) == (None, None, None, None):
         return {}, wanted
-    _check(recipe, roster)
-    if wanted.unit == "client":
-        return _for_clients(recipe, method, arguments, roster)
-    return _for_points(recipe, method, arguments, roster)
-
-
-def _check(recipe: Recipe, roster: Roster) -> None:
-    wanted = recipe.privacy
-    units = units_of(roster, wanted.unit)
+    delta = target_delta(recipe, roster)
     try:
-        check_delta(target_delta(recipe, roster), units)
+        check_delta(delta, None if wanted.accept_delta else units_of(roster, wanted.unit))
     except ValueError as error:
-        raise UserError(f"privacy.delta: {error} (n counts the {wanted.unit}s of the training population)") from error
+        raise UserError(
+            f"privacy.delta: {error} (n counts the {wanted.unit}s of the training population; --accept-delta takes it "
+            "all the same, and says so beside the ε)"
+        ) from error
     if wanted.noise_multiplier is not None and wanted.clip is None:
         raise UserError("noise without a bound protects nobody: give privacy.clip beside privacy.noise_multiplier")
-
-
-def _for_clients(
-    recipe: Recipe, method: type, arguments: Mapping[str, Any], roster: Roster
-) -> tuple[dict[str, Any], Privacy]:
-    wanted = recipe.privacy
-    if not isinstance(method, ClientPrivate):
-        raise UserError(f"{recipe.method} has no client-level privacy by clip and noise; fedavg has it")
-    if wanted.epsilon is None and wanted.noise_multiplier is None:
-        return {"clip": wanted.clip}, wanted  # clipped, and without any promise
-    delta = target_delta(recipe, roster)
-    clip, noise = wanted.clip or CLIP["client"], wanted.noise_multiplier
-    if noise is None:
-        assert wanted.epsilon is not None
-        sampling = Poisson(sampling_rate(arguments["cohort"], roster))
-        noise = calibrate.noise_multiplier(wanted.epsilon, delta, max(1, recipe.rounds), sampling)
-    filled = wanted.model_copy(update={"clip": clip, "noise_multiplier": noise, "delta": delta})
-    return {"clip": clip, "noise": Gaussian(noise)}, filled
-
-
-def _for_points(
-    recipe: Recipe, method: type, arguments: Mapping[str, Any], roster: Roster
-) -> tuple[dict[str, Any], Privacy]:
-    wanted = recipe.privacy
+    clip = wanted.clip or CLIP[wanted.unit]
+    promised = wanted.promises
+    filled = wanted.model_copy(update={"clip": clip, "delta": delta, "noise": wanted.noise or "system"})
+    if wanted.unit == "client":
+        if not isinstance(method, ClientPrivate):
+            why = getattr(method, "not_client_private", "it has no release with a clip and noise")
+            raise UserError(f"{recipe.method} has no client-level privacy: {why}; fedavg, for example, has it")
+        if not promised:
+            return {"clip": clip}, wanted  # clipped, and without any promise
+        noise = wanted.noise_multiplier
+        if wanted.epsilon is not None and noise is None:
+            sampling = Poisson(sampling_rate(arguments["cohort"], roster))
+            noise = calibrate.noise_multiplier(wanted.epsilon, delta, max(1, recipe.rounds), sampling)
+        assert noise is not None
+        return {"clip": clip, "noise": Gaussian(noise)}, filled.model_copy(update={"noise_multiplier": noise})
     if not isinstance(method, PointPrivate):
         raise UserError(f"{recipe.method} has no point-level privacy by DP-SGD at the clients; fedavg has it")
-    if wanted.epsilon is None and wanted.noise_multiplier is None:
+    if not promised:
         raise UserError("privacy.clip alone protects nobody: give privacy.epsilon or privacy.noise_multiplier, too")
-    delta = target_delta(recipe, roster)
-    clip = wanted.clip or CLIP["point"]
     if wanted.noise_multiplier is not None:
         private = PointPrivacy(clip, wanted.noise_multiplier)
     else:
         rounds = participations(arguments["cohort"], roster, recipe.rounds)
-        many = len(set(training_sizes(roster))) > _MANY_SIZES
-        private = PointPrivacy(clip, None, wanted.epsilon, delta, rounds, rounded=many)
-    filled = wanted.model_copy(update={"clip": clip, "delta": delta})
+        many = len(set(roster.bound.tolist())) > _MANY_SIZES
+        epsilon = wanted.epsilon
+        if roster.epsilon is not None and arguments.get("least_epsilon"):
+            epsilon = float(roster.epsilon.min())
+        batches = None if roster.batch is None else tuple(sorted(set(roster.batch.tolist())))
+        private = PointPrivacy(clip, None, epsilon, delta, rounds, many, own=epsilon is None, batches=batches)
     return {"local": dataclasses.replace(arguments["local"], private=private)}, filled
 
 
 def units_of(roster: Roster, unit: str) -> int:
-    """How many units the training population has: its clients, or all their points."""
-    if unit == "client":
-        return len(roster)
-    return sum(training_sizes(roster))
-
-
-def training_sizes(roster: Roster) -> list[int]:
-    """How many points each training client trains on: its test rows are never asked for anything."""
-    sizes: list[int] = roster.bound.tolist()
-    return sizes
+    """How many units the training population has: its clients, or all points that they train on."""
+    return len(roster) if unit == "client" else int(roster.bound.sum())
 
 
 def target_delta(recipe: Recipe, roster: Roster) -> float:
@@ -112,6 +95,11 @@ def target_delta(recipe: Recipe, roster: Roster) -> float:
 def budget_of(recipe: Recipe, delta: float) -> Budget | None:
     """The run's budget: the ε that the recipe names."""
     return None if recipe.privacy.epsilon is None else Budget(recipe.privacy.epsilon, delta)
+
+
+def noise_of(recipe: Recipe) -> Noise:
+    """Where the draws of a run come from: the operating system, where it promises anything and none is simulated."""
+    return "system" if recipe.privacy.promises and recipe.privacy.noise != "simulated" else "seeded"
 
 
 def sampling_rate(cohort: int | float, roster: Roster) -> float:
@@ -136,27 +124,66 @@ def participations(cohort: int | float, roster: Roster, rounds: int) -> int:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run will cost, before it starts; ``epsilon`` is infinite for a run without noise."""
+    """What a run will cost, before it starts; ``epsilon`` is infinite for a run without noise.
 
+    ``noise`` is the least of any client, over the clip; ``rate`` that of Poisson cohorts, or the least of Poisson
+    batches where points are protected. ``epsilon`` is against readers. ``epsilon_server`` is that of the client that is
+    drawn most often, ``drawn`` times: the chance that one is drawn more often is below 1e-6.
+    ``added``: how many times its deviation the noise on a sum has in all, because every shard adds the whole.
+    """
+
+    clients: int
     unit: str
     clip: float | None
-    noise: str
+    noise: float | None
+    most_noise: float | None
     rounds: int
-    sampling: str
+    rate: float | None
+    most_rate: float | None
     epsilon: float
     delta: float
-    method: str
+    accounting: str
+    epsilon_server: float = math.inf
+    drawn: int | None = None
+    trust: str = "server"
+    source: str = "system"
+    added: float = 1.0
+    accepted_delta: bool = False
 
 
-def forecast(recipe: Recipe, method: object, roster: Roster, delta: float) -> Forecast:
-    """ε of a prepared run (``recipe`` with all defaults filled in)."""
+def forecast(recipe: Recipe, method: object, roster: Roster, delta: float, shards: int = 1) -> Forecast:
+    """What a prepared run will cost (``recipe`` with all defaults filled in), with its clients in so many shards."""
+    found, wanted = _forecast(recipe, method, roster, delta), recipe.privacy
+    server, drawn, added = math.inf, None, 1.0
+    if found.unit == "point":
+        server = found.epsilon  # the noise is made at the clients
+    elif wanted.trust == "nobody" and found.noise is not None and found.rate is not None:
+        drawn = participations(found.rate, roster, found.rounds)
+        server = calibrate.plan(found.noise, drawn, delta=delta).epsilon
+        added = math.sqrt(shards)
+    return dataclasses.replace(
+        found,
+        epsilon_server=server,
+        drawn=drawn,
+        added=added,
+        trust=wanted.trust,
+        source="simulated" if wanted.noise == "simulated" else "system",
+        accepted_delta=delta >= 1 / units_of(roster, found.unit),
+    )
+
+
+def _forecast(recipe: Recipe, method: object, roster: Roster, delta: float) -> Forecast:
     rounds, clip = max(1, recipe.rounds), recipe.privacy.clip
     if isinstance(method, ClientPrivate) and isinstance(method.noise, Gaussian):
         rate = sampling_rate(method.cohort, roster)
         plan = calibrate.plan(method.noise.noise_multiplier, rounds, Poisson(rate), delta=delta)
-        how, noise = f"Poisson cohorts, rate {rate:.4g}", f"{method.noise.noise_multiplier:.4f}"
-        return Forecast("client", clip, noise, rounds, how, plan.epsilon, delta, plan.method)
-    sizes = sorted(set(training_sizes(roster)))
+        noise = method.noise.noise_multiplier
+        return Forecast(len(roster), "client", clip, noise, noise, rounds, rate, rate, plan.epsilon, delta, plan.method)
+    if roster.epsilon is not None and isinstance(method, TrainsLocally) and isinstance(method, PointPrivate):
+        scales, times = method.local.multipliers(roster.declared()), participations(method.cohort, roster, rounds)
+        noises, most = (float(scales.min()), float(scales.max())), float(roster.epsilon.max())
+        return Forecast(len(roster), "point", clip, *noises, times, None, None, most, delta, "PLD")
+    sizes = sorted(set(roster.bound.tolist()))
     done = [method.dp_sgd(size) for size in sizes] if isinstance(method, PointPrivate) else []
     private = [one for one in done if one is not None]
     if isinstance(method, PointPrivate) and private:
@@ -166,22 +193,47 @@ def forecast(recipe: Recipe, method: object, roster: Roster, delta: float) -> Fo
             dpsgd.epsilon(scale, Steps(steps.rate, steps.count * times), delta=delta)
             for scale, (_, steps) in zip(scales, private, strict=True)
         ]
-        least, most = min(scales), max(scales)
-        noise = f"{least:.4f}" if least == most else f"{least:.4f} to {most:.4f}, by client"
         rates = [steps.rate for _, steps in private]
-        how = f"Poisson batches, rates {min(rates):.4g} to {max(rates):.4g}"
-        return Forecast("point", private[0][0].clip, noise, times, how, max(costs), delta, "PLD")
-    return Forecast(recipe.privacy.unit, clip, "none", rounds, "–", math.inf, delta, "non-private")
+        noise, rate, clip = min(scales), min(rates), private[0][0].clip
+        return Forecast(
+            *(len(roster), "point", clip, noise, max(scales), times, rate, max(rates), max(costs), delta, "PLD")
+        )
+    unit = recipe.privacy.unit
+    return Forecast(len(roster), unit, clip, None, None, rounds, None, None, math.inf, delta, "non-private")
+
+
+def spent_by_each(federation: Federation) -> dict[str, OwnBudget]:
+    """By client, where each declares a budget: that, and what the run has cost it."""
+    roster, ledger = federation.roster, federation.ledger
+    if roster.epsilon is None or roster.delta is None or not federation.serial:
+        return {}
+    limits = zip(roster.ids.tolist(), roster.epsilon.tolist(), roster.delta.tolist(), strict=True)
+    return {
+        roster.name(position): OwnBudget(declared=epsilon, spent=ledger.epsilon(delta, client=client), delta=delta)
+        for position, (client, epsilon, delta) in enumerate(limits)
+    }
 
 
 def spent(federation: Federation, delta: float, exact: bool = True) -> dict[str, Any]:
-    """What the run has cost so far: ``{private, epsilon, delta, unit}``.
+    """What the run has cost so far, as the fields of ``result.Privacy``.
 
-    A run that released anything without noise promises nothing: ``private`` is false and the other three are null.
+    A run that released anything without noise promises nothing: ``private`` is false and the rest is null.
     ``exact=False`` computes ε on a coarser grid: faster, and a little larger.
     """
     ledger = federation.ledger
     epsilon = ledger.epsilon(delta) if exact else ledger.worst(delta, coarseness=16)
     if math.isinf(epsilon):
-        return {"private": False, "epsilon": None, "delta": None, "unit": None}
-    return {"private": True, "epsilon": epsilon, "delta": delta, "unit": ledger.unit or "client"}
+        return {"private": False, "epsilon": None}
+    unit = ledger.unit or "client"
+    found: dict[str, Any] = {"private": True, "epsilon": epsilon, "delta": delta, "unit": unit}
+    found |= {"noise": "system" if federation.noise == "system" else "simulated", "trust": federation.trust}
+    large = delta >= 1 / units_of(federation.roster, unit)
+    return {**found, "accepted_delta": large, **(against_server(federation, delta) if exact else {})}
+
+
+def against_server(federation: Federation, delta: float) -> dict[str, Any]:
+    """ε against the server, which knows who was drawn; None with the reason where it is infinite."""
+    epsilon = federation.ledger.server_epsilon(delta)
+    if math.isfinite(epsilon):
+        return {"epsilon_server": epsilon}
+    return {"epsilon_server": None, "why_server": SEES_SUMS}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import rich.live
 from rich.console import Console, Group
@@ -20,40 +20,27 @@ from rich.progress import (
 from rich.text import Text
 
 from unalike.studio.runs.result import GROUPS, score
-from unalike.studio.words import duration, epsilon, size
+from unalike.studio.words import duration, size, stated
 
 PLAIN_EVERY = 10.0  # seconds between plain lines of rounds that were not evaluated
 
 
-class Watcher(Protocol):
-    """Is told what happens in a run; it changes nothing."""
+class Watcher:
+    """Is told what happens in a run, and changes nothing. This one says nothing."""
 
     def begin(self, label: str, rounds: int, done: int, metric: str) -> None: ...
 
     def round(self, record: Mapping[str, Any]) -> None: ...
+
+    def workers(self, text: str) -> None:
+        """How the workers of a cluster are doing, in a line; told while they are waited for and after a round."""
 
     def note(self, text: str) -> None: ...
 
     def end(self) -> None: ...
 
 
-class Quiet:
-    """Says nothing."""
-
-    def begin(self, label: str, rounds: int, done: int, metric: str) -> None:
-        pass
-
-    def round(self, record: Mapping[str, Any]) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
-
-    def end(self) -> None:
-        pass
-
-
-class Live:
+class Live(Watcher):
     """Two lines that move: a bar with the round and the time left; below it scores, loss, bytes and ε."""
 
     def __init__(self, console: Console) -> None:
@@ -62,10 +49,10 @@ class Live:
         self._progress = Progress()
         self._task = TaskID(0)
         self._latest: dict[str, Any] = {}
-        self._metric = ""
+        self._metric = self._workers = ""
 
     def begin(self, label: str, rounds: int, done: int, metric: str) -> None:
-        self._latest, self._metric = {}, metric
+        self._latest, self._metric, self._workers = {}, metric, ""
         self._progress = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=24),
@@ -83,7 +70,17 @@ class Live:
         assert self._display is not None
         self._latest.update({name: value for name, value in record.items() if value is not None or name == "epsilon"})
         self._progress.update(self._task, completed=record["round"])
-        self._display.update(Group(self._progress, Text("  " + describe(self._latest, self._metric), style="dim")))
+        self._show()
+
+    def workers(self, text: str) -> None:
+        self._workers = text
+        self._show()
+
+    def _show(self) -> None:
+        lines = [describe(self._latest, self._metric)] if self._latest else []
+        lines += [self._workers] if self._workers else []
+        if self._display is not None:
+            self._display.update(Group(self._progress, *(Text("  " + line, style="dim") for line in lines)))
 
     def note(self, text: str) -> None:
         self._console.print(text, style="yellow", highlight=False)
@@ -94,14 +91,14 @@ class Live:
             self._display = None
 
 
-class Lines:
+class Lines(Watcher):
     """A line for each evaluated round, and one now and then between them."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last = 0.0
         self._begun = (0.0, 0)
-        self._label, self._rounds, self._metric = "", 0, ""
+        self._label, self._rounds, self._metric, self._workers = "", 0, "", ""
 
     def begin(self, label: str, rounds: int, done: int, metric: str) -> None:
         self._label, self._rounds, self._metric = label, rounds, metric
@@ -117,27 +114,45 @@ class Lines:
         left = (now - begun) / max(1, record["round"] - done) * (self._rounds - record["round"])
         said = describe(record, self._metric)
         self.note(f"{self._label}: round {record['round']}/{self._rounds}  {said}  {duration(left)} left")
+        if self._workers:
+            self.note(f"  {self._workers}")
+
+    def workers(self, text: str) -> None:
+        self._workers = text
+        if "late" in text and time.monotonic() - self._last > PLAIN_EVERY:
+            self._last = time.monotonic()
+            self.note(f"{self._label}: {text}")
 
     def note(self, text: str) -> None:
         self._console.print(text, highlight=False, soft_wrap=True, markup=False)
-
-    def end(self) -> None:
-        pass
 
 
 def describe(record: Mapping[str, Any], metric: str) -> str:
     """A round's numbers in one line."""
     parts = [f"{group} {score(record[group]['mean'], metric)}" for group in GROUPS if record.get(group)]
     if record.get("loss") is not None:
-        parts.append(f"loss {record['loss']:.3f}")
+        loss = record["loss"]
+        parts.append(f"loss {loss:.3f}" if 1e-3 <= abs(loss) < 1e3 else f"loss {loss:.3g}")
+    if record.get("gap") is not None:
+        parts.append(f"gap {record['gap']:.2g}")
     parts.append(f"↑{size(record['bytes_up'])} ↓{size(record['bytes_down'])}")
     if "epsilon" in record:
-        parts.append(f"ε {epsilon(record['epsilon'])}")
+        parts.append(f"ε {stated(record['epsilon'], record.get('noise'))}")
     return "  ".join(parts)
+
+
+def describe_workers(report: Sequence[Mapping[str, Any]], late: Sequence[int], seconds: float) -> str:
+    """The workers in a line: how fast each is, who was started again, and who is waited for."""
+    each = []
+    for one in report:
+        again = f", started again {one['restarts'] + one['missed']}×" if one["restarts"] + one["missed"] else ""
+        each.append(f"{one['worker']}: {one['rate']:,.0f} clients/s{again}")
+    waiting = f"; late: {', '.join(map(str, late))} ({duration(seconds)})" if late else ""
+    return f"workers {'  '.join(each)}{waiting}"
 
 
 def watcher_for(console: Console, quiet: bool) -> Watcher:
     """Live in a terminal, lines elsewhere."""
     if quiet:
-        return Quiet()
+        return Watcher()
     return Live(console) if console.is_terminal else Lines(console)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.table import Table
 
 from unalike.studio.errors import UserError
 from unalike.studio.runs.folder import RESULT, check_format, read_json
-from unalike.studio.words import duration, epsilon, share, size
+from unalike.studio.words import duration, guarantees, large_delta, share, size, stated
 
 GROUPS = ("seen", "unseen", "unlabeled")
 
@@ -25,11 +24,12 @@ class _Part(BaseModel):
 
 
 class Summary(_Part):
-    """Scores of one group of clients: mean, standard deviation and 10th percentile over those that have one."""
+    """Scores of one group of clients: mean, standard deviation, 10th percentile and worst of those that have one."""
 
     mean: float
     std: float
     p10: float
+    worst: float | None = None  # None: the run was made before it was noted
     clients: int = 0
     scored: int = 0
     failed: int = 0  # clients that should have a score and have none
@@ -54,13 +54,56 @@ class Bytes(_Part):
     down: int
 
 
+class OwnBudget(_Part):
+    """The ε that a client has declared, what the run has cost it, and the δ of both: public, as they hold no data."""
+
+    declared: float
+    spent: float
+    delta: float
+
+
 class Privacy(_Part):
-    """The guarantee of the whole run. Without one, ε, δ and the protected unit are None."""
+    """The guarantee of the whole run. Without one, ε, δ and all else are None.
+
+    - ``epsilon``: for whoever sees the model and the published files; the sampling of clients amplifies it.
+    - ``epsilon_server``: against the server, which knows who was drawn; None with ``why_server`` where it is infinite.
+    - ``noise``: "system", or "simulated" where it was seeded and so protects nobody.
+    - ``trust``: who saw sums before they had their noise: "server" or "nobody".
+    - ``accepted_delta``: δ is 1/n or more, which the recipe accepts.
+    - ``clients``: by name, where each has a budget of its own; ``epsilon`` is then the largest of what they spent.
+    """
 
     private: bool = False
     epsilon: float | None = None
+    epsilon_server: float | None = None
+    why_server: str | None = None
     delta: float | None = None
+    accepted_delta: bool = False
     unit: str | None = None
+    noise: str | None = None
+    trust: str | None = None
+    clients: dict[str, OwnBudget] = {}
+
+    def words(self) -> list[str]:
+        """What stands beside its ε."""
+        return guarantees(self.epsilon, self.epsilon_server, self.noise, self.trust, self.accepted_delta)
+
+
+class Worker(_Part):
+    """What one worker of a cluster did in a run; ``rate`` is clients per second of its work."""
+
+    worker: int
+    clients: int
+    asks: int
+    answered: int
+    failed: int
+    seconds: float
+    waited: float
+    rate: float
+    restarts: int
+    missed: int
+    bytes_down: int
+    bytes_up: int
 
 
 class Result(_Part):
@@ -71,7 +114,8 @@ class Result(_Part):
     data: str
     seed: int
     rounds: int
-    seconds: float
+    seconds: float  # of training
+    measuring: float = 0.0  # seconds that the models were measured besides
     metric: str
     scored: str = ""
     accuracy: ByGroup
@@ -83,6 +127,7 @@ class Result(_Part):
     partition: str = ""  # by which rows came to clients; empty: unknown
     clients: int = 0
     unseen: int = 0  # of the clients
+    workers: list[Worker] = []  # of a cluster; empty: the clients were simulated in one process
     folder: Path | None = Field(None, exclude=True)
 
     def to_json(self) -> dict[str, Any]:
@@ -107,7 +152,7 @@ class Result(_Part):
 
 
 def as_text(what: Table) -> str:
-    console = Console(width=110, no_color=True, highlight=False)
+    console = Console(width=110, no_color=True, highlight=False, markup=False)
     with console.capture() as captured:
         console.print(what)
     return captured.get().rstrip()
@@ -132,10 +177,15 @@ def table(groups: Sequence[Sequence[Result]], title: str = "") -> Table:
             *(_score(results, group) for group in GROUPS),
             size(statistics.fmean(result.bytes.up for result in results)),
             size(statistics.fmean(result.bytes.down for result in results)),
-            epsilon(max(math.inf if one is None else one for one in spent)),
+            stated(_largest(spent), results[0].privacy.noise),
             duration(statistics.fmean(result.seconds for result in results)),
         )
     return made
+
+
+def _largest(spent: Sequence[float | None]) -> float | None:
+    known = [one for one in spent if one is not None]
+    return max(known) if len(known) == len(spent) else None
 
 
 def _about(groups: Sequence[Sequence[Result]]) -> list[str]:
@@ -143,7 +193,8 @@ def _about(groups: Sequence[Sequence[Result]]) -> list[str]:
     results = [result for group in groups for result in group]
     many = max(map(len, groups)) > 1
     what = f"mean ± std over {len(groups[0])} seeds" if many else "mean over clients (10th percentile of clients)"
-    lines = [f"{results[0].metric}, {what}"]
+    measuring = sum(result.measuring for result in results)
+    lines = [f"{results[0].metric}, {what}; time of training alone (measuring took {duration(measuring)} more)"]
     lines += dict.fromkeys(
         f"{result.data}, partition {result.partition or 'not named'}, "
         f"{result.clients} clients, {result.unseen} of them unseen"
@@ -154,6 +205,8 @@ def _about(groups: Sequence[Sequence[Result]]) -> list[str]:
         for result in results
         if result.privacy.epsilon
     )
+    lines += dict.fromkeys(line for one in results for line in one.privacy.words())
+    lines += dict.fromkeys(filter(None, (large_delta(one.privacy.delta) for one in results if one.privacy.epsilon)))
     for result in results:
         name = f"{result.label}, seed {result.seed}" if many else result.label
         for group in GROUPS:

@@ -6,33 +6,38 @@ A plan is one run, several seeds, or several methods over the same clients.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import signal
 import threading
 import time
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from unalike.core.federation import Federation, QuorumError
-from unalike.core.method import Method, State, TrainsLocally
+from unalike.core.method import Method, State, TrainsLocally, TreatsApart, next_state, started
 from unalike.data.population import Population
 from unalike.data.source import Source
 from unalike.learn.local import LocalSGD
+from unalike.studio.cluster.session import Session
 from unalike.studio.errors import Interrupted, UserError
 from unalike.studio.recipe.recipe import Data, Plan, Recipe, checked, read_recipe
 from unalike.studio.report.page import write_report
 from unalike.studio.runs import checkpoint, fingerprint, folder
-from unalike.studio.runs.client_map import client_map, descriptors
 from unalike.studio.runs.folder import RunFolder, disk_errors_told, read_json, write_json
+from unalike.studio.runs.gap import Gap
+from unalike.studio.runs.map_data import descriptors, map_data
 from unalike.studio.runs.measure import Measured, measure, metric_of, serves_unlabeled
-from unalike.studio.runs.prepare import FROM_PYTHON, Given, Prepared, load_data, prepare
-from unalike.studio.runs.privacy import spent
-from unalike.studio.runs.progress import Quiet, Watcher
-from unalike.studio.runs.result import ByGroup, Bytes, Privacy, Result, as_text, table
+from unalike.studio.runs.prepare import FROM_PYTHON, Given, Prepared, left_out, load_data, prepare
+from unalike.studio.runs.privacy import spent, spent_by_each
+from unalike.studio.runs.progress import Watcher, describe_workers
+from unalike.studio.runs.result import ByGroup, Bytes, Privacy, Result, Worker, as_text, table
+from unalike.studio.runs.treated import treated
 
 RUNAWAY = 1e4  # a training loss above it is told: cross-entropy of a sane model is below 100
 
@@ -61,13 +66,38 @@ class Comparison:
 
 
 class _Populations:
-    """The data of each run; runs over the same data that follow one another share it."""
+    """The data of each run; runs over the same data that follow one another share it.
 
-    def __init__(self, given: Given | None) -> None:
+    Where clients are on the workers of a cluster, these have the data, and are the same for all runs of a command.
+    """
+
+    def __init__(self, given: Given | None, session: Session | None = None) -> None:
         self._given = given  # from Python
         self._last: tuple[tuple[Data, int | None], Population] | None = None
+        self._session, self._own = session, session is None  # one that was given is not closed
+        self._key: bytes | None = None  # of the workers' fingerprints: one for all new runs of a command
 
-    def of(self, recipe: Recipe) -> Population:
+    def __enter__(self) -> _Populations:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._session is not None and self._own:
+            self._session.close()
+
+    def session(self, recipe: Recipe) -> Session | None:
+        """The workers, if the recipe wants some."""
+        if recipe.runtime.name == "ray" and self._session is None:
+            self._session = Session(recipe.runtime)
+        return self._session if recipe.runtime.name == "ray" else None
+
+    def of(self, recipe: Recipe, path: Path | None = None) -> Population:
+        session = self.session(recipe)
+        if session is not None:
+            if self._given is not None:
+                recipe = recipe.model_copy(update={"data": _named(self._given, recipe)})
+            begun = path is not None and (path / folder.CHECKPOINT).exists()
+            self._key = fingerprint.key_of(path) if begun or self._key is None else self._key
+            return session.load(recipe, self._key)
         key = (recipe.data, recipe.seed if recipe.data.seed is None else recipe.data.seed)
         if self._last is None or self._last[0] != key:
             self._last = None  # the old data goes before the new one comes
@@ -83,10 +113,15 @@ def carry_out(plan: Plan, out: Path | None, *, data: Given | None = None, watche
     if data is not None:
         named = [(label, recipe.model_copy(update={"data": _named(data, recipe)})) for label, recipe in plan.runs]
         plan = plan.model_copy(update={"runs": named})
-    populations, planned = _Populations(data), plan.with_seeds()
     if out is not None:
         with disk_errors_told(out):
             folder.check_free(out)
+    with _Populations(data) as populations:
+        return _carried_out(plan, out, populations, watcher)
+
+
+def _carried_out(plan: Plan, out: Path | None, populations: _Populations, watcher: Watcher | None) -> Comparison:
+    planned = plan.with_seeds()
     if len(planned) == 1:
         return _run_all(plan.title, [(*planned[0], out)], 1, out, populations, watcher)
     for _, recipe in plan.runs:  # a mistake in the last run is told before the first one starts
@@ -111,14 +146,19 @@ def _named(data: Given, recipe: Recipe) -> Data:
     return recipe.data.model_copy(update={"name": FROM_PYTHON + (data.name if isinstance(data, Source) else "table")})
 
 
-def resume_any(path: Path, *, data: Given | None = None, watcher: Watcher | None = None) -> Comparison:
-    """Go on with a run or a comparison that was stopped, from its folder; one that has ended is only read."""
+def resume_any(
+    path: Path, *, data: Given | None = None, watcher: Watcher | None = None, address: str | None = None
+) -> Comparison:
+    """Go on with a run or a comparison that was stopped, from its folder; one that has ended is only read.
+
+    address: of the cluster on whose workers it goes on, where that is another than before.
+    """
     if not path.is_dir():
         raise UserError(f"there is no run folder {path}")
     if not (path / folder.COMPARISON).exists():
         folder.check_run(path)
         recipe = read_recipe(path / folder.RECIPE)
-        title, seeds, runs = "", 1, [(recipe.method.rpartition(":")[2], recipe, path)]
+        title, seeds, runs = "", 1, [(folder.label_of(path) or recipe.method.rpartition(":")[2], recipe, path)]
     else:
         folders = folder.compared_runs(path)
         planned = read_json(path / folder.COMPARISON)
@@ -129,7 +169,17 @@ def resume_any(path: Path, *, data: Given | None = None, watcher: Watcher | None
         except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path / folder.COMPARISON} is damaged: {type(error).__name__}: {error}") from error
         runs = list(zip(labels, recipes, folders, strict=True))
-    return _run_all(title, runs, seeds, path, _Populations(data), watcher)
+    if address is not None:
+        runs = [(label, _at(recipe, address), own) for label, recipe, own in runs]
+    with _Populations(data) as populations:
+        return _run_all(title, runs, seeds, path, populations, watcher, address)
+
+
+def _at(recipe: Recipe, address: str) -> Recipe:
+    """The recipe of a run on a cluster that is elsewhere now."""
+    if recipe.runtime.name != "ray":
+        raise UserError(f"--address {address}: this run is not one on a cluster's workers; leave it out")
+    return recipe.model_copy(update={"runtime": recipe.runtime.model_copy(update={"address": address})})
 
 
 def _run_all(
@@ -139,19 +189,29 @@ def _run_all(
     out: Path | None,
     populations: _Populations,
     watcher: Watcher | None,
+    address: str | None = None,
 ) -> Comparison:
     """Every run: those that have ended are read, those that were begun go on, the others start. Then their report."""
-    results = []
+    results, stop, spoken = [], threading.Event(), ""
+    missing = None  # the population whose missing clients and rows were told
     for label, recipe, path in runs:
+        if stop.is_set():  # in the last round of the run before
+            raise Interrupted(f"all of {spoken}", out)
         if path is not None and (path / folder.RESULT).exists():
             results.append(Result.load(path))
             continue
         if path is not None and (path / folder.RECIPE).exists():
             folder.check_format(path)
             recipe = read_recipe(path / folder.RECIPE)  # with the defaults that it was begun with
+            recipe = recipe if address is None else _at(recipe, address)
         spoken = label if seeds == 1 else f"{label}, seed {recipe.seed}"
-        population = populations.of(recipe)
-        results.append(run_recipe(recipe, path, label=label, spoken=spoken, population=population, watcher=watcher))
+        told = _Told(label, spoken, watcher or Watcher(), out, stop)
+        population = populations.of(recipe, path)
+        if (absent := left_out(population)) and population is not missing:
+            told.watcher.note(f"note: {population.name}: {absent}")
+            missing = population
+        session = populations.session(recipe)
+        results.append(run_recipe(recipe, path, population=population, told=told, session=session))
     if out is not None:
         with disk_errors_told(out):
             write_report([path for _, _, path in runs if path is not None], out / folder.REPORT)
@@ -159,62 +219,93 @@ def _run_all(
 
 
 def _folder_names(plan: Plan) -> list[str]:
-    several = plan.seeds > 1
-    names = []
+    """A folder's name for each run; runs whose labels differ in signs only are numbered."""
+    names: list[str] = []
     for label, recipe in plan.with_seeds():
-        name = "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in label)
-        names.append(f"{name}-seed{recipe.seed}" if several else name)
-    if len(set(names)) < len(names):
-        raise UserError(f"two runs would share a folder ({', '.join(sorted(names))}); give them clearer labels")
+        name = folder.plain_name(label) + (f"-seed{recipe.seed}" if plan.seeds > 1 else "")
+        numbered = (name if number == 1 else f"{name}-{number}" for number in itertools.count(1))
+        names.append(next(one for one in numbered if one not in names))
     return names
+
+
+class _Told(NamedTuple):
+    """What a run says, to whom, and who may stop it."""
+
+    label: str  # in tables
+    spoken: str  # while it runs
+    watcher: Watcher
+    folder: Path | None  # to resume: of the whole comparison, where the run is part of one
+    stop: threading.Event
 
 
 def run_recipe(
     recipe: Recipe,
     out: Path | None = None,
     *,
-    label: str = "",
-    spoken: str = "",
     population: Population | None = None,
-    watcher: Watcher | None = None,
+    told: _Told | None = None,
+    session: Session | None = None,
 ) -> Result:
     """Run a recipe. With ``out`` everything is saved there, and a run that was begun there goes on from its checkpoint.
 
-    label: the run's name in tables; spoken: its name while it runs; population: its data, if loaded already.
+    population: its data, if loaded already; session: the workers that have loaded it.
     """
     if population is None:
-        population = load_data(recipe)
+        with _Populations(None, session) as populations:
+            found = populations.of(recipe, out)
+            return run_recipe(recipe, out, population=found, told=told, session=populations.session(recipe))
+    if told is None:
+        told = _told(recipe, out, Watcher())
     if out is not None and (out / folder.CHECKPOINT).exists():
         fingerprint.check(out, population)
     prepared = prepare(recipe, population)
-    label = label or recipe.method.rpartition(":")[2]
     if out is None:
-        return _train(prepared, None, label, spoken or label, watcher or Quiet())
-    with disk_errors_told(out):
-        if not (out / folder.RECIPE).exists():
-            folder.create(out, prepared.recipe)
-        with RunFolder(out) as files:
-            return _train(prepared, files, label, spoken or label, watcher or Quiet())
+        return _train(prepared, None, told, session)
+    with disk_errors_told(told.folder or out):
+        new = not (out / folder.RECIPE).exists()
+        if new:
+            folder.create(out, prepared.recipe, told.label)
+        with RunFolder(out, new) as files:
+            return _train(prepared, files, told, session)
 
 
-def _train(prepared: Prepared, files: RunFolder | None, label: str, spoken: str, watcher: Watcher) -> Result:
+def _told(recipe: Recipe, out: Path | None, watcher: Watcher) -> _Told:
+    label = recipe.method.rpartition(":")[2]
+    return _Told(label, label, watcher, out, threading.Event())
+
+
+def run_with(recipe: Recipe, out: Path | None, watcher: Watcher, session: Session | None = None) -> Result:
+    """``run_recipe`` for one who watches, on workers that are there already (None: as the recipe says)."""
+    return run_recipe(recipe, out, told=_told(recipe, out, watcher), session=session)
+
+
+def _train(prepared: Prepared, files: RunFolder | None, told: _Told, session: Session | None = None) -> Result:
     """All rounds that are left of a run, and its result."""
     recipe, method, population = prepared.recipe, prepared.method, prepared.population
-    began, failures = time.perf_counter(), 0
+    watcher, spoken, clock, failures = told.watcher, told.spoken, _Clock(), 0
     saved = None if files is None else checkpoint.load(files.path)
     if files is None or saved is None:
-        federation = prepared.federation()
-        state = method.start(federation.seed)
+        federation = prepared.federation(session, None if files is None else files.path)
+        state = started(method, federation.seed)
     else:
-        federation = prepared.federation(schema=folder.load_roster(files.path).schema)
+        federation = prepared.federation(session, files.path, schema=folder.load_roster(files.path).schema)
         saved.restore(federation)
+        checkpoint.recall(files.path, federation)
         state = saved.state
-        began -= saved.seconds
+        clock = _Clock(saved.seconds, saved.measuring)
     if files is not None:
         failures = sum(int(record["failures"]) for record in files.keep_metrics(federation.round))
-        if saved is None:
-            _write_beginning(files.path, population, state, federation)
+        if saved is None:  # the checkpoint comes last: where there is one, nobody is asked for scaling again
+            fingerprint.save(files.path, population)
+            folder.save_roster(files.path, federation.roster)
+            checkpoint.save(files.path, state, federation)
+        if federation.noise == "system":
+            federation.journal = checkpoint.journal(files.path)
     measured: list[Measured] | None = None
+    gap = Gap(method, federation)
+    on_workers = federation.runtime if isinstance(federation.runtime, HasWorkers) else None
+    if on_workers is not None:
+        on_workers.waiting = partial(_tell_workers, watcher, on_workers)
     runaway: int | None = None  # the first round of a loss that nobody can want
 
     watcher.begin(spoken, recipe.rounds, federation.round, metric_of(population))
@@ -222,22 +313,27 @@ def _train(prepared: Prepared, files: RunFolder | None, label: str, spoken: str,
     if idle:
         watcher.note(f"{spoken}: nothing is trained: {idle}")
     try:
-        with _divergence_told():
-            with _stop_signals(watcher) as stop:
+        with _divergence_told(gap):
+            with _stop_signals(watcher, told.stop):
                 for number in range(federation.round + 1, recipe.rounds + 1):
-                    state = method.round(state, federation.begin_round(number))
+                    state = next_state(method, state, federation.begin_round(number))
 
                     last = number == recipe.rounds
                     evaluated = last or number % recipe.evaluate_every == 0
-                    measured = measure(method, state, federation, population) if evaluated else None
-                    record = _record(federation, prepared.delta, time.perf_counter() - began, measured)
+                    if evaluated:
+                        with clock.measuring():
+                            measured = measure(method, state, federation, population, newcomers=last)
+                            federation.report(**gap.measured(state))
+                    record = _record(federation, prepared.delta, clock, measured if evaluated else None)
                     failures += len(federation.failures)
-                    stopping = stop.is_set()
+                    stopping = told.stop.is_set()
                     if files is not None:
                         files.add_metrics(record)
                         if last or stopping or number % recipe.checkpoint_every == 0:
                             files.sync_metrics()
-                            checkpoint.save(files.path, state, federation, record["seconds"])
+                            checkpoint.save(files.path, state, federation, **clock.read())
+                    if on_workers is not None:
+                        _tell_workers(watcher, on_workers)
                     watcher.round(record)
                     if runaway is None and (record["loss"] or 0) > RUNAWAY:
                         runaway = number
@@ -246,68 +342,96 @@ def _train(prepared: Prepared, files: RunFolder | None, label: str, spoken: str,
                             "smaller learning rate (--lr)"
                         )
                     if stopping and not last:
-                        raise Interrupted(number, recipe.rounds, None if files is None else str(files.path))
+                        of = f" of {spoken}" if files is not None and told.folder != files.path else ""
+                        raise Interrupted(f"round {number} of {recipe.rounds}{of}", told.folder)
             if measured is None:  # no round was left
-                measured = measure(method, state, federation, population)
+                with clock.measuring():
+                    measured = measure(method, state, federation, population)
     finally:
         watcher.end()
 
-    seconds = time.perf_counter() - began
     result = Result(
         method=recipe.method,
-        label=label,
+        label=told.label,
         data=population.name,
         partition=recipe.data.partition or population.partition,
         clients=len(population),
         unseen=len(population.unseen),
         seed=recipe.seed,
         rounds=recipe.rounds,
-        seconds=round(seconds, 3),
+        **clock.read(),
         metric=metric_of(population),
         scored=f"the models that `personalize` gives after round {federation.round}, on each client's test rows "
         "(simulation only: no score leaves a client, and none is in ε)",
         accuracy=_by_group(measured),
         serves_unlabeled=serves_unlabeled(method),
         bytes=Bytes(up=federation.traffic.total_up, down=federation.traffic.total_down),
-        privacy=Privacy(**spent(federation, prepared.delta)),
+        privacy=Privacy(**spent(federation, prepared.delta), clients=spent_by_each(federation)),
         expected=recipe.expected.model_dump(),
         failures=failures,
+        workers=[] if on_workers is None else [Worker(**one) for one in on_workers.report()],
         folder=None if files is None else files.path,
     )
     if files is not None:
         if federation.round == 0:  # no round was asked for: the start is all there is
-            files.add_metrics(_record(federation, prepared.delta, seconds, measured))
+            files.add_metrics(_record(federation, prepared.delta, clock, measured))
         files.sync_metrics()
         _write_outcome(files.path, prepared, state, federation, measured, result)
     return result
 
 
-def _record(
-    federation: Federation, delta: float, seconds: float, measured: Sequence[Measured] | None
-) -> dict[str, Any]:
+@runtime_checkable
+class HasWorkers(Protocol):
+    """A runtime that can tell how each of its workers is doing."""
+
+    waiting: Callable[[list[int], float], None]
+
+    def report(self) -> list[dict[str, Any]]: ...
+
+
+def _tell_workers(watcher: Watcher, runtime: HasWorkers, late: Sequence[int] = (), seconds: float = 0.0) -> None:
+    watcher.workers(describe_workers(runtime.report(), late, seconds))
+
+
+class _Clock:
+    """How long a run has trained, and how long its models were measured besides; it goes on after a resume."""
+
+    def __init__(self, seconds: float = 0.0, measuring: float = 0.0) -> None:
+        self._began, self._measuring = time.perf_counter() - seconds - measuring, measuring
+
+    @contextlib.contextmanager
+    def measuring(self) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self._measuring += time.perf_counter() - begin
+
+    def read(self) -> dict[str, float]:
+        trained = time.perf_counter() - self._began - self._measuring
+        return {"seconds": round(trained, 3), "measuring": round(self._measuring, 3)}
+
+
+def _record(federation: Federation, delta: float, clock: _Clock, measured: Sequence[Measured] | None) -> dict[str, Any]:
     """One line of the metrics; bytes and seconds are totals since the start of the run."""
     return {
         "round": federation.round,
-        "seconds": round(seconds, 3),
+        **clock.read(),
         "loss": None,
         **{name: value if math.isfinite(value) else None for name, value in federation.metrics.items()},
         "bytes_up": federation.traffic.total_up,
         "bytes_down": federation.traffic.total_down,
         "failures": len(federation.failures),
-        "epsilon": spent(federation, delta, exact=measured is not None)["epsilon"],
+        **_so_far(federation, delta, exact=measured is not None),
         **({} if measured is None else _by_group(measured).model_dump()),
     }
 
 
+def _so_far(federation: Federation, delta: float, exact: bool) -> dict[str, Any]:
+    found = spent(federation, delta, exact)
+    return {"private": found["private"], "epsilon": found["epsilon"], "noise": found.get("noise")}
+
+
 def _by_group(measured: Sequence[Measured]) -> ByGroup:
     return ByGroup(**{one.group: one.summary() for one in measured})
-
-
-def _write_beginning(path: Path, population: Population, state: State, federation: Federation) -> None:
-    """What a run begins with. The checkpoint comes last: where there is one, nobody is asked for scaling again."""
-    fingerprint.save(path, population)
-    folder.save_roster(path, federation.roster)
-    checkpoint.save(path, state, federation, seconds=0.0)
 
 
 def _write_outcome(
@@ -318,11 +442,14 @@ def _write_outcome(
     (path / folder.SIMULATION).mkdir(exist_ok=True)
     folder.write_table(path / folder.SCORES, [row for one in measured for row in one.rows()])
     known = descriptors(method, state, federation, population)
-    checkpoint.save(path, state, federation, result.seconds)  # with all plans that the run has used
-    folder.write_json(path / folder.CLIENT_MAP, client_map(population, known))
+    checkpoint.save(path, state, federation, result.seconds, result.measuring)  # with all plans that the run has used
+    folder.write_json(path / folder.CLIENT_MAP, map_data(population, known))
+    if isinstance(method, TreatsApart):
+        folder.write_json(path / folder.TREATED, treated(method, state, federation.roster).model_dump())
     folder.write_json(path / folder.TRANSCRIPT, federation.transcript.rows())
     folder.write_json(path / folder.LEDGER, federation.ledger.state())
     folder.write_json(path / folder.RESULT, result.to_json())
+    (path / checkpoint.JOURNAL).unlink(missing_ok=True)
 
 
 def _idle(method: Method) -> str:
@@ -339,7 +466,7 @@ def _idle(method: Method) -> str:
 
 
 @contextlib.contextmanager
-def _divergence_told() -> Iterator[None]:
+def _divergence_told(gap: Gap) -> Iterator[None]:
     """Say what to do where clients failed because their numbers ran away."""
     try:
         yield
@@ -349,16 +476,15 @@ def _divergence_told() -> Iterator[None]:
         first = error.failures[0]
         raise UserError(
             f"training diverged in round {first.round}: {len(error.failures)} clients have numbers that are not "
-            f"finite; try a smaller learning rate (--lr)\nThe first: {first}"
+            f"finite; {gap.why_diverged() or 'try a smaller learning rate (--lr)'}\nThe first: {first}"
         ) from error
 
 
 @contextlib.contextmanager
-def _stop_signals(watcher: Watcher) -> Iterator[threading.Event]:
+def _stop_signals(watcher: Watcher, stop: threading.Event) -> Iterator[None]:
     """Ctrl-C lets the round finish, because half a round cannot be saved; a second Ctrl-C does not wait."""
-    stop = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield stop  # only the main thread may set handlers
+        yield  # only the main thread may set handlers
         return
 
     def ask_to_stop(number: int, _: types.FrameType | None) -> None:
@@ -369,7 +495,7 @@ def _stop_signals(watcher: Watcher) -> Iterator[threading.Event]:
 
     before = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield stop
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

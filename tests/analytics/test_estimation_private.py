@@ -1,0 +1,135 @@
+"""Mixture priors by noisy sums: a share's norm, the sums of EM by hand, the ledger, and what it is good for."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from unalike import simulate
+from unalike.analytics.estimation.mixture import DiscreteMixture, MixturePrior
+from unalike.analytics.estimation.private import Central, Clustering, Components, moved, share, uses_of
+from unalike.analytics.estimation.shared import Channel, EstimationError, mse
+from unalike.commands.main import app
+from unalike.core.client import Clients
+
+CANDIDATES = torch.tensor([[1.5, 0.0, 0.0], [0.0, 1.5, 0.0], [-1.0, -1.0, 1.0]])
+
+
+def population(clients: int = 900, points: int = 10) -> tuple[Clients, torch.Tensor]:
+    random = torch.Generator().manual_seed(0)
+    truth = CANDIDATES[torch.randint(3, (clients,), generator=random)]
+    x = truth.repeat_interleave(points, 0) + torch.randn(clients * points, 3, generator=random)
+    return Clients.from_sizes(x, None, torch.full((clients,), points)), truth
+
+
+def test_nobodys_share_is_longer_than_one() -> None:
+    random = torch.Generator().manual_seed(1)
+    for length in (0.1, 1.0, 50.0):
+        theta = torch.randn(4, dtype=torch.float64, generator=random)
+        belongs = torch.softmax(torch.randn(3, dtype=torch.float64, generator=random), 0)
+        own = share(length * theta / theta.norm(), torch.tensor(0.3, dtype=torch.float64), belongs)
+        assert float(own.norm()) <= 1 + 1e-12
+    longest = share(theta / theta.norm(), torch.zeros((), dtype=torch.float64), torch.eye(3, dtype=torch.float64)[0])
+    assert float(longest.norm()) == pytest.approx(1.0)
+
+
+def test_a_step_without_noise_is_one_of_em() -> None:
+    """Weights, means and the pooled variance of points in two certain groups, written out."""
+    points = torch.tensor([[0.1, 0.2], [0.3, 0.2], [-0.5, 0.0], [-0.3, -0.2], [-0.1, -0.1]], dtype=torch.float64)
+    group = torch.tensor([0, 0, 1, 1, 1])
+    zero = torch.zeros((), dtype=torch.float64)
+    total = torch.stack(
+        [share(x, zero, torch.eye(2, dtype=torch.float64)[g]) for x, g in zip(points, group, strict=True)]
+    ).sum(0)
+    before = Components(torch.ones(2) / 2, torch.zeros(2, 2), torch.tensor(1.0), torch.ones(2))
+    found = moved(total, before, noise_std=0.0)
+    torch.testing.assert_close(found.weights, torch.tensor([0.4, 0.6], dtype=torch.float64))
+    centers = torch.stack([points[group == g].mean(0) for g in (0, 1)])
+    torch.testing.assert_close(found.centers, centers)
+    within = (points - centers[group]).square().sum() / (5 * 2)
+    assert float(found.variance) == pytest.approx(float(within))
+
+
+def test_a_component_that_drowns_in_noise_stays_where_it_was() -> None:
+    before = Components(
+        torch.ones(2, dtype=torch.float64) / 2,
+        torch.tensor([[0.1, 0.0], [0.7, 0.0]], dtype=torch.float64),
+        torch.tensor(0.1),
+        torch.ones(2),
+    )
+    total = torch.zeros(2, 4, dtype=torch.float64)
+    total[0, -1] = 500.0
+    found = moved(total, before, noise_std=5.0)
+    torch.testing.assert_close(found.centers[1], before.centers[1])
+    assert float(found.centers[0].norm()) == 0.0
+
+
+def test_splits_find_clear_groups() -> None:
+    points = torch.cat([c / 4 + 0.01 * torch.randn(50, 3, generator=torch.Generator().manual_seed(i)) for i, c in
+                        enumerate(CANDIDATES)]).double()  # fmt: skip
+    asked = 0
+
+    def ask(now: Components) -> torch.Tensor:
+        nonlocal asked
+        asked += 1
+        belongs = torch.nn.functional.one_hot(torch.cdist(points, now.centers).argmin(1), len(now.weights)).double()
+        zero = torch.zeros((), dtype=torch.float64)
+        return torch.stack([share(x, zero, b) for x, b in zip(points, belongs, strict=True)]).sum(0)
+
+    found = Clustering(ask, 3, 3, 0.0).run(4)
+    assert asked == uses_of(3, 4) == 9
+    assert float(torch.cdist(CANDIDATES.double() / 4, found.centers).min(1).values.max()) < 0.02
+
+
+def test_private_candidates_are_near_the_bare_ones_and_cost_what_they_may() -> None:
+    clients, truth = population()
+    bare = DiscreteMixture(3, 1.0).estimate(simulate(clients))
+    federation = simulate(clients)
+    private = DiscreteMixture(3, 1.0, rounds=4, central=Central(2.0, 1e-4), bound=2.5).estimate(federation)
+    errors = {name: mse(found, truth) for name, found in (("bare", bare.estimate), ("private", private.estimate))}
+    assert errors["bare"] < errors["private"] < 0.5 * mse(private.local, truth)
+    assert federation.ledger.epsilon(1e-4) == pytest.approx(2.0, rel=1e-3)
+    assert {row["seen_as"] for row in federation.transcript.rows()} == {"sum"}
+    assert {row["array"] for row in federation.transcript.rows()} == {"share"}
+
+
+def test_private_mixture_of_regressions() -> None:
+    random = torch.Generator().manual_seed(0)
+    component = torch.randint(2, (600,), generator=random)
+    truth = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])[component] + 0.1 * torch.randn(600, 2, generator=random)
+    x = torch.randn(600, 4, 2, generator=random)
+    y = (x @ truth[:, :, None])[:, :, 0] + 0.7 * torch.randn(600, 4, generator=random)
+    clients = Clients.from_sizes(x.reshape(-1, 2), y.flatten(), torch.full((600,), 4))
+    federation = simulate(clients)
+    method = MixturePrior(2, "linear", 0.7, rounds=3, central=Central(3.0, 1e-4), bound=3.0)
+    found = method.estimate(federation)
+    assert mse(found.estimate, truth) < 0.5 * mse(found.local, truth)
+    assert federation.ledger.epsilon(1e-4) == pytest.approx(3.0, rel=1e-3)
+    assert {row["seen_as"] for row in federation.transcript.rows()} == {"sum"}
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    central = Central(1.0, 1e-5)
+    with pytest.raises(EstimationError, match="give one"):
+        DiscreteMixture(2, 1.0, central=central, channel=Channel(epsilon=1.0, delta=1e-5), bound=1.0)
+    with pytest.raises(EstimationError, match="a bound must be known"):
+        DiscreteMixture(2, 1.0, central=central)
+    with pytest.raises(EstimationError, match="pile it up"):
+        DiscreteMixture(2, 1.0, central=central, bound=1.0, once=False)
+    with pytest.raises(EstimationError, match="need bound"):
+        MixturePrior(2, central=central)
+    assert math.isclose(central.noise(4).noise_multiplier, 2 * central.noise(1).noise_multiplier)
+
+
+def test_the_command() -> None:
+    data = "gaussian-means:dim=3,candidates=2,sigma_theta=1,sigma_x=1,clients=200"
+    words = ["estimate", "mixture", "--data", data, "--components", "2", "--rounds", "2", "--json"]
+    result = CliRunner().invoke(app, [*words, "--epsilon", "4", "--central", "--bound", "4"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["privacy"]["epsilon"] == pytest.approx(4.0, rel=1e-3)
+    assert "give --epsilon" in CliRunner().invoke(app, [*words, "--central"]).output

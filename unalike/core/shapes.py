@@ -1,0 +1,68 @@
+"""What a task will send, known before anybody is asked: a dry run on a client that is made from the schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from unalike.core.client import Client, Clients, Kept
+from unalike.core.draws import Draws, key
+from unalike.core.release import Release
+from unalike.core.schema import Schema
+from unalike.core.task import Task
+
+Shapes = dict[str, tuple[int, ...] | None]  # None: it follows the number of the client's rows
+_ROWS = (2, 3)  # of the clients that are made
+
+
+def dry_run(
+    task: Task, releases: Sequence[Release], schema: Schema, bound: Tensor, inputs: Mapping[str, Tensor]
+) -> list[Shapes] | None:
+    """For each release, the shapes of what leaves a client or stays there at hand.
+
+    None where the task does not run on rows of zeros, or without what an earlier task keeps: then what the first
+    clients send must do.
+    """
+    try:
+        first, second = (_shapes(task, releases, schema, bound, inputs, rows) for rows in _ROWS)
+    except Exception:  # whatever it is, the clients' own failures will tell
+        return None
+    return [
+        {name: shape if shape == other.get(name) else None for name, shape in one.items()}
+        for one, other in zip(first, second, strict=True)
+    ]
+
+
+def dry_sent(task: Task, schema: Schema, bound: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """What the task sends, with zeros for numbers; None as for ``dry_run``."""
+    try:
+        with torch.no_grad():
+            sent = task(_made(schema, bound, _ROWS[0]), **inputs).arrays
+    except Exception:  # as above
+        return None
+    return {name: torch.zeros_like(value) for name, value in sent.items()}
+
+
+def _shapes(
+    task: Task, releases: Sequence[Release], schema: Schema, bound: Tensor, inputs: Mapping[str, Tensor], rows: int
+) -> list[dict[str, tuple[int, ...]]]:
+    client = _made(schema, bound, rows)
+    with torch.no_grad():
+        sent = task(client, **inputs).arrays
+        draws = Draws(key(0, 1))
+        left = [{**one.at_client(sent, client, draws), **one.staying(sent, draws)} for one in releases]
+    return [{name: tuple(value.shape) for name, value in arrays.items()} for arrays in left]
+
+
+def _made(schema: Schema, bound: Tensor, rows: int) -> Client:
+    """A client with rows of zeros."""
+    x = torch.zeros(rows, *schema.shape, dtype=schema.dtype)
+    kinds = {"class": torch.int64, "number": torch.float32}
+    y = None if schema.target == "none" else torch.zeros(rows, dtype=kinds[schema.target])
+    block = Clients.from_sizes(x, y, torch.tensor([rows]), shift=schema.shift, scale=schema.scale).block(
+        torch.arange(1)
+    )
+    columns = {name: value[0] for name, value in block.columns(key(0), bound[None]).items()}
+    return block.client(columns, Kept())

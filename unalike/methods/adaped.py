@@ -1,0 +1,301 @@
+"""AdaPeD, adaptive personalization via distillation, with local fine-tuning and with client-level privacy.
+
+Ozkara, Girgis, Data and Diggavi (P3): §3.4 and Algorithm 5, §6.2.2 and Algorithm 6, §3.5 (DP-AdaPeD).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.func import vjp
+
+from unalike.core.client import Client
+from unalike.core.device import beside
+from unalike.core.federation import Cohort, Federation, Models, QuorumError
+from unalike.core.method import State
+from unalike.core.model import Model
+from unalike.core.release import Release, Stays
+from unalike.core.task import Sent, send, task
+from unalike.learn.local import LocalSGD
+from unalike.learn.objective import (
+    Batch,
+    InTurns,
+    Moves,
+    Params,
+    divergence,
+    expected,
+    loss_of,
+    scores,
+    target,
+    teacher_gradient,
+)
+from unalike.learn.schedules import Schedule
+from unalike.methods.averaging import averaged, check_averaging
+from unalike.methods.newcomers import NOBODY, newcomers, with_answered
+from unalike.privacy import Gaussian
+from unalike.privacy.mechanisms import AdditiveNoise
+from unalike.privacy.mechanisms import clip as clipped
+from unalike.privacy.sampling import Poisson
+
+
+@dataclass(frozen=True)
+class AdaPeD:
+    """Every client has a model θ of its own; a common model μ teaches it, as much as ψ says (Ozkara et al. Alg. 5).
+
+    A client's loss is f(θ) + ½·log 2ψ + KD(θ, μ)/2ψ with KD = KL(p_μ ‖ p_θ), means over a batch. In each of the τ local
+    steps θ moves, then μ at the new θ, then ψ at both. θ stays; the server averages what became of μ and ψ.
+    ``local`` has τ, the batch and η₁; ``mu_lr`` is η₂ (none: as η₁), ``psi_lr`` η₃, ``psi`` the first ψ, ``least_psi``
+    its floor. With ``train_unsampled``, clients that are not sampled go on training θ with μ and ψ as last received
+    (Alg. 6). θ and μ start alike, from ``agreed_seed``, which everybody knows.
+
+    A newcomer, or a client that was never sampled, starts from μ and trains with μ and ψ fixed for as many steps as
+    ``newcomer_rounds`` have; without labels it gets μ.
+
+    With ``noise`` (DP-AdaPeD) the cohort is a Poisson sample, and the whole change of (μ, ψ) is clipped to ``clip`` and
+    noised once. ``noisy_steps`` clips and noises each step instead, as the paper does: "apart" (∇μ to ``clip``, ∂ψ to
+    ``psi_clip``) or "together" (both as one vector, to ``clip``; ∂ψ is then taken before μ moves). There a client
+    trains with its share of the noise but sends the sum of its clipped gradients, and what the shares of the expected
+    cohort add up to is drawn once, on the sum. The paper has clients send the noise that they trained with: later steps
+    can undo it, and a cohort's size shows in it. Theorem 7, which overlooks both, is reported as ``theorem_7_epsilon``.
+    """
+
+    model: Model
+    cohort: int | float = 10
+    local: LocalSGD = field(default_factory=lambda: LocalSGD(steps=10, batch=1 / 60, lr=0.1, weight_decay=1e-4))
+    mu_lr: float | None = None
+    psi_lr: float = 0.03
+    psi: float = 4.0
+    least_psi: float = 0.5
+    schedule: Schedule = field(default_factory=lambda: Schedule("exponential", 0.99, 6))
+    train_unsampled: bool = False
+    newcomer_rounds: int = 6
+    agreed_seed: int = 0
+    clip: float | None = None
+    noise: AdditiveNoise | None = None
+    noisy_steps: Literal["apart", "together"] | None = None
+    psi_clip: float = 1.0
+    secure: bool = False
+    serves_unlabeled: ClassVar[bool] = True
+    asks_unlabeled: ClassVar[bool] = False
+    client_private: ClassVar[Literal[True]] = True
+
+    def __post_init__(self) -> None:
+        check_averaging(self.clip, self.noise, self.secure, self.local)
+        if not 0 < self.least_psi <= self.psi:
+            raise ValueError(f"psi={self.psi}, least_psi={self.least_psi}; expected 0 < least_psi <= psi")
+        for name in ("mu_lr", "psi_lr", "newcomer_rounds"):
+            if getattr(self, name) is not None and not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)}; expected 0 or more")
+        if not isinstance(self.local.lr, float | int):
+            raise ValueError(f"local.lr={self.local.lr}; expected θ's rate alone: μ's is mu_lr and ψ's psi_lr")
+        if self.noisy_steps is not None:
+            if not isinstance(self.noise, Gaussian) or self.clip is None:
+                raise ValueError("noisy_steps says where a private run has its noise: set clip and Gaussian noise, too")
+            if self.local.steps is None or self.local.momentum or self.local.clip is not None:
+                raise ValueError(
+                    "noisy_steps bounds a sum of steps: set local.steps, and leave local.momentum and local.clip out"
+                )
+        _ = self.first  # made here, because a vectorised task must not draw initial values
+
+    @cached_property
+    def first(self) -> Tensor:
+        """θ and μ before the first round."""
+        return self.model.init(self.agreed_seed)
+
+    # The clients' side
+
+    @task
+    def fit(self, client: Client, mu: Tensor, psi: Tensor, rate: Tensor, jitter: Tensor | None = None) -> Sent:
+        """τ steps (Alg. 5, lines 9-15); sends the change of μ and ψ as one vector."""
+        start = {"theta": self._theta(client), "mu": mu, "psi": psi}
+        protect: Callable[..., dict[str, Tensor]] = dict
+        if jitter is not None:
+            start |= {"mu_sum": torch.zeros_like(mu), "psi_sum": torch.zeros_like(psi)}
+            protect = self._noisy(client, jitter)
+        after, loss = self._in_turns.minimise(
+            InTurns(partial(self._moves, protect)),
+            start,
+            client,
+            labels=True,
+            rate=rate,
+            least={"psi": self.least_psi},
+            undecayed=("psi", "mu_sum", "psi_sum"),
+        )
+        assert isinstance(after, dict)
+        if jitter is None:
+            update = torch.cat([after["mu"] - mu, (after["psi"] - psi)[None]])
+        else:
+            update = torch.cat([after["mu_sum"], after["psi_sum"][None]]) / rate
+        received = {"mu": mu, "psi": psi} if self.train_unsampled else {}
+        return send(update=update, loss=loss, keep={"theta": after["theta"], **received})
+
+    @fit.into
+    def sums(self) -> list[Release]:
+        """What the server sees: the mean change of (μ, ψ), every client alike, and the loss if nothing is protected."""
+        return averaged(self.clip if self.noisy_steps is None else self._longest, self.noise, self.secure)
+
+    @task
+    def go_on(self, client: Client, rate: Tensor) -> Sent:
+        """A client that is not sampled trains θ with what it received last (Alg. 6, lines 9-11)."""
+        mu = client.kept.get("mu", beside(self.first, client.n))
+        psi = client.kept.get("psi", beside(torch.tensor(self.psi), client.n))
+        return send(keep={"theta": self.local(self.taught(mu, psi), self._theta(client), client, rate=rate)})
+
+    @task
+    def join(self, client: Client, mu: Tensor, psi: Tensor) -> Sent:
+        """The personal model of a newcomer; a client that has one keeps it."""
+        local = self.local.times(self.newcomer_rounds)
+        return send(keep={"theta": client.kept.get("theta", local(self.taught(mu, psi), mu, client))})
+
+    @task
+    def own(self, client: Client, mu: Tensor) -> Sent:
+        """The personal model, or μ where there is none."""
+        return send(theta=client.kept.get("theta", mu))
+
+    @own.into
+    def stays(self) -> list[Release]:
+        """A personal model does not leave its client."""
+        return [Stays("theta")]
+
+    def taught(self, mu: Tensor, psi: Tensor) -> Callable[[Params, Batch], Tensor]:
+        """f(θ) + KD(θ, μ)/2ψ as a function of θ alone."""
+
+        def objective(theta: Params, batch: Batch) -> Tensor:
+            assert isinstance(theta, Tensor) and batch.y is not None
+            of_theta, of_mu = (scores(self.model(one, batch.x), batch.y) for one in (theta, mu))
+            return batch.mean(loss_of(of_theta, batch.y) + divergence(of_mu, of_theta, batch.y) / (2 * psi))
+
+        return objective
+
+    def _moves(self, protect: Callable[..., dict[str, Tensor]], params: dict[str, Tensor], batch: Batch) -> Moves:
+        """One step: the forward pass of μ serves θ and μ, that of the new θ serves μ and ψ."""
+        psi, x, y = params["psi"], batch.x, batch.y
+        assert y is not None
+        outputs, pull_mu = vjp(lambda mu: self.model(mu, x), params["mu"])[:2]
+        of_mu = scores(outputs, y)
+        outputs, pull_theta = vjp(lambda theta: self.model(theta, x), params["theta"])[:2]
+        of_theta = scores(outputs, y)
+        loss = batch.mean(loss_of(of_theta, y))
+        q, p = expected(of_theta, y), expected(of_mu, y)
+        g = batch.mean_gradient(q - target(of_theta, y) + (q - p) / (2 * psi))
+        params = yield {"theta": pull_theta(g)[0]}
+        of_theta = scores(self.model(params["theta"], x), y)
+        h = pull_mu(batch.mean_gradient(teacher_gradient(of_mu, of_theta, y)) / (2 * psi))[0]
+
+        def slope(of_mu: Tensor) -> Tensor:  # of ½·log 2ψ + KD/2ψ in ψ
+            return (1 - batch.mean(divergence(of_mu, of_theta, y)) / psi) / (2 * psi)
+
+        if self.noisy_steps == "together":
+            yield protect(mu=h, psi=slope(of_mu))
+        else:
+            params = yield protect(mu=h)
+            yield protect(psi=slope(scores(self.model(params["mu"], x), y)))
+        return loss
+
+    def _noisy(self, client: Client, jitter: Tensor) -> Callable[..., dict[str, Tensor]]:
+        """Clips what a move would do and adds the client's share of the noise; without it, it goes into a sum."""
+
+        def protect(**gradients: Tensor) -> dict[str, Tensor]:
+            bound = self._bounds["mu" if "mu" in gradients else "psi"]
+            whole = clipped(torch.cat([value.reshape(-1) for value in gradients.values()]), bound) / bound
+            noisy = bound * (whole + jitter * client.noise.normal(len(whole)).to(whole.dtype))
+            made, begin = {}, 0
+            for name, value in gradients.items():
+                span = slice(begin, begin := begin + value.numel())
+                made[name] = noisy[span].reshape(value.shape)
+                made[f"{name}_sum"] = whole[span].reshape(value.shape)
+            return made
+
+        return protect
+
+    @cached_property
+    def _in_turns(self) -> LocalSGD:
+        """The local steps with a rate for each part; what is summed up for the server is not scaled."""
+        assert isinstance(self.local.lr, float | int)
+        return replace(self.local, lr={"theta": self.local.lr, **self._rates, "mu_sum": 1.0, "psi_sum": 1.0})
+
+    @property
+    def _rates(self) -> dict[str, float]:
+        assert isinstance(self.local.lr, float | int)
+        return {"mu": self.local.lr if self.mu_lr is None else self.mu_lr, "psi": self.psi_lr}
+
+    @property
+    def _bounds(self) -> dict[str, float]:
+        """The clips of noisy steps."""
+        assert self.clip is not None
+        return {"mu": self.clip, "psi": self.psi_clip if self.noisy_steps == "apart" else self.clip}
+
+    @property
+    def _longest(self) -> float:
+        """How long the sum of τ steps is at most, each part in units of its clip."""
+        return (self.local.steps or 0) * (math.sqrt(2) if self.noisy_steps == "apart" else 1.0)
+
+    def _theta(self, client: Client) -> Tensor:
+        return client.kept.get("theta", beside(self.first, client.n))
+
+    # The server's side
+
+    def start(self, seed: int) -> State:
+        return State(mu=self.first, psi=torch.tensor(self.psi), ids=NOBODY)
+
+    def round(self, state: State, federation: Federation) -> State:
+        cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
+        rate, told = self.schedule(federation.round), self._shares(cohort)
+        replies = cohort.ask(self.fit, mu=state.mu, psi=state.psi, rate=rate, **told)
+        if self.train_unsampled:
+            labeled = federation.roster.labeled.nonzero().flatten()
+            others = labeled[~torch.isin(labeled, cohort.positions)]
+            with suppress(QuorumError):  # they train for themselves: whoever does not answer only misses a round
+                federation.cohort(others).ask(self.go_on, rate=rate, into=[])
+        if "loss" in replies:
+            federation.report(loss=replies["loss"])
+        if self.noise is None:  # else the cohort is nobody's business
+            state = with_answered(state, cohort, replies.answered)
+        if "update" in replies:  # else the very first Poisson cohort was empty
+            change = replies["update"]
+            if self.noisy_steps is not None:
+                scale = {name: rate * lr * self._bounds[name] for name, lr in self._rates.items()}
+                change = torch.cat([scale["mu"] * change[:-1], scale["psi"] * change[-1:]])
+            psi = (state.psi + change[-1]).clamp(min=self.least_psi)
+            state = state.replace(mu=state.mu + change[:-1], psi=psi)
+        federation.report(psi=state.psi)
+        return state
+
+    def _shares(self, cohort: Cohort) -> dict[str, Any]:
+        """The noise of a step at a client, in units of the clip; and what Theorem 7 takes the ε so far to be."""
+        if self.noisy_steps is None:
+            return {}
+        assert isinstance(self.noise, Gaussian) and isinstance(cohort.sampling, Poisson)
+        steps, federation = self.local.steps or 0, cohort.federation
+        total = self.noise.noise_multiplier * self._longest  # of the sum of all steps of all clients
+        share = total / math.sqrt(steps * cohort.expected)
+        if federation.budget is not None:
+            clips = 2 if self.noisy_steps == "apart" else 1
+            z = share * math.sqrt(cohort.expected / clips)
+            spent = theorem_7_epsilon(z, cohort.sampling.rate, federation.round, federation.budget.delta)
+            federation.report(theorem_7_epsilon=spent)
+        return {"jitter": share}
+
+    def personalize(self, state: State, cohort: Cohort) -> Models:
+        new = newcomers(state, cohort)
+        if len(new) and self.newcomer_rounds:
+            new.ask(self.join, mu=state.mu, psi=state.psi, into=[])
+        return cohort.ask(self.own, mu=state.mu).held("theta")
+
+
+def theorem_7_epsilon(noise_multiplier: float, rate: float, rounds: int, delta: float) -> float:
+    """ε by Ozkara et al. Theorem 7, with σ√K/C as the noise multiplier; not a guarantee (see ``AdaPeD``).
+
+    RDP of 6·rate²·rounds·α/z² at every order α, turned into (ε, δ) by Ozkara et al. Lemma 2.
+    """
+    growth = 6 * rate**2 * rounds / noise_multiplier**2
+    orders = [1 + 10 ** (k / 50) for k in range(-100, 250)]
+    found = (growth * a + (math.log(1 / delta) + (a - 1) * math.log(1 - 1 / a) - math.log(a)) / (a - 1) for a in orders)
+    return max(0.0, min(found))

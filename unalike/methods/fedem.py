@@ -1,0 +1,127 @@
+"""FedEM: every client's model is its own mixture of a few common ones.
+
+Marfoq, Neglia, Bellet, Kameni and Vidal, *Federated multi-task learning under a mixture of distributions*, NeurIPS
+2021, Algorithm 1. Symbols: θ_m the components, π_i the client's weights of them, q_m(s) the share of θ_m in sample s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from unalike.core.client import Client
+from unalike.core.federation import Cohort, Federation, Models
+from unalike.core.method import State
+from unalike.core.release import SIZE, Release, Stays
+from unalike.core.task import Sent, send, task
+from unalike.learn.local import LocalSGD
+from unalike.learn.objective import Batch, Params, loss_of
+from unalike.learn.schedules import Schedule
+from unalike.learn.server import ServerOptimizer
+from unalike.methods.averaging import averaged, begun, check_averaging, moved
+from unalike.methods.problem import Problem
+from unalike.networks.ensemble import Ensemble
+from unalike.privacy.mechanisms import AdditiveNoise
+
+
+@dataclass(frozen=True)
+class FedEM:
+    """A round: q_m(s) ∝ π_im·exp(−loss of θ_m on s), π_im = mean q_m, then local SGD on Σ_m mean q_m(s)·loss. The
+    server takes the mean of the components, weighted by sizes. π_i stays at its client.
+
+    ``components``: M. Every component starts from a seed of its own. Everybody, seen or new, mixes the final components
+    by ``weight_steps`` steps of EM on π from the π that it kept (uniform at first), which needs labels. With ``noise``
+    the M changes are clipped together, as one vector. Defaults are the authors'; Ozkara et al. (2022) have M = 2.
+    """
+
+    problem: Problem
+    cohort: int | float = 10
+    local: LocalSGD = LocalSGD(epochs=1, batch=128, lr=0.03)
+    components: int = 3
+    weight_steps: int = 10
+    server: ServerOptimizer = field(default_factory=ServerOptimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    clip: float | None = None
+    noise: AdditiveNoise | None = None
+    secure: bool = False
+    serves_unlabeled: ClassVar[bool] = False
+    asks_unlabeled: ClassVar[bool] = False
+    client_private: ClassVar[Literal[True]] = True
+
+    def __post_init__(self) -> None:
+        check_averaging(self.clip, self.noise, self.secure, self.local)
+        if self.components < 1 or self.weight_steps < 0:
+            raise ValueError(
+                f"components={self.components}, weight_steps={self.weight_steps}; expected at least 1, and 0 or more"
+            )
+        _ = self.model
+
+    @cached_property
+    def model(self) -> Ensemble:
+        """The mixture as one model."""
+        mean_of: Literal["outputs", "probabilities"] = "outputs" if self.problem.classes is None else "probabilities"
+        return Ensemble(self.problem.model, self.components, mean_of)
+
+    def losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """[M, rows] the loss of each component on each sample."""
+        found: Tensor = vmap(lambda own: loss_of(self.problem.model(own, x), y))(theta)
+        return found
+
+    def shares(self, losses: Tensor, pi: Tensor) -> Tensor:
+        """q [M, rows] (E-step)."""
+        return torch.softmax(pi.clamp(min=1e-30).log()[:, None] - losses, 0)
+
+    def _kept(self, client: Client) -> Tensor:
+        """π_i so far."""
+        return client.kept.get("pi", torch.full((self.components,), 1 / self.components, device=client.n.device))
+
+    @task
+    def fit(self, client: Client, theta: Tensor, rate: Tensor) -> Sent:
+        """One step of EM (Alg. 1, lines 5-10); π is kept, the change of all components is sent as one vector."""
+        pi, client = self._kept(client), client.with_labels
+        q = self.shares(self.losses(theta, client.x, client.y), pi)
+        after = client.mean(q.T)
+
+        def weighted(own: Params, batch: Batch) -> Tensor:
+            assert isinstance(own, Tensor) and batch.y is not None
+            # q of the batch's samples under the components and weights that the round began with
+            q = self.shares(self.losses(theta, batch.x, batch.y), pi).detach()
+            return batch.mean((q * self.losses(own, batch.x, batch.y)).sum(0))
+
+        fitted, loss = self.local.train(weighted, theta, client, rate=rate)
+        return send(update=(fitted - theta).reshape(-1), loss=loss, keep={"pi": after})
+
+    @fit.into
+    def sums(self) -> list[Release]:
+        return averaged(self.clip, self.noise, self.secure, weight=SIZE)
+
+    @task
+    def mix(self, client: Client, theta: Tensor) -> Sent:
+        """The client's weights of the final components, and with them its model."""
+        pi, client = self._kept(client), client.with_labels
+        losses = self.losses(theta, client.x, client.y)
+        for _ in range(self.weight_steps):
+            pi = client.mean(self.shares(losses, pi).T)
+        return send(theta=torch.cat([theta, pi[:, None]], 1).reshape(-1))
+
+    @mix.into
+    def stays(self) -> list[Release]:
+        """A personal model does not leave its client."""
+        return [Stays("theta")]
+
+    def start(self, seed: int) -> State:
+        first = [self.problem.model.init(seed + 1000 * m) for m in range(self.components)]
+        return begun("theta", torch.stack(first), self.server)
+
+    def round(self, state: State, federation: Federation) -> State:
+        cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
+        replies = cohort.ask(self.fit, theta=state.theta, rate=self.schedule(federation.round))
+        return moved(state, "theta", replies, self.server, federation)
+
+    def personalize(self, state: State, cohort: Cohort) -> Models:
+        return cohort.ask(self.mix, theta=state.theta).held("theta")

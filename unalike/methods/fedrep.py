@@ -1,0 +1,144 @@
+"""FedRep: one representation for all, and a head for each.
+
+Collins, Hassani, Mokhtari and Shakkottai, *Exploiting shared representations for personalized federated learning*, ICML
+2021, Algorithm 1. Symbols: φ the body, which all share, h_i the head, which stays at client i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from unalike.core.client import Client
+from unalike.core.device import beside
+from unalike.core.federation import Cohort, Federation, Models
+from unalike.core.method import State
+from unalike.core.model import Model
+from unalike.core.release import Release, Stays
+from unalike.core.task import Sent, send, task
+from unalike.learn.local import LocalSGD
+from unalike.learn.objective import Batch, Objective, Params, supervised
+from unalike.learn.schedules import Schedule
+from unalike.learn.server import ServerOptimizer
+from unalike.methods.averaging import averaged, begun, check_averaging, moved
+from unalike.methods.newcomers import NOBODY, newcomers, with_answered
+from unalike.privacy.mechanisms import AdditiveNoise
+
+
+@dataclass(frozen=True)
+class FedRep:
+    """A client trains its head on the body that it got, then the body under the new head, and sends the body alone.
+
+    ``head``: how many of the model's last tensors are the head; 2 is a last layer with its bias. 0 is FedAvg, and all
+    of them is local training. ``local_head`` trains the head, ``local`` the body. The first head is drawn from
+    ``agreed_seed``, so no head ever travels. A newcomer, or a client that was never asked, trains a head on the final
+    body by ``newcomer`` (Scott, 2026: 20 epochs) when it wants a model. Updates count the same, as in the paper.
+    Defaults are the authors'; Scott (2026) has 5 epochs of the head.
+    """
+
+    model: Model
+    cohort: int | float = 10
+    local: LocalSGD = LocalSGD(epochs=1, batch=10, lr=0.01, momentum=0.5)
+    local_head: LocalSGD = LocalSGD(epochs=10, batch=10, lr=0.01, momentum=0.5)
+    newcomer: LocalSGD = LocalSGD(epochs=20, batch=10, lr=0.01, momentum=0.5)
+    server: ServerOptimizer = field(default_factory=ServerOptimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    head: int = 2
+    agreed_seed: int = 0
+    clip: float | None = None
+    noise: AdditiveNoise | None = None
+    secure: bool = False
+    serves_unlabeled: ClassVar[bool] = False
+    asks_unlabeled: ClassVar[bool] = False
+    client_private: ClassVar[Literal[True]] = True
+
+    def __post_init__(self) -> None:
+        check_averaging(self.clip, self.noise, self.secure, self.local)
+        tensors = len(self.model.shapes)
+        if not 0 <= self.head <= tensors:
+            raise ValueError(f"head={self.head}; expected 0 to {tensors}, the number of the model's tensors")
+        _ = self.first_head  # made here, because a vectorised task must not draw initial values
+
+    @cached_property
+    def body_size(self) -> int:
+        """How many of the model's numbers are the body's; they come first."""
+        names = list(self.model.shapes)[: len(self.model.shapes) - self.head]
+        return self.model.span(names[-1]).stop if names else 0
+
+    @cached_property
+    def first_head(self) -> Tensor:
+        """Every client's first head."""
+        return self.model.init(self.agreed_seed)[self.body_size :]
+
+    # The clients' side
+
+    @task
+    def fit(self, client: Client, body: Tensor, rate: Tensor) -> Sent:
+        """Head first, then body (Alg. 1, lines 8-13); the head is kept, the change of the body is sent."""
+        head = client.kept.get("head", beside(self.first_head, client.n))
+        loss = torch.zeros((), device=client.n.device)
+        if self.head:
+            head, loss = self.local_head.train(self._under(body), head, client, rate=rate)
+        if not self.body_size:
+            return send(update=body, loss=loss, keep={"head": head})
+        plain = supervised(self.model)
+
+        def with_head(own: Params, batch: Batch) -> Tensor:
+            assert isinstance(own, Tensor)
+            return plain(torch.cat([own, head]), batch)
+
+        fitted, loss = self.local.train(with_head, body, client, rate=rate)
+        return send(update=fitted - body, loss=loss, keep={"head": head})
+
+    @fit.into
+    def sums(self) -> list[Release]:
+        return averaged(self.clip, self.noise, self.secure)
+
+    @task
+    def join(self, client: Client, body: Tensor) -> Sent:
+        """A first head on the final body; a client that has a head keeps it."""
+        made = self.newcomer(self._under(body), beside(self.first_head, client.n), client)
+        return send(keep={"head": client.kept.get("head", made)})
+
+    @task
+    def own(self, client: Client, body: Tensor) -> Sent:
+        return send(theta=torch.cat([body, client.kept.get("head", beside(self.first_head, client.n))]))
+
+    @own.into
+    def stays(self) -> list[Release]:
+        """A personal model does not leave its client."""
+        return [Stays("theta")]
+
+    def _under(self, body: Tensor) -> Objective:
+        """The loss of a head on this body."""
+        plain = supervised(self.model)
+
+        def objective(head: Params, batch: Batch) -> Tensor:
+            assert isinstance(head, Tensor)
+            return plain(torch.cat([body, head]), batch)
+
+        return objective
+
+    # The server's side
+
+    def start(self, seed: int) -> State:
+        body = self.model.init(seed)[: self.body_size]
+        return begun("body", body, self.server).replace(ids=NOBODY)
+
+    def round(self, state: State, federation: Federation) -> State:
+        cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
+        replies = cohort.ask(self.fit, body=state.body, rate=self.schedule(federation.round))
+        state = moved(state, "body", replies, self.server, federation)
+        if self.noise is not None:
+            return state  # who was in a cohort is not told
+        return with_answered(state, cohort, replies.answered)
+
+    def personalize(self, state: State, cohort: Cohort) -> Models:
+        new = newcomers(state, cohort)
+        if len(new) and self.head:
+            new.ask(self.join, into=[], body=state.body)
+        return cohort.ask(self.own, body=state.body).held("theta")

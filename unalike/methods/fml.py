@@ -1,0 +1,124 @@
+"""Federated mutual learning: a private model and a shared one that teach each other (Shen et al., 2020)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from unalike.core.client import Client
+from unalike.core.device import beside
+from unalike.core.federation import Cohort, Federation, Models
+from unalike.core.method import State
+from unalike.core.model import Model
+from unalike.core.release import SIZE, Release, Stays
+from unalike.core.task import Sent, send, task
+from unalike.learn.local import LocalSGD
+from unalike.learn.objective import Batch, Params, divergence, loss_of, scores
+from unalike.learn.schedules import Schedule
+from unalike.methods.averaging import averaged, check_averaging
+from unalike.methods.newcomers import NOBODY, newcomers, with_answered
+from unalike.privacy.mechanisms import AdditiveNoise
+
+
+@dataclass(frozen=True)
+class FML:
+    """Every client trains a private model, which stays, and a copy of the common "meme" model, which is averaged.
+
+    The private model's loss is α·f + (1 − α)·KL(p_meme ‖ p_private), the meme's β·f + (1 − β)·KL(p_private ‖ p_meme);
+    both move at once, and neither loss reaches the other's parameters. Memes are weighted by declared sizes, as in
+    FedAvg. Here both models have one architecture and start alike, from ``agreed_seed``.
+
+    A newcomer, or a client that was never sampled, starts its private model from the meme and trains both for as many
+    steps as ``newcomer_rounds`` have; without labels it gets the meme. ``clip``, ``noise`` and ``secure`` are as in
+    FedAvg.
+    """
+
+    model: Model
+    cohort: int | float = 10
+    local: LocalSGD = field(default_factory=lambda: LocalSGD(epochs=5, lr=0.01, momentum=0.9))
+    alpha: float = 0.5
+    beta: float = 0.5
+    schedule: Schedule = field(default_factory=Schedule)
+    newcomer_rounds: int = 1
+    agreed_seed: int = 0
+    clip: float | None = None
+    noise: AdditiveNoise | None = None
+    secure: bool = False
+    serves_unlabeled: ClassVar[bool] = True
+    asks_unlabeled: ClassVar[bool] = False
+    client_private: ClassVar[Literal[True]] = True
+
+    def __post_init__(self) -> None:
+        check_averaging(self.clip, self.noise, self.secure, self.local)
+        for name in ("alpha", "beta"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)}; expected at least 0 and at most 1")
+        if self.newcomer_rounds < 0:
+            raise ValueError(f"newcomer_rounds={self.newcomer_rounds}; expected 0 or more")
+        _ = self.first  # made here, because a vectorised task must not draw initial values
+
+    @cached_property
+    def first(self) -> Tensor:
+        """All models before the first round."""
+        return self.model.init(self.agreed_seed)
+
+    @task
+    def fit(self, client: Client, meme: Tensor, rate: Tensor) -> Sent:
+        """Mutual training; sends the change of the meme."""
+        start = {"private": client.kept.get("private", beside(self.first, client.n)), "meme": meme}
+        after, loss = self.local.minimise(self._loss, start, client, labels=True, rate=rate)
+        assert isinstance(after, dict)
+        return send(update=after["meme"] - meme, loss=loss, keep={"private": after["private"]})
+
+    @fit.into
+    def sums(self) -> list[Release]:
+        """What the server sees: the mean change of the meme, and the loss if nothing is protected."""
+        return averaged(self.clip, self.noise, self.secure, SIZE)
+
+    @task
+    def join(self, client: Client, meme: Tensor) -> Sent:
+        """The private model of a newcomer; a client that has one keeps it."""
+        start: Params = {"private": meme, "meme": meme}
+        after, _ = self.local.times(self.newcomer_rounds).minimise(self._loss, start, client, labels=True)
+        assert isinstance(after, dict)
+        return send(keep={"private": client.kept.get("private", after["private"])})
+
+    @task
+    def own(self, client: Client, meme: Tensor) -> Sent:
+        """The private model, or the meme where there is none."""
+        return send(private=client.kept.get("private", meme))
+
+    @own.into
+    def stays(self) -> list[Release]:
+        """A private model does not leave its client."""
+        return [Stays("private")]
+
+    def _loss(self, params: Params, batch: Batch) -> Tensor:
+        """Both losses; what a model learns from is detached, so each reaches its own model alone."""
+        assert isinstance(params, dict) and batch.y is not None
+        y = batch.y
+        private, meme = (scores(self.model(params[name], batch.x), y) for name in ("private", "meme"))
+        own = self.alpha * loss_of(private, y) + (1 - self.alpha) * divergence(meme.detach(), private, y)
+        shared = self.beta * loss_of(meme, y) + (1 - self.beta) * divergence(private.detach(), meme, y)
+        return batch.mean(own + shared)
+
+    def start(self, seed: int) -> State:
+        return State(meme=self.first, ids=NOBODY)
+
+    def round(self, state: State, federation: Federation) -> State:
+        cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
+        replies = cohort.ask(self.fit, meme=state.meme, rate=self.schedule(federation.round))
+        if self.noise is None:  # else the cohort is nobody's business
+            state = with_answered(state, cohort, replies.answered)
+        if "loss" in replies:
+            federation.report(loss=replies["loss"])
+        return state.replace(meme=state.meme + replies["update"]) if "update" in replies else state
+
+    def personalize(self, state: State, cohort: Cohort) -> Models:
+        new = newcomers(state, cohort)
+        if len(new) and self.newcomer_rounds:
+            new.ask(self.join, meme=state.meme, into=[])
+        return cohort.ask(self.own, meme=state.meme).held("private")

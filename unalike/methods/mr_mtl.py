@@ -1,0 +1,103 @@
+"""MR-MTL: a model of its own for every client, held near the mean of all (mean-regularised multi-task learning).
+
+Liu, Hu, Wu and Smith, *On privacy and personalization in cross-silo federated learning*, NeurIPS 2022, Algorithm 1.
+Symbols: w_k the client's model, w̄ the mean of all, λ how strongly they are held together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import ClassVar
+
+from torch import Tensor
+
+from unalike.core.client import Client
+from unalike.core.federation import Cohort, Federation, Models
+from unalike.core.method import State
+from unalike.core.model import Model
+from unalike.core.release import Mean, Release, Stays
+from unalike.core.roster import Declared
+from unalike.core.task import Sent, send, task
+from unalike.learn.local import LocalSGD
+from unalike.learn.objective import Batch, Params, supervised
+from unalike.learn.schedules import Schedule
+from unalike.privacy.dpsgd import PointPrivacy, Steps
+
+
+@dataclass(frozen=True)
+class MRMTL:
+    """Every client minimises f_k(w) + λ/2·‖w − w̄‖² from the w_k that it kept, and sends w_k − w̄, of which the server
+    adds the mean to w̄. With ``local.private`` the steps are those of DP-SGD; λ·(w − w̄) has nothing of a client's data
+    beyond w and is added to the private gradient.
+
+    A client that was never asked, a newcomer say, has w̄.
+    """
+
+    model: Model
+    cohort: int | float = 1.0
+    local: LocalSGD = field(default_factory=LocalSGD)
+    strength: float = 0.1  # λ
+    schedule: Schedule = field(default_factory=Schedule)
+    serves_unlabeled: ClassVar[bool] = True
+    asks_unlabeled: ClassVar[bool] = False
+    not_client_private: ClassVar[str] = "its mean of w − w̄ has no clip; DP-SGD protects points (unit = point)"
+
+    def __post_init__(self) -> None:
+        if not self.strength >= 0 or self.local.weight_decay:
+            raise ValueError(
+                f"strength={self.strength}, local.weight_decay={self.local.weight_decay}; expected 0 or more, and no "
+                "weight decay beside it"
+            )
+        _ = self.held_back
+
+    @cached_property
+    def held_back(self) -> LocalSGD:
+        """Training of v = w − w̄: its weight decay is the term λ/2·‖v‖²."""
+        return replace(self.local, weight_decay=self.strength)
+
+    def dp_sgd(self, size: int) -> tuple[PointPrivacy, Steps] | None:
+        return None if self.local.private is None else (self.local.private, self.local.steps_of(size))
+
+    @task
+    def fit(
+        self, client: Client, mean: Tensor, rate: Tensor, noise: Tensor | None = None, batch: Tensor | None = None
+    ) -> Sent:
+        plain = supervised(self.model)
+
+        def shifted(v: Params, drawn: Batch) -> Tensor:
+            assert isinstance(v, Tensor)
+            return plain(mean + v, drawn)
+
+        before = client.kept.get("w", mean) - mean
+        v = self.held_back(shifted, before, client, rate=rate, noise=noise, batch=batch)
+        return send(update=v, keep={"w": mean + v})
+
+    @fit.into
+    def sums(self) -> list[Release]:
+        return [Mean("update", cost=None if self.local.private is None else self.local.cost)]
+
+    @fit.derive
+    def own(self, declared: Declared) -> dict[str, Tensor]:
+        """DP-SGD's noise and batch size, from what a client declares."""
+        return self.local.own(declared)
+
+    @task
+    def mine(self, client: Client, mean: Tensor) -> Sent:
+        return send(theta=client.kept.get("w", mean))
+
+    @mine.into
+    def stays(self) -> list[Release]:
+        """A personal model does not leave its client."""
+        return [Stays("theta")]
+
+    def start(self, seed: int) -> State:
+        return State(mean=self.model.init(seed))
+
+    def round(self, state: State, federation: Federation) -> State:
+        cohort = federation.sample(self.cohort, labeled=True).within_budget(self.fit)
+        replies = cohort.ask(self.fit, mean=state.mean, rate=self.schedule(federation.round))
+        return state.replace(mean=state.mean + replies["update"]) if "update" in replies else state
+
+    def personalize(self, state: State, cohort: Cohort) -> Models:
+        return cohort.ask(self.mine, mean=state.mean).held("theta")

@@ -1,0 +1,119 @@
+"""pFedMe: personal models that are held near a common one by Moreau envelopes.
+
+Dinh, Tran and Nguyen, *Personalized federated learning with Moreau envelopes*, NeurIPS 2020, Algorithm 1. Symbols: w
+the common model, θ̂_i(w) = argmin f_i(θ) + λ/2·‖θ − w‖² the personal one, η the rate of w (``local.lr``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from torch import Tensor
+from torch.func import grad_and_value
+
+from unalike.core.client import Client
+from unalike.core.federation import Cohort, Federation, Models
+from unalike.core.method import State
+from unalike.core.model import Model
+from unalike.core.release import Release, Stays
+from unalike.core.task import Sent, send, task
+from unalike.learn.local import LocalSGD
+from unalike.learn.objective import Batch, Objective, Params, supervised
+from unalike.learn.schedules import Schedule
+from unalike.learn.server import ServerOptimizer
+from unalike.methods.averaging import averaged, begun, check_averaging, moved
+from unalike.privacy.mechanisms import AdditiveNoise
+
+
+@dataclass(frozen=True)
+class PFedMe:
+    """A step at a client: θ̃ ≈ θ̂_i(w) on a batch by ``inner_steps`` (K) steps of ``inner_lr``, then w ← w − ηλ(w − θ̃).
+
+    The server moves w by β times the mean change of the clients' w, all counting the same; ``server.lr`` is β. The
+    model of every client, seen or new, is θ̂_i(w) of the final w, found by ``personal`` from w (Scott, 2026: 20
+    epochs); the authors' code scores the θ̃ of the last batch instead. Defaults are the authors'; Scott (2026) has K =
+    3, Ozkara et al. (2022) have K = 3, λ = 0.5 and η = 0.2.
+    """
+
+    model: Model
+    cohort: int | float = 10
+    local: LocalSGD = LocalSGD(steps=20, batch=20, lr=0.005)
+    lambda_: float = 15.0
+    inner_steps: int = 5
+    inner_lr: float = 0.1
+    personal: LocalSGD = LocalSGD(epochs=20, batch=20, lr=0.1)
+    server: ServerOptimizer = field(default_factory=ServerOptimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    clip: float | None = None
+    noise: AdditiveNoise | None = None
+    secure: bool = False
+    serves_unlabeled: ClassVar[bool] = False
+    asks_unlabeled: ClassVar[bool] = False
+    client_private: ClassVar[Literal[True]] = True
+
+    def __post_init__(self) -> None:
+        check_averaging(self.clip, self.noise, self.secure, self.local)
+        if not self.lambda_ > 0 or not self.inner_lr > 0 or self.inner_steps < 1:
+            raise ValueError(
+                f"lambda_={self.lambda_}, inner_lr={self.inner_lr}, inner_steps={self.inner_steps}; expected more than "
+                "0, more than 0, and at least 1"
+            )
+        if self.lambda_ * self.inner_lr >= 2:
+            raise ValueError(
+                f"lambda_ × inner_lr = {self.lambda_ * self.inner_lr:g}; steps towards θ̂ diverge from 2 on, so choose "
+                "a smaller inner_lr"
+            )
+
+    def near(self, w: Tensor) -> Objective:
+        """f_i(θ) + λ/2·‖θ − w‖² on a batch."""
+        plain = supervised(self.model)
+
+        def objective(theta: Params, batch: Batch) -> Tensor:
+            assert isinstance(theta, Tensor)
+            return plain(theta, batch) + self.lambda_ / 2 * (theta - w).square().sum()
+
+        return objective
+
+    @task
+    def fit(self, client: Client, w: Tensor, rate: Tensor) -> Sent:
+        """R steps of w (Alg. 1, lines 5-8); sends what changed."""
+
+        def envelope(own: Params, batch: Batch) -> Tensor:
+            """λ/2·‖w − θ̃‖² with θ̃ fixed: its gradient is λ(w − θ̃), that of the envelope. Its value is f_i(θ̃)."""
+            assert isinstance(own, Tensor)
+            fixed = own.detach()
+            step, theta, value = grad_and_value(self.near(fixed)), fixed, own.new_zeros(())
+            for _ in range(self.inner_steps):
+                gradient, value = step(theta, batch)
+                theta = theta - self.inner_lr * gradient
+            term = self.lambda_ / 2 * (own - theta).square().sum()
+            return term - term.detach() + value
+
+        fitted, loss = self.local.train(envelope, w, client, rate=rate)
+        return send(update=fitted - w, loss=loss)
+
+    @fit.into
+    def sums(self) -> list[Release]:
+        return averaged(self.clip, self.noise, self.secure)
+
+    @task
+    def adapt(self, client: Client, w: Tensor) -> Sent:
+        """θ̂_i(w)."""
+        return send(theta=self.personal(self.near(w), w, client))
+
+    @adapt.into
+    def stays(self) -> list[Release]:
+        """A personal model does not leave its client."""
+        return [Stays("theta")]
+
+    def start(self, seed: int) -> State:
+        return begun("w", self.model.init(seed), self.server)
+
+    def round(self, state: State, federation: Federation) -> State:
+        cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
+        replies = cohort.ask(self.fit, w=state.w, rate=self.schedule(federation.round))
+        return moved(state, "w", replies, self.server, federation)
+
+    def personalize(self, state: State, cohort: Cohort) -> Models:
+        return cohort.ask(self.adapt, w=state.w).held("theta")

@@ -1,0 +1,197 @@
+"""Personal models under a prior that is learned with them: Gaussian, Laplace, or a mixture of Gaussians.
+
+Ozkara, Girgis, Data and Diggavi, *A Generative Framework for Personalized Learning and Estimation*, 2022 (P3), §3:
+Σ_i f_i(θ_i) + R({θ_i}; Γ) is minimised over the models θ_i and the prior's parameters Γ in turns, (12) and (22).
+Symbols: μ_l centres, σ_l² variances of a coordinate, p_l weights; for the Laplace prior μ and b.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from unalike.core.client import Client
+from unalike.core.federation import Cohort, Federation, Models
+from unalike.core.method import State
+from unalike.core.model import Model
+from unalike.core.release import Release, Stays
+from unalike.core.task import Sent, send, task
+from unalike.learn.local import LocalSGD
+from unalike.learn.objective import Batch, Objective, Params, supervised
+from unalike.learn.schedules import Schedule
+from unalike.methods.averaging import averaged, check_averaging
+from unalike.methods.newcomers import NOBODY, newcomers, with_answered
+from unalike.privacy.mechanisms import AdditiveNoise
+
+_EMPTY = 1e-3  # a component with a smaller share of the cohort stays as it is
+
+
+def responsibilities(theta: Tensor, weights: Tensor, centers: Tensor, scale: Tensor) -> Tensor:
+    """[k] ln of p_l·N(θ; μ_l, σ_l²·I)."""
+    size = 0.5 * theta.numel() * torch.log(2 * math.pi * scale.square())
+    return torch.log(weights) - size - (theta - centers).square().sum(1) / (2 * scale.square())
+
+
+@dataclass(frozen=True)
+class LearnedPrior:
+    """A client's loss is its mean loss plus R(θ)/n: the n-th part of −ln of the prior's density at its model.
+
+    The model stays with its client. What is summed is what the next Γ needs. *gaussian* and *mixture*: how likely the
+    client is of each component, that times θ − μ_l, and times ‖θ − μ_l‖²/d; the server takes a step of EM. *laplace*:
+    sign(θ − μ) and ‖θ − μ‖₁/d; the server moves μ by b times the mean sign, which comes to rest at the median.
+    The paper clusters the models themselves (Algorithm 4), for which the server would have to see them; and (22) prints
+    the mixture's R without its minus sign.
+
+    The best joint σ or b is 0, with all models alike, so ``floor`` is their least; ``scale`` is their first.
+    ``strength`` multiplies R; 1 is (12). A newcomer, or a client that was never sampled, trains from the mean centre
+    for as many steps as ``newcomer_rounds`` have; without labels it gets that. ``clip``, ``noise`` and ``secure`` are
+    as in FedAvg.
+    """
+
+    model: Model
+    cohort: int | float = 10
+    local: LocalSGD = field(default_factory=LocalSGD)
+    prior: Literal["gaussian", "laplace", "mixture"] = "mixture"
+    components: int = 2
+    strength: float = 1.0
+    scale: float = 0.1
+    floor: float = 0.01
+    schedule: Schedule = field(default_factory=Schedule)
+    newcomer_rounds: int = 1
+    agreed_seed: int = 0
+    clip: float | None = None
+    noise: AdditiveNoise | None = None
+    secure: bool = False
+    serves_unlabeled: ClassVar[bool] = True
+    asks_unlabeled: ClassVar[bool] = False
+    client_private: ClassVar[Literal[True]] = True
+
+    def __post_init__(self) -> None:
+        check_averaging(self.clip, self.noise, self.secure, self.local)
+        if self.prior not in ("gaussian", "laplace", "mixture"):
+            raise ValueError(f"prior={self.prior!r}; expected 'gaussian', 'laplace' or 'mixture'")
+        if self.components < 1 or self.newcomer_rounds < 0:
+            raise ValueError(
+                f"components={self.components}, newcomer_rounds={self.newcomer_rounds}; expected at least 1 and 0"
+            )
+        for name in ("strength", "scale", "floor"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
+                raise ValueError(f"{name}={getattr(self, name)}; expected a number above 0")
+        _ = self.first  # made here, because a vectorised task must not draw initial values
+
+    @cached_property
+    def first(self) -> Tensor:
+        """[k, d] the centres before the first round: one model, and for several components a little beside it."""
+        count = self.components if self.prior == "mixture" else 1
+        theta = self.model.init(self.agreed_seed)
+        random = torch.Generator().manual_seed(self.agreed_seed)
+        aside = self.floor * torch.randn(count, len(theta), generator=random)
+        return theta + (aside if count > 1 else 0.0 * aside)
+
+    # The clients' side
+
+    def penalty(self, theta: Tensor, weights: Tensor, centers: Tensor, scale: Tensor) -> Tensor:
+        """R of one model: −ln of the prior's density."""
+        if self.prior == "laplace":
+            b = scale[0]
+            return (theta - centers[0]).abs().sum() / b + theta.numel() * torch.log(2 * b)
+        return -torch.logsumexp(responsibilities(theta, weights, centers, scale), 0)
+
+    def _objective(self, client: Client, gamma: dict[str, Tensor]) -> Objective:
+        plain, share = supervised(self.model), self.strength / client.n.clamp(min=1)
+
+        def objective(theta: Params, batch: Batch) -> Tensor:
+            assert isinstance(theta, Tensor)
+            return plain(theta, batch) + share * self.penalty(theta, **gamma)
+
+        return objective
+
+    @task
+    def fit(self, client: Client, weights: Tensor, centers: Tensor, scale: Tensor, rate: Tensor) -> Sent:
+        """Local SGD on the client's own model; sends its share of the next Γ."""
+        gamma = {"weights": weights, "centers": centers, "scale": scale}
+        start = client.kept.get("theta", weights @ centers)
+        theta, loss = self.local.train(self._objective(client, gamma), start, client, rate=rate)
+        return send(update=self.share(theta, **gamma).flatten(), loss=loss, keep={"theta": theta})
+
+    def share(self, theta: Tensor, weights: Tensor, centers: Tensor, scale: Tensor) -> Tensor:
+        """[k, d + 2]: what moves a centre, what its spread is made of, and how much the client counts."""
+        away = theta - centers
+        one = torch.ones(len(centers), 1, dtype=theta.dtype)
+        if self.prior == "laplace":
+            return torch.cat([away.sign(), away.abs().mean(1, keepdim=True), one], 1)
+        belongs = torch.softmax(responsibilities(theta, weights, centers, scale), 0)[:, None]
+        return belongs * torch.cat([away, away.square().mean(1, keepdim=True), one], 1)
+
+    @fit.into
+    def sums(self) -> list[Release]:
+        """What the server sees: the mean share, and the loss if nothing is protected."""
+        return averaged(self.clip, self.noise, self.secure)
+
+    @task
+    def join(self, client: Client, weights: Tensor, centers: Tensor, scale: Tensor) -> Sent:
+        """The model of a newcomer; a client that has one keeps it."""
+        gamma = {"weights": weights, "centers": centers, "scale": scale}
+        local = self.local.times(self.newcomer_rounds)
+        theta, _ = local.train(self._objective(client, gamma), weights @ centers, client)
+        return send(keep={"theta": client.kept.get("theta", theta)})
+
+    @task
+    def own(self, client: Client, weights: Tensor, centers: Tensor) -> Sent:
+        """The client's model, or the mean centre where there is none."""
+        return send(theta=client.kept.get("theta", weights @ centers))
+
+    @own.into
+    def stays(self) -> list[Release]:
+        """A personal model does not leave its client."""
+        return [Stays("theta")]
+
+    # The server's side
+
+    def start(self, seed: int) -> State:
+        count = len(self.first)
+        return State(
+            weights=torch.full((count,), 1 / count),
+            centers=self.first,
+            scale=torch.full((count,), self.scale),
+            ids=NOBODY,
+        )
+
+    def round(self, state: State, federation: Federation) -> State:
+        cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
+        gamma: dict[str, Any] = {name: state[name] for name in ("weights", "centers", "scale")}
+        replies = cohort.ask(self.fit, **gamma, rate=self.schedule(federation.round))
+        if self.noise is None:  # else the cohort is nobody's business
+            state = with_answered(state, cohort, replies.answered)
+        if "loss" in replies:
+            federation.report(loss=replies["loss"])
+        if "update" not in replies:
+            return state
+        return state.replace(**self.moved(replies["update"].reshape(len(state.centers), -1), **gamma))
+
+    def moved(self, mean: Tensor, weights: Tensor, centers: Tensor, scale: Tensor) -> dict[str, Tensor]:
+        """The next Γ from the mean share [k, d + 2]."""
+        step, spread, count = mean[:, :-2], mean[:, -2], mean[:, -1]
+        if self.prior == "laplace":
+            b = spread.clamp(min=self.floor)
+            return {"weights": weights, "centers": centers + scale[:, None] * step, "scale": b}
+        filled = count > _EMPTY
+        size = count.clamp(min=_EMPTY)
+        shift = torch.where(filled[:, None], step / size[:, None], 0.0)
+        variance = (spread / size - shift.square().mean(1)).clamp(min=self.floor**2)
+        return {
+            "weights": size / size.sum(),
+            "centers": centers + shift,
+            "scale": torch.where(filled, variance.sqrt(), scale),
+        }
+
+    def personalize(self, state: State, cohort: Cohort) -> Models:
+        new = newcomers(state, cohort)
+        if len(new) and self.newcomer_rounds:
+            new.ask(self.join, weights=state.weights, centers=state.centers, scale=state.scale, into=[])
+        return cohort.ask(self.own, weights=state.weights, centers=state.centers).held("theta")

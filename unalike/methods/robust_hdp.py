@@ -1,0 +1,174 @@
+"""Robust-HDP and other ways to weigh clients that train by DP-SGD with unequal noise.
+
+S. Malekmohammadi's thesis, chapter 3, Algorithm 1. Its symbols: Δθ_i the clients' updates, M = [Δθ_1 | … | Δθ_n] the
+matrix of them, σ_i² the variance of the noise in one of them, w_i the weights. WeiAvg and PFA: Liu et al., VLDB 2022.
+DPFedAvg: Noble, Bellet and Dieuleveut, AISTATS 2022.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from unalike.core.client import Client
+from unalike.core.federation import Cohort, Federation, Models
+from unalike.core.method import State
+from unalike.core.model import Model
+from unalike.core.release import Each, Release
+from unalike.core.roster import Declared
+from unalike.core.task import Sent, send, task
+from unalike.learn.local import LocalSGD
+from unalike.learn.robust_pca import robust_pca
+from unalike.learn.schedules import Schedule
+from unalike.learn.server import ServerOptimizer
+from unalike.privacy.dpsgd import PointPrivacy, Steps
+
+Weights = Literal["robust", "epsilon", "projected", "size", "uniform", "oracle"]
+
+
+@dataclass(frozen=True)
+class RobustHDP:
+    """θ ← θ + Σ w_i Δθ_i, over updates that every client makes private by itself (``local.private``).
+
+    - ``weights``: how the server chooses w_i.
+      robust: w_i ∝ 1/‖S_i‖², from robust PCA of M = L + S in every round; nothing that a client declares is used.
+      epsilon (WeiAvg): w_i ∝ ε_i. Where nobody declares an ε, all have the same.
+      projected (PFA): w_i ∝ ε_i, and the updates of clients with small ε are projected on the span of the first
+      ``dimensions`` singular vectors of the others' updates; two-means of ε decides who is who.
+      size (DPFedAvg): w_i ∝ N̄_i. uniform: all the same. oracle: w_i ∝ 1/σ_i² from what clients declare (Eq. 3.6).
+    - ``rows``: p′. Larger models are decomposed in blocks of so many rows, whose estimates are averaged (§3.5.5).
+    - ``least_epsilon``: everybody's noise is made for the smallest ε of all, Malekmohammadi's "minimum ε"; a recipe's
+      ``[privacy] epsilons`` obeys it.
+
+    Neighbours: one point of a client is added or removed, and N̄ is public. Malekmohammadi speaks of replacement, but
+    the accountants there assume add/remove, too. Without ``local.private`` nothing is protected.
+    """
+
+    model: Model
+    cohort: int | float = 1.0
+    local: LocalSGD = field(default_factory=LocalSGD)
+    weights: Weights = "robust"
+    rows: int = 200_000
+    dimensions: int = 1
+    least_epsilon: bool = False
+    server: ServerOptimizer = field(default_factory=ServerOptimizer)
+    schedule: Schedule = field(default_factory=Schedule)
+    serves_unlabeled: ClassVar[bool] = True
+    asks_unlabeled: ClassVar[bool] = False
+    not_client_private: ClassVar[str] = (
+        "each update is weighed by its own noise, so the server sees every update by itself"
+    )
+
+    def __post_init__(self) -> None:
+        if self.weights not in get_args(Weights):
+            raise ValueError(f"weights={self.weights!r}; expected one of {', '.join(get_args(Weights))}")
+        if self.rows < 1 or self.dimensions < 1:
+            raise ValueError(f"rows={self.rows}, dimensions={self.dimensions}; expected at least 1")
+
+    def dp_sgd(self, size: int) -> tuple[PointPrivacy, Steps] | None:
+        return None if self.local.private is None else (self.local.private, self.local.steps_of(size))
+
+    @task
+    def fit(
+        self, client: Client, theta: Tensor, rate: Tensor, noise: Tensor | None = None, batch: Tensor | None = None
+    ) -> Sent:
+        """Δθ_i: K epochs of DP-SGD from θ (Alg. 1, line 5)."""
+        return send(update=self.local(self.model, theta, client, rate=rate, noise=noise, batch=batch) - theta)
+
+    @fit.into
+    def each_update(self) -> list[Release]:
+        """The server sees every update, which its client has made private."""
+        return [Each("update", cost=None if self.local.private is None else self.local.cost)]
+
+    @fit.derive
+    def own(self, declared: Declared) -> dict[str, Tensor]:
+        """A client's noise z_i and batch size b_i, from what it declares."""
+        return self.local.own(declared)
+
+    def start(self, seed: int) -> State:
+        theta = self.model.init(seed)
+        nobody = {"ids": torch.zeros(0, dtype=torch.int64), "weights": torch.zeros(0, dtype=torch.float64)}
+        return State(theta=theta, **nobody).with_part("server", self.server.start(theta))
+
+    def round(self, state: State, federation: Federation) -> State:
+        """``ids`` and ``weights`` of the state tell how much each client of this round counted."""
+        cohort = federation.sample(self.cohort, labeled=True).within_budget(self.fit)
+        replies = cohort.ask(self.fit, theta=state.theta, rate=self.schedule(federation.round))
+        if "update" not in replies:
+            return state  # everybody's budget is spent
+        answered, updates = cohort.only(replies.answered), replies["update"]
+        w = self.weigh(updates, answered.declared)
+        if self.weights == "projected" and answered.declared.epsilon is not None:
+            updates = projected(updates, answered.declared.epsilon, self.dimensions)
+        direction = (w @ updates.to(torch.float64)).to(updates.dtype)
+        theta, moments = self.server.step(state.theta, direction, state.part("server"))
+        return state.replace(theta=theta, ids=answered.ids, weights=w).with_part("server", moments)
+
+    def apart(self, state: State) -> dict[str, Tensor]:
+        return {"ids": state.ids, "weight": state.weights}
+
+    def weigh(self, updates: Tensor, declared: Declared) -> Tensor:
+        """[C] w, which add up to 1, for updates [C, p]."""
+        same = torch.ones(len(updates), dtype=torch.float64)
+        if self.weights == "robust":
+            return _normal(_inverse(noise_of(updates, self.rows)))
+        if self.weights == "oracle":
+            return _normal(_inverse(declared_noise(self.local, declared)))
+        if self.weights in ("epsilon", "projected"):
+            return _normal(same if declared.epsilon is None else declared.epsilon)
+        return _normal(declared.bound.to(torch.float64) if self.weights == "size" else same)
+
+    def personalize(self, state: State, cohort: Cohort) -> Models:
+        return state.theta.expand(len(cohort), -1)
+
+
+def noise_of(updates: Tensor, rows: int) -> Tensor:
+    """[C] σ̂_i² = ‖S_i‖² of updates [C, p] (Alg. 1, lines 7-10), averaged over blocks of ``rows`` parameters."""
+    m = updates.T
+    blocks = max(1, len(m) // rows)
+    ends = [*(rows * (block + 1) for block in range(blocks - 1)), len(m)]
+    found = [robust_pca(m[max(0, end - rows) : end])[1].square().sum(0) for end in ends]
+    return torch.stack(found).mean(0)
+
+
+def declared_noise(local: LocalSGD, declared: Declared) -> Tensor:
+    """[C] σ_i²/(p·η²) of Eq. 3.5: as many steps as a round has, each with noise of variance (z_i·c/b_i)²."""
+    if local.private is None:
+        raise ValueError("the oracle knows the noise of DP-SGD, and there is none: give local.private")
+    made = zip(local.noises(declared), declared.bound.tolist(), strict=True)
+    found = [steps.count * (z * local.private.clip / (steps.rate * size)) ** 2 for (z, steps), size in made]
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def projected(updates: Tensor, epsilon: Tensor, dimensions: int) -> Tensor:
+    """PFA: updates of clients with small ε, projected on the leading directions of those with large ε."""
+    public = large(epsilon)
+    _, _, basis = torch.linalg.svd(updates[public].to(torch.float64), full_matrices=False)  # rows: singular vectors
+    v = basis[:dimensions].to(updates.dtype)
+    return torch.where(public[:, None], updates, updates @ v.T @ v)
+
+
+def large(epsilon: Tensor) -> Tensor:
+    """[C] whose ε is in the upper of two groups: the split of sorted ε with the least variance inside the groups."""
+    values, order = torch.sort(epsilon)
+    spread = [
+        sum(float((part - part.mean()).square().sum()) for part in (values[:cut], values[cut:]))
+        for cut in range(1, len(values))
+    ]
+    found = torch.ones(len(values), dtype=torch.bool)
+    if spread and values[0] < values[-1]:
+        found[order[: 1 + spread.index(min(spread))]] = False
+    return found
+
+
+def _inverse(variance: Tensor) -> Tensor:
+    """1/σ²; the noise of nobody counts as less than 1e-12 of the largest."""
+    most = variance.max()
+    return 1 / variance.clamp(min=1e-12 * most) if most > 0 else torch.ones_like(variance)
+
+
+def _normal(weights: Tensor) -> Tensor:
+    return weights / weights.sum()

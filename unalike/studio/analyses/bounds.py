@@ -1,0 +1,238 @@
+"""Generalization bounds as a diagnostic (T1 Theorems 3, 4 and 8): what each of their terms comes to for a finished run.
+
+Posteriors are Gaussians of variance α around what was learned, so a KL divergence is ‖η − η₀‖²/2α, where η₀ is the mean
+of the prior: 0 as in the theorems, or the first values of training, which no client's data have touched either. Losses
+are errors (0 or 1). Expectations over the posterior are means over a few draws. For networks of usual sizes the totals
+are far above 1 and promise nothing; the terms still show which part of a run is large.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from unalike.core.federation import Cohort, Models
+from unalike.core.method import Describes, DescribesData, Method, State
+from unalike.core.model import Model
+from unalike.learn.evaluation import evaluate
+from unalike.studio.analyses.measures import DoesNotApply
+from unalike.studio.runs.finished import FinishedRun
+from unalike.studio.simulate import simulate
+
+Prior = Literal["zero", "initial"]
+PRIORS: tuple[Prior, ...] = ("zero", "initial")
+
+
+@runtime_checkable
+class LearnsToLearn(Method, DescribesData, Protocol):
+    """Makes a model of a descriptor, both by networks that it learned (T1 Theorem 3)."""
+
+    @property
+    def hypernet(self) -> Model: ...
+
+    def models(self, state: State, v: Tensor) -> Tensor: ...
+
+    def learned(self) -> Mapping[str, str]:
+        """The networks by which newcomers are served: where the state has their parameters, and where it began."""
+
+
+@runtime_checkable
+class LearnsSubspace(Method, Describes, Protocol):
+    """Makes v of unlabeled rows by a network, near a learned prior mean (T1 Theorem 4)."""
+
+    @property
+    def lift(self) -> Callable[[Tensor], Tensor]: ...
+
+    def v_of(self, psi: Mapping[str, Tensor], r: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Bound:
+    """error ≤ ``empirical`` + ``between`` + ``within`` with probability 1 − δ; 1 or more promises nothing."""
+
+    theorem: str
+    prior: Prior
+    empirical: float  # on the training rows of those who trained with labels
+    between: float  # what is lost from these clients to others
+    within: float  # what is lost from a client's rows to its other data
+    parts: Mapping[str, float]  # the KL divergences and logarithms under the roots
+
+    @property
+    def total(self) -> float:
+        return self.empirical + self.between + self.within
+
+    @property
+    def vacuous(self) -> bool:
+        return self.total >= 1
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One draw from the posterior: the error on training rows, and the KL divergence of all clients' models."""
+
+    empirical: float
+    kl_models: float
+
+
+def divergence(mean: Tensor, prior: Tensor | float, alpha: float) -> float:
+    """KL(N(mean, α·Id) ‖ N(prior, α·Id)) = ‖mean − prior‖²/2α."""
+    return float((mean.to(torch.float64) - prior).square().sum()) / (2 * alpha)
+
+
+def learning_to_learn(
+    prior: Prior, draws: Sequence[Drawn], kl_networks: float, clients: int, rows: int, delta: float
+) -> Bound:
+    """T1 Theorem 8 with losses up to 1, which gives Theorem 3 with log(4√n/δ) where that prints log(2√n/δ)."""
+    n, m = clients, rows
+    log_clients, log_rows = math.log(4 * math.sqrt(n) / delta), math.log(8 * m * n / delta) + 1
+    within = [math.sqrt((one.kl_models + log_rows) / (2 * m * n)) for one in draws]
+    return Bound(
+        theorem="Theorem 8 (3)",
+        prior=prior,
+        empirical=_mean([one.empirical for one in draws]),
+        between=math.sqrt((kl_networks + log_clients) / (2 * n)),
+        within=_mean(within),
+        parts={
+            "KL of the networks": kl_networks,
+            "log(4√n/δ)": log_clients,
+            "KL of the models": _mean([one.kl_models for one in draws]),
+            "log(8mn/δ) + 1": log_rows,
+        },
+    )
+
+
+def transductive(
+    prior: Prior, draws: Sequence[Drawn], kl_networks: float, labeled: int, clients: int, rows: int, delta: float
+) -> Bound:
+    """T1 Theorem 4, with c₁ = log(2t/δ), t = 3·log(n_L)·√(n_L(1 − n_L/n)), and c₂ = log(8mn/δ) + 1.
+
+    Half of δ for each of its two parts, so 2t/δ where (C.6) prints t/δ. If all clients have labels, there are none to
+    generalize to, and the first term is 0. A t below 1, of one or two labeled clients, is taken as 1.
+    """
+    n, m = clients, rows
+    unlabeled = 1 - labeled / n
+    t = max(1.0, 3 * math.log(labeled) * math.sqrt(labeled * unlabeled))
+    log_clients, log_rows = math.log(2 * t / delta), math.log(8 * m * n / delta) + 1
+    within = [math.sqrt((one.kl_models + log_rows) / (2 * m * n)) for one in draws]
+    return Bound(
+        theorem="Theorem 4",
+        prior=prior,
+        empirical=_mean([one.empirical for one in draws]),
+        between=math.sqrt(unlabeled * (kl_networks + log_clients) / (2 * labeled)),
+        within=_mean(within),
+        parts={
+            "KL of the networks": kl_networks,
+            "log(2t/δ)": log_clients,
+            "KL of the models": _mean([one.kl_models for one in draws]),
+            "log(8mn/δ) + 1": log_rows,
+        },
+    )
+
+
+def bounds_of(run: FinishedRun, *, alpha: float = 1e-6, delta: float = 0.05, draws: int = 3) -> list[Bound]:
+    """The bounds for a run of PeFLL, ODPFL-HN or FLowDUP, with either prior. Simulation only, as all analyses.
+
+    ``alpha``: the variance of all posteriors and priors. The theorems have m rows at every client; here it is the
+    fewest that one has. What PeFLL and ODPFL-HN fix before the first round, the scale of descriptors, is not covered.
+    """
+    for name, value, most in (("alpha", alpha, math.inf), ("delta", delta, 1.0)):
+        if not 0 < value < most:
+            raise ValueError(f"{name}={value}; expected a number above 0" + (" and below 1" if most == 1 else ""))
+    whole = run.prepared.population
+    if whole.classes is None:
+        raise DoesNotApply("the theorems bound losses from 0 to 1, such as errors, and here targets are numbers")
+    method = run.method
+    if isinstance(method, LearnsToLearn):
+        return [_learning_to_learn(run, method, prior, alpha, delta, draws) for prior in PRIORS]
+    if isinstance(method, LearnsSubspace):
+        return [_transductive(run, method, prior, alpha, delta, draws) for prior in PRIORS]
+    raise DoesNotApply(f"{run.recipe.method} has no bound here; pefll, odpfl and flowdup have")
+
+
+def _learning_to_learn(
+    run: FinishedRun, method: LearnsToLearn, prior: Prior, alpha: float, delta: float, draws: int
+) -> Bound:
+    state, before = run.state, method.start(run.recipe.seed)
+    places = method.learned()
+    firsts: Mapping[str, Any] = {place: before[name] if prior == "initial" else 0.0 for place, name in places.items()}
+    kl_networks = sum(divergence(state[place], firsts[place], alpha) for place in places)
+    middle: Tensor | float = 0.0  # of the prior of all models: none, or what h first makes of a descriptor of zeros
+    if prior == "initial":
+        with torch.no_grad():
+            middle = method.hypernet(before["hypernet"], torch.zeros(1, len(state["shift"])))[0]
+    seen, found = _labeled(run), list[Drawn]()
+    for draw in range(draws):
+        random = torch.Generator().manual_seed(draw)
+        moved = state.replace(**{place: _around(state[place], alpha, random) for place in places})
+        spent: list[float] = []
+
+        def models(cohort: Cohort, moved: State = moved, spent: list[float] = spent, by: Any = random) -> Models:
+            theta = method.models(moved, method.descriptors(moved, cohort)).detach()
+            spent.extend(divergence(one, middle, alpha) for one in theta)
+            return _around(theta, alpha, by)
+
+        found.append(Drawn(_error(run, method, seen, models), sum(spent)))
+    return learning_to_learn(prior, found, kl_networks, len(seen), _fewest(run, seen), delta)
+
+
+def _transductive(
+    run: FinishedRun, method: LearnsSubspace, prior: Prior, alpha: float, delta: float, draws: int
+) -> Bound:
+    names = ("h1", "hidden", "last", "bias")
+    state, before = run.state, method.start(run.recipe.seed)
+    kl_networks = sum(divergence(state[name], before[name] if prior == "initial" else 0.0, alpha) for name in names)
+    psi_r = state["prior"]
+    kl_prior = divergence(psi_r, 0.0, alpha)  # which is also what it began with
+    seen = run.prepared.population.seen
+    labeled, found = _labeled(run), list[Drawn]()
+    for draw in range(draws):
+        random = torch.Generator().manual_seed(draw)
+        moved = state.replace(**{name: _around(state[name], alpha, random) for name in names})
+        psi = {name: moved[name] for name in names}
+        clients = run.prepared.population.train.select(seen)
+        federation = run.prepared.federation(round=run.round)
+        with simulate(clients, federation.seed, round=run.round).aside() as own:
+            r = method.descriptors(moved, own.everyone())
+        v = torch.stack([method.v_of(psi, one) for one in r])
+        # E over ψ_r' of ‖v − ψ_r'‖² is ‖v − ψ_r‖² + kα
+        kl = sum(divergence(one, psi_r, alpha) + one.numel() / 2 for one in v) + kl_prior
+        place = {int(client): row for row, client in enumerate(clients.ids.tolist())}
+
+        def models(cohort: Cohort, v: Tensor = v, place: Mapping[int, int] = place, by: Any = random) -> Models:
+            mine = v[[place[int(client)] for client in cohort.ids]]
+            return torch.stack([method.lift(_around(one, alpha, by)) for one in mine])
+
+        found.append(Drawn(_error(run, method, labeled, models), kl))
+    return transductive(prior, found, kl_networks, len(labeled), len(seen), _fewest(run, seen), delta)
+
+
+def _labeled(run: FinishedRun) -> Tensor:
+    """Positions of the training clients with labels."""
+    population = run.prepared.population
+    return population.seen[population.train.labeled[population.seen]]
+
+
+def _fewest(run: FinishedRun, which: Tensor) -> int:
+    return int(run.prepared.population.train.size[which].min())
+
+
+def _error(run: FinishedRun, method: Method, which: Tensor, models: Callable[[Cohort], Models]) -> float:
+    """The mean over clients of the share of their own training rows that their models get wrong."""
+    clients = run.prepared.population.train.select(which)
+    federation = run.prepared.federation(round=run.round)
+    theirs = simulate({"train": clients, "test": clients}, federation.seed, round=run.round)
+    return 1 - evaluate(method.model, models, theirs, theirs.roster).mean
+
+
+def _around(mean: Tensor, alpha: float, random: torch.Generator) -> Tensor:
+    """A draw from N(mean, α·Id)."""
+    return mean + math.sqrt(alpha) * torch.randn(mean.shape, generator=random, dtype=mean.dtype)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

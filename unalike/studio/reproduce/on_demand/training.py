@@ -1,0 +1,107 @@
+"""A method by its name with its paper's settings, trained on CIFAR-10 and scored on training clients and newcomers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import altair as alt
+from torch import Tensor
+
+from unalike import data
+from unalike.core.federation import Federation
+from unalike.core.method import Method, State
+from unalike.core.model import Model
+from unalike.data.population import Population
+from unalike.learn.evaluation import evaluate
+from unalike.methods import METHODS
+from unalike.methods.problem import Problem
+from unalike.networks.architectures import build
+from unalike.studio.evenly import evenly
+from unalike.studio.figures.file import Figure
+from unalike.studio.figures.theme import LIGHT
+from unalike.studio.recipe.hyperparameters import PAPER, Hyperparameters
+from unalike.studio.reproduce.item import Numbers, Tick
+from unalike.studio.simulate import simulate
+
+SCORED = 10  # training clients that a scaled run scores: some methods train a model for each of them
+
+
+@functools.cache
+def cifar(partition: str, seed: int) -> Population:
+    """100 clients of whom the last ten are unseen; test rows are CIFAR-10's own."""
+    return data.load("cifar-10", partition=partition, clients=100, unseen=range(90, 100), seed=seed)
+
+
+def paper_method(name: str, problem: Problem, changes: Mapping[str, Any]) -> Method:
+    """A method with its preset ``paper``, where it has one, and some changes, nested as in a recipe."""
+    entry = METHODS[name]
+    arguments = Hyperparameters.of(name, None if entry.preset is None else PAPER).read(changes)
+    given = {"model": problem.model, "problem": problem}
+    wanted = {field.name: given[field.name] for field in dataclasses.fields(entry.make) if field.name in given}
+    return cast(Method, entry.make(**wanted, **arguments))
+
+
+def trained(
+    tick: Tick,
+    method: str,
+    partition: str,
+    rounds: int,
+    seed: int,
+    scored: int | None = None,
+    unlabeled: bool = False,
+    changes: Mapping[str, Any] | None = None,
+    choices: Sequence[str] = (),
+) -> Numbers:
+    """Accuracies (%) of training clients and of the ten newcomers, and each newcomer's.
+
+    ``scored``: so many training clients; 0: none. ``unlabeled``: newcomers show no labels. ``choices``: of a method
+    that lends models, newcomers' accuracies for each choice after the same training.
+    """
+    population = cifar(partition, seed)
+    model = Model(build("lenet", (3, 32, 32), 10))
+    made = paper_method(method, Problem(model, (3, 32, 32), 10, len(population.seen), "image"), changes or {})
+    federation = simulate(population, seed, threads=1)
+    state = made.start(seed)
+    for number in range(1, rounds + 1):
+        state = made.round(state, federation.begin_round(number))
+        tick(number, rounds)
+    variants = {choice: dataclasses.replace(cast(Any, made), choice=choice) for choice in choices} or {"": made}
+    found: Numbers = {}
+    for choice, variant in variants.items():
+        score = functools.partial(scores, variant, state, federation)
+        prefix = f"{choice}: " if choice else ""
+        unseen = score(population.unseen, labels=not unlabeled)
+        found[f"{prefix}unseen"] = float(unseen.mean())
+        found[f"{prefix}each unseen"] = unseen.tolist()
+        if scored != 0:
+            some = evenly(range(len(population.seen)), scored or len(population.seen))
+            found[f"{prefix}seen"] = float(score(population.seen[some], labels=True).mean())
+    return found
+
+
+def scores(method: Method, state: State, federation: Federation, which: Tensor, *, labels: bool) -> Tensor:
+    """[clients] the accuracy of each of these clients (%)."""
+    roster = federation.runtime.roster.select(which)
+    personalize = functools.partial(method.personalize, state)
+    return 100 * evaluate(method.model, personalize, federation, roster, labels=labels).score.nan_to_num(nan=0.0)
+
+
+def dots(rows: Sequence[Mapping[str, Any]], order: Sequence[str]) -> Figure:
+    """Accuracies of methods, ours beside the paper's; a row has method, column, whose and accuracy."""
+    colours = alt.Scale(domain=["paper", "Unalike"], range=[LIGHT["s6"], LIGHT["s0"]])
+    chart: Figure = (
+        alt.Chart(alt.InlineData(values=[dict(row) for row in rows]))
+        .mark_point(filled=True, size=70, opacity=1)
+        .encode(
+            x=alt.X("accuracy:Q", title="accuracy (%)", scale=alt.Scale(zero=False)),
+            y=alt.Y("method:N", sort=list(order), title=None),
+            color=alt.Color("whose:N", title=None, scale=colours),
+            shape=alt.Shape("whose:N", title=None),
+            column=alt.Column("column:N", title=None),
+        )
+        .properties(width=240, height=190)
+    )
+    return chart
