@@ -1,18 +1,27 @@
-"""What every test starts from: one thread, fixed blocks, reports without drawings, no cache of the user's."""
+"""What every test starts from: one thread, fixed blocks, reports without drawings, no cache of the user's.
+
+And entropy that repeats: what the package takes from the operating system comes from a generator that is seeded by the
+test's name, so that a statistical test that passes today passes tomorrow. ``UNALIKE_TEST_ENTROPY`` takes another seed
+(``system`` takes none): a test that fails with some of them has too little margin.
+"""
 
 from __future__ import annotations
 
 import os
+import random
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import settings
 
+from unalike.privacy import discrete, system
 from unalike.runtime.shard import tuning
 from unalike.runtime.shard.tuning import Plan
 from unalike.studio.figures import file as figures
@@ -34,6 +43,22 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     os.environ["UNALIKE_CACHE"] = str(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def entropy_that_repeats(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise, cohorts and batches of a private run are the same whenever this test runs, in any order."""
+    seed = os.environ.get("UNALIKE_TEST_ENTROPY", "0")
+    if seed == "system":
+        return
+    generator, lock = random.Random(f"{seed} {request.node.nodeid}"), threading.Lock()
+
+    def urandom(count: int) -> bytes:
+        with lock:
+            return generator.randbytes(count)
+
+    for module in (system, discrete):
+        monkeypatch.setattr(module, "os", SimpleNamespace(urandom=urandom))
 
 
 _measured = tuning._find
