@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from unalike.analytics.estimation.problem import Problem
     from unalike.analytics.estimation.shared import Channel, Estimates
     from unalike.analytics.estimation.study import Maker
+    from unalike.studio.cluster.analyses import Place
 
 _FIRST = 5  # clients whose estimates are printed
 _data, _model, _privacy, _output = (partial(flag, panel=one) for one in ("Data", "Model", "Privacy", "Output"))
@@ -49,11 +50,20 @@ class Reading:
     test: Annotated[float, _data("Share of each client's rows to score by, where no truth is known.")] = 0.0
     seed: Annotated[int, _data("Of data and noise.")] = 0
 
-    def problem(self, data: str, truth: str = "theta") -> Problem:
-        from unalike.analytics.estimation.problem import read_problem
-
+    def problem(
+        self,
+        place: Place,
+        data: str,
+        truth: str = "theta",
+        check: Literal["flips", "linear", "logistic"] | None = None,
+        counts: Path | None = None,
+    ) -> Problem:
+        """The clients of a data set, or of a file of counts, whose rows are checked."""
         columns = columns_from(self.client_column, self.label_column)
-        return read_problem(data, truth, seed=self.seed, clients=self.clients, test=self.test, columns=columns)
+        how: dict[str, Any] = {"seed": self.seed, "clients": self.clients, "test": self.test, "columns": columns}
+        file = None if counts is None else str(counts)
+        found: Problem = place.read("problem", data=data, truth=truth, check=check, counts=file, **how)
+        return found
 
 
 @dataclass(frozen=True)
@@ -112,6 +122,7 @@ def gaussian(
     reading: Reading,
     sending: Sending,
     output: Output,
+    where: options.Where,
     data: Data = "gaussian-means",
     mu: Mu = None,
     sigma_theta: SigmaTheta = None,
@@ -131,9 +142,8 @@ def gaussian(
 
     if calibration not in ("analytic", "paper"):
         raise UserError(f"--calibration {calibration}: expected analytic or paper")
-    simulate = options.federate(sending.epsilon, sending.simulate_noise)
-    with errors_told():
-        problem = reading.problem(data)
+    with errors_told(), where.place(sending.epsilon, sending.simulate_noise) as place:
+        problem = reading.problem(place, data)
         channel = replace(sending.channel(problem), calibration=calibration)  # type: ignore[arg-type]  # checked above
 
         def made(bits: int | None = None, epsilon: float | None = None) -> GaussianMeans:
@@ -143,12 +153,13 @@ def gaussian(
         estimator = made(sending.bits, sending.epsilon)
         if output.plot is not None:
             made(bits=1)  # what the sweep needs, said before anything runs
-        done = run(problem, estimator.estimate, reading.seed, simulate)
-        result = summary("gaussian", data, problem, done, score_means(problem), reading.seed, channel.delta)
+        done = run(problem, estimator.estimate, reading.seed, place.federate)
+        score = score_means(problem, done.federation)
+        result = summary("gaussian", data, problem, done, score, reading.seed, channel.delta)
         result |= {"closed_form_mse": closed_form_mse(problem, done.found), "bits": sending.bits}
         _tell_noise(result, sending.epsilon, sending.simulate_noise)
         title = f"{data}: personal means"
-        _write_sweep(output, title, f", δ = {channel.delta:.2g}", made, problem, reading.seed, closed_form_mse)
+        _write_sweep(output, title, f", δ = {channel.delta:.2g}", made, problem, reading.seed, place, closed_form_mse)
     _finish(result, problem, done.found, output)
 
 
@@ -161,6 +172,7 @@ def gaussian(
 def bernoulli(
     reading: Reading,
     output: Output,
+    where: options.Where,
     data: Data = "bernoulli",
     counts: Annotated[Path | None, _data("Or a CSV file with the columns successes and trials.")] = None,
     alpha: Annotated[float | None, _model("Known Beta(α, β): α.")] = None,
@@ -178,16 +190,15 @@ def bernoulli(
     """
     output.check()
     from unalike.analytics.estimation.means import BernoulliRates
-    from unalike.analytics.estimation.problem import Problem, check_flips, read_counts, score_means
+    from unalike.analytics.estimation.problem import score_means
     from unalike.analytics.estimation.study import cross_validated, run, summary
     from unalike.studio.errors import UserError
 
     if cross_validate and (output.plot is not None or output.out is not None):
         raise UserError("--cross-validate makes several estimates of a client: leave out --plot and --out")
-    simulate = options.federate(epsilon, simulate_noise)
-    with errors_told():
-        problem = reading.problem(data, "p") if counts is None else Problem(read_counts(counts))
-        check_flips(problem.clients)
+    where.refuse(cross_validate=cross_validate)
+    with errors_told(), where.place(epsilon, simulate_noise) as place:
+        problem = reading.problem(place, data, "p", "flips", counts)
 
         def made(bits: int | None = None, epsilon: float | None = None) -> BernoulliRates:
             return BernoulliRates(alpha, beta, form, bits, epsilon)  # type: ignore[arg-type]  # it checks the form
@@ -195,14 +206,15 @@ def bernoulli(
         estimator = made(bits, epsilon)
         source = str(counts or data)
         if cross_validate:
-            result = cross_validated(source, problem, estimator, reading.seed, in_order, simulate)
+            result = cross_validated(source, problem, estimator, reading.seed, in_order, place.federate)
             typer.echo(json.dumps(result)) if output.as_json else _print_folds(result)
             return
-        done = run(problem, estimator.estimate, reading.seed, simulate)
-        result = summary("bernoulli", source, problem, done, score_means(problem), reading.seed, _delta(problem))
+        done = run(problem, estimator.estimate, reading.seed, place.federate)
+        score = score_means(problem, done.federation)
+        result = summary("bernoulli", source, problem, done, score, reading.seed, _delta(problem))
         result |= {"form": form, "bits": bits}
         _tell_noise(result, epsilon, simulate_noise)
-        _write_sweep(output, f"{source}: personal rates", "", made, problem, reading.seed)
+        _write_sweep(output, f"{source}: personal rates", "", made, problem, reading.seed, place)
     _finish(result, problem, done.found, output, measuring="--cross-validate leaves each sample out once")
 
 
@@ -217,6 +229,7 @@ def mixture(
     reading: Reading,
     sending: Sending,
     output: Output,
+    where: options.Where,
     data: Data = "gaussian-means:dim=5,candidates=4,sigma_theta=0.5,sigma_x=1",
     components: Components = 4,
     sigma_x: Annotated[float, _model("σx, deviation of a sample.")] = 1.0,
@@ -234,13 +247,12 @@ def mixture(
     output.check()
     from unalike.analytics.estimation.mixture import DiscreteMixture
     from unalike.analytics.estimation.private import Central
-    from unalike.analytics.estimation.problem import score_means, score_models
+    from unalike.analytics.estimation.problem import score_models
     from unalike.analytics.estimation.shared import Channel
     from unalike.analytics.estimation.study import run, summary
 
-    simulate = options.federate(sending.epsilon, sending.simulate_noise)
-    with errors_told():
-        problem = reading.problem(data)
+    with errors_told(), where.place(sending.epsilon, sending.simulate_noise) as place:
+        problem = reading.problem(place, data)
         channel = sending.channel(problem)
         noise = None
         if central or secure:
@@ -258,8 +270,8 @@ def mixture(
             central=noise,
         )
         with bar(rounds, output.as_json or not (alternate or central)) as advance:
-            done = run(problem, lambda federation: estimator.estimate(federation, advance), reading.seed, simulate)
-        score = score_means(problem) if kind == "means" else score_models(problem, "linear")
+            done = run(problem, partial(estimator.estimate, after_round=advance), reading.seed, place.federate)
+        score = score_models(problem, "mean" if kind == "means" else "linear", done.federation)
         result = summary("mixture", data, problem, done, score, reading.seed, channel.delta)
         result |= {"components": components, "kind": kind, "bits": sending.bits}
         _tell_noise(result, sending.epsilon, sending.simulate_noise, "nobody" if noise is None else "server")
@@ -276,6 +288,7 @@ def linear(
     prior: Prior,
     sending: Sending,
     output: Output,
+    where: options.Where,
     data: Data = "linear-prior",
     sigma_x: SigmaX = None,
     solver: Solver = "em",
@@ -290,7 +303,7 @@ def linear(
     Theorem 6 and Algorithms 2 and 4 of Ozkara et al., 2022.
     """
     settings = {"sigma_x": sigma_x, "solver": solver, "lr": lr, "lr_mean": lr_mean, "lr_variance": lr_variance}
-    _regression("linear", data, prior, settings, (fedavg_rounds, fedavg_lr), reading, sending, output)
+    _regression("linear", data, prior, settings, (fedavg_rounds, fedavg_lr), reading, sending, output, where)
 
 
 @command(
@@ -303,6 +316,7 @@ def logistic(
     prior: Prior,
     sending: Sending,
     output: Output,
+    where: options.Where,
     data: Data = "linear-prior:response=logistic,dim=5,points=20,center=1,prior=0.25,design=1,clients=1000",
     solver: Solver = "em",
     lr: Rate = 0.02,
@@ -314,7 +328,7 @@ def logistic(
     Algorithms 3 and 4 of Ozkara et al., 2022.
     """
     settings = {"solver": solver, "lr": lr, "lr_mean": lr_mean, "lr_variance": lr_variance}
-    _regression("logistic", data, prior, settings, (None, 0.1), reading, sending, output)
+    _regression("logistic", data, prior, settings, (None, 0.1), reading, sending, output, where)
 
 
 def _regression(
@@ -326,11 +340,11 @@ def _regression(
     reading: Reading,
     sending: Sending,
     output: Output,
+    where: options.Where,
 ) -> None:
     output.check()
     from unalike.analytics.estimation.mixture import MixturePrior
     from unalike.analytics.estimation.private import Central
-    from unalike.analytics.estimation.problem import check_regression
     from unalike.analytics.estimation.regression import GaussianPrior
     from unalike.analytics.estimation.study import regression_summary, run
     from unalike.studio.errors import UserError
@@ -338,10 +352,8 @@ def _regression(
     many = prior.components > 1
     if many and (sending.bits is not None or prior.mu is not None):
         raise UserError("--components above 1 goes with an unknown prior and messages as they are, or in noisy sums")
-    simulate = options.federate(sending.epsilon, sending.simulate_noise)
-    with errors_told():
-        problem = reading.problem(data)
-        check_regression(problem.clients, family)
+    with errors_told(), where.place(sending.epsilon, sending.simulate_noise) as place:
+        problem = reading.problem(place, data, check=family)
         channel = sending.channel(problem)
         estimator: MixturePrior | GaussianPrior
         if many:
@@ -353,7 +365,7 @@ def _regression(
             settings |= {"mu": prior.mu, "sigma_theta": prior.sigma_theta, "rounds": prior.rounds}
             estimator = GaussianPrior(family=family, channel=channel, bound=sending.bound, **settings)
         with bar(prior.rounds, output.as_json) as advance:
-            done = run(problem, lambda federation: estimator.estimate(federation, advance), reading.seed, simulate)
+            done = run(problem, partial(estimator.estimate, after_round=advance), reading.seed, place.federate)
         known = not many and prior.mu is not None
         result = regression_summary(family, data, problem, done, reading.seed, channel.delta, fedavg, known)
         _tell_noise(result, sending.epsilon, sending.simulate_noise, "server" if many else "nobody")
@@ -384,16 +396,16 @@ def _write_sweep(
     made: Maker,
     problem: Problem,
     seed: int,
+    place: Place,
     closed_form: Callable[[Problem, Estimates], float] | None = None,
 ) -> None:
     if output.plot is None:
         return
-    from unalike import simulate
     from unalike.analytics.estimation.study import SWEPT, sweep
     from unalike.studio.figures.estimation import sweep as chart
 
     with bar(SWEPT, output.as_json, "sweep") as progress:
-        swept = sweep(made, problem, seed, simulate, closed_form, progress)
+        swept = sweep(made, problem, seed, partial(place.federate, noise="seeded"), closed_form, progress)
     write_figure(output.plot, chart(title, swept, delta))
 
 

@@ -41,8 +41,10 @@ app = typer.Typer()
     "unalike kmeans --data gaussian-mixture:clients=2000,points=50 --unit client --client-points 50 --epsilon 4 "
     "--pareto --baselines --plot front.html",
     "unalike kmeans --data shops.csv --client-column shop --ground packing --radius 12 --k 4 --epsilon 1 --secure",
+    "unalike kmeans --data gaussian-mixture:clients=100000,points=20 --epsilon 1 --runtime ray --workers 2",
 )
 def kmeans(
+    where: options.Where,
     data: Annotated[str, _data("A name of `unalike datasets`, or your own file or folder.")] = "gaussian-mixture",
     server: Annotated[Path | None, _data("File of public points with the same features.")] = None,
     server_points: Annotated[int | None, _data("Or make so many random points of the clients public.")] = None,
@@ -79,7 +81,10 @@ def kmeans(
     pareto: Annotated[bool, flag("Sweep ε and Lloyd steps (from --epsilon down).", "--pareto")] = False,
     explore: Annotated[int, flag("With --pareto: so many random splits of ε, in place of one.", min=0)] = 0,
     seeds: Annotated[int, flag("With --explore: runs of each split, of which the mean counts.", min=1)] = 1,
-    starts: Annotated[int, flag("Starts of the non-private optimum; 0 leaves it out.", min=0)] = 5,
+    starts: Annotated[
+        int | None,
+        flag("Starts of the non-private optimum; 0 leaves it out. (default: 5; none with --runtime ray)", min=0),
+    ] = None,
     plot: options.Plot = None,
     centers: Annotated[Path | None, flag("Write the centres to this new CSV file.")] = None,
     as_json: options.Json = False,
@@ -91,7 +96,6 @@ def kmeans(
     """
     check_free(plot=plot, centers=centers)
     from unalike.analytics.kmeans.algorithm import FedDPKMeans
-    from unalike.analytics.kmeans.points import read_points
     from unalike.analytics.kmeans.study import Clustered, Fronts, cluster, fronts
     from unalike.studio.errors import UserError
 
@@ -105,19 +109,19 @@ def kmeans(
         raise UserError("--pareto compares clusterings of one k: give --k a number")
     if explore and not pareto:
         raise UserError("--explore is for the front: add --pareto")
-    simulate = options.federate(epsilon, simulate_noise)
-    with errors_told():
-        columns = columns_from(client_column, label_column)
-        points = read_points(
-            data,
-            server=server,
+    where.refuse(starts=bool(starts))
+    with errors_told(), where.place(epsilon, simulate_noise) as place:
+        points = place.read(
+            "points",
+            data=data,
+            server=None if server is None else str(server),
             server_points=server_points,
             none=ground is not None,
             clients=clients,
             seed=seed,
-            **columns,
+            standardize=standardize,
+            **columns_from(client_column, label_column),
         )
-        points = points.standardized() if standardize else points
         method = FedDPKMeans(
             k=_number_of_clusters(k),
             privacy=_budget(epsilon, delta, unit, split),
@@ -134,12 +138,13 @@ def kmeans(
             secure=secure,
             k_max=k_max,
         )
+        starts = (0 if place.away else 5) if starts is None else starts
         with spinner("clustering", silent=as_json) as progress:
             how: dict[str, Any] = {"seed": seed, "baselines": baselines, "starts": starts, "progress": progress}
             if pareto:
-                done: Clustered | Fronts = fronts(method, points, simulate, explored=explore, seeds=seeds, **how)
+                done: Clustered | Fronts = fronts(method, points, place.federate, explored=explore, seeds=seeds, **how)
             else:
-                done = cluster(method, points, simulate, **how)
+                done = cluster(method, points, place.federate, **how)
     if plot is not None:
         from unalike.studio.figures.kmeans import chart
 

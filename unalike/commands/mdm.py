@@ -22,8 +22,10 @@ app = typer.Typer()
     "unalike mdm --data digits --partition dirichlet:0.3 --clients 60 --components 1-4 --out digits.json",
     "unalike run fedavg --data digits --partition mdm:digits.json --clients 40",
     "unalike mdm --data acs:income --feature race,age --bins age=18/30/45/65 --components 3 --out race-age.json",
+    "unalike mdm --data mdm:medium-2 --components 2 --runtime ray --workers 2",
 )
 def mdm(
+    where: options.Where,
     data: Annotated[str | None, flag("A name of `unalike datasets`, or your own file or folder.", panel="Data")] = None,
     counts: Annotated[
         Path | None, flag("Or ready histograms: a CSV, NPZ or NPY file, one row for each client.")
@@ -64,27 +66,31 @@ def mdm(
     The method is that of Scott (2026, chapter 3): a mixture of Dirichlet-multinomials, fitted by sums alone.
     """
     check_free(plot=plot, out=out)
-    from unalike.analytics.mdm.study import histograms, histograms_in, study
+    from unalike.analytics.mdm.study import study
     from unalike.studio.errors import UserError
     from unalike.studio.runs.folder import disk_errors_told
 
     candidates = _candidates(components)
-    with errors_told():
-        if counts is not None and data is None:
-            if feature is not None:
-                raise UserError("--feature is of --data; ready histograms are of one feature already")
-            given = histograms_in(counts)
-        elif data is not None and counts is None:
-            columns = columns_from(client_column, label_column)
-            names = [] if feature is None else [name.strip() for name in feature.split(",")]
-            how: dict[str, Any] = {"partition": partition, "clients": clients, "seed": seed, **columns}
-            given = histograms(data, feature=names, bins=_bins(bins or []), **how)
-        else:
-            raise UserError("give the clients' data with --data, or ready histograms with --counts (one of the two)")
+    where.refuse(compare=compared, plot=plot is not None)
+    if (data is None) == (counts is None):
+        raise UserError("give the clients' data with --data, or ready histograms with --counts (one of the two)")
+    if counts is not None and feature is not None:
+        raise UserError("--feature is of --data; ready histograms are of one feature already")
+    names = [] if feature is None else [name.strip() for name in feature.split(",")]
+    columns = columns_from(client_column, label_column)
+    how: dict[str, Any] = {"partition": partition, "clients": clients, "seed": seed, **columns}
+    how |= {
+        "data": data,
+        "counts": None if counts is None else str(counts),
+        "feature": names,
+        "bins": _bins(bins or []),
+    }
+    with errors_told(), where.place(epsilon, simulate_noise) as place:
+        given = place.read("histograms", **how)
         with bar(rounds, silent=as_json) as progress:
             done = study(
                 given,
-                options.federate(epsilon, simulate_noise),
+                place.federate,
                 components=candidates,
                 rounds=rounds,
                 cohort=cohort,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 if TYPE_CHECKING:
-    from unalike.core.federation import Federation
+    from unalike.core.terms import Noise
+    from unalike.studio.cluster.analyses import Place
     from unalike.studio.recipe.recipe import Plan
 
 Function = TypeVar("Function", bound=Callable[..., None])
@@ -59,11 +61,34 @@ Deadline = Annotated[float | None, _running("Seconds that a worker may take for 
 Plot = Annotated[Path | None, flag("A new file for the figure: .html, .pdf, .png or .svg.")]
 
 
-def federate(epsilon: float | None, simulated: bool) -> Callable[..., Federation]:
-    """Where the clients of an analysis live; with an ε its noise is the operating system's, unless it is simulated."""
-    from unalike import simulate
+@dataclass(frozen=True)
+class Where:
+    """Where the clients of an analysis are."""
 
-    return partial(simulate, noise="system" if epsilon is not None and not simulated else "seeded")
+    runtime: RuntimeName = None
+    workers: WorkerCount = None
+    address: Address = None
+    deadline: Deadline = None
+
+    @contextmanager
+    def place(self, epsilon: float | None, simulated: bool) -> Iterator[Place]:
+        """This process or workers; with an ε the noise is the operating system's, unless it is simulated."""
+        from unalike.studio.cluster.analyses import place
+
+        noise: Noise = "system" if epsilon is not None and not simulated else "seeded"
+        with closing(place(noise, self.runtime, self.workers, self.address, self.deadline)) as found:
+            yield found
+
+    def refuse(self, **flags: bool) -> None:
+        """Refuse flags that look at all clients' rows in one place, where these are on workers."""
+        given = [f"--{name.replace('_', '-')}" for name, on in flags.items() if on]
+        if self.runtime == "ray" and given:
+            from unalike.studio.errors import UserError
+
+            raise UserError(
+                f"{' and '.join(given)} would need the rows of all clients in one process: leave out, or "
+                "run without --runtime ray"
+            )
 
 
 def noise_told(epsilon: float | None, simulated: bool) -> dict[str, str | None]:

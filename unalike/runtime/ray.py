@@ -202,7 +202,7 @@ class Workers:
 
     @staticmethod
     def _remember(told: dict[str, tuple[bytes, ...]], what: str, data: tuple[bytes, ...]) -> None:
-        order = ("load", "settle", "use", "plans")
+        order = ("load", "settle", "learn", "use", "plans")
         if what in ("load", "settle"):  # what came after it is about another shard
             for later in order[order.index(what) :]:
                 told.pop(later, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,11 @@ from torch import Tensor
 
 from unalike.analytics.estimation.posterior import Family
 from unalike.analytics.estimation.shared import Estimates, EstimationError, check_targets, features, mse
-from unalike.core.client import Clients
+from unalike.core.client import Client, Clients
+from unalike.core.federation import Federation, each
+from unalike.core.release import Sum
+from unalike.core.request import Part
+from unalike.core.task import Sent, send, task
 from unalike.data import load
 
 _BLOCK_NUMBERS = 1 << 23  # numbers that one block of clients may hold
@@ -30,6 +35,12 @@ class Problem:
     truth: Tensor | None = None  # [clients, d]
     held_out: Clients | None = None  # the same clients' test rows
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def parts(self) -> dict[Part, Clients]:
+        """The rows to learn from, and those to measure by."""
+        parts: dict[Part, Clients] = {"train": self.clients}
+        return parts if self.held_out is None else {**parts, "test": self.held_out}
 
     @property
     def measure(self) -> str:
@@ -189,18 +200,45 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-def score_means(problem: Problem) -> Score | None:
+@dataclass(frozen=True)
+class HeldOut:
+    """How well estimates fit rows that nobody learned from; a simulation's own measure, charged to nobody."""
+
+    loss: str
+
+    @task
+    def total(self, client: Client, estimate: Tensor) -> Sent:
+        x = client.x.to(torch.float64)
+        theta = estimate.expand(len(x), *estimate.shape)
+        return send(loss=client.sum(LOSSES[self.loss](x, client.labels().to(torch.float64), theta)), rows=client.n)
+
+    def measure(self, federation: Federation, estimate: Tensor, positions: Tensor) -> float:
+        """The mean loss of a row."""
+        with federation.aside() as own:
+            asked = own.cohort(positions).on("test")
+            sums = asked.ask(self.total, into=[Sum("loss"), Sum("rows")], estimate=each(estimate))
+        return float(sums["loss"] / sums["rows"])
+
+
+def score_means(problem: Problem, federation: Federation | None = None) -> Score | None:
     """The error of estimated means: against the truth, or against held-out samples."""
-    return score_models(problem, "mean")
+    return score_models(problem, "mean", federation)
 
 
-def score_models(problem: Problem, loss: str) -> Score | None:
-    """The error of estimates: against the truth, or by one of ``LOSSES`` on held-out samples; None: there are none."""
+def score_models(problem: Problem, loss: str, federation: Federation | None = None) -> Score | None:
+    """The error of estimates: against the truth, or by one of ``LOSSES`` on held-out samples; None: there are none.
+
+    federation: where the held-out rows are, unless they are here.
+    """
     truth, test = problem.truth, problem.held_out
     if truth is not None:
         return lambda estimate, positions: mse(estimate, truth[positions].reshape(estimate.shape))
     if test is None:
         return None
+    if not len(test.x):
+        if federation is None:
+            raise ValueError("the held-out rows are elsewhere: give the federation that reaches them")
+        return partial(HeldOut(loss).measure, federation)
 
     def score(estimate: Tensor, positions: Tensor) -> float:
         rows, owner = (some := test.select(positions)).pooled()
@@ -212,7 +250,8 @@ def score_models(problem: Problem, loss: str) -> Score | None:
 
 def block_of(clients: Clients) -> int:
     """How many clients to simulate at once: as many as memory allows. Measuring would take longer than the work."""
-    numbers = int(clients.size.max()) * clients.x[0].numel() + clients.x[0].numel() ** 2
+    width = clients.x.shape[1:].numel()
+    numbers = int(clients.size.max()) * width + width**2
     return max(16, min(4096, _BLOCK_NUMBERS // max(1, numbers)))
 
 

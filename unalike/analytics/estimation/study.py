@@ -45,9 +45,10 @@ class Done:
 
 
 def run(problem: Problem, estimate: Callable[[Federation], Estimates], seed: int, federate: Federate) -> Done:
-    """Estimate on a federation of the problem's clients, whose rows are checked first."""
-    check_finite(problem.clients)
-    federation = federate(problem.clients, seed=seed, block=block_of(problem.clients), threads=1)
+    """Estimate on a federation of the problem's clients, whose rows are checked first (elsewhere they have been)."""
+    if len(problem.clients.x):
+        check_finite(problem.clients)
+    federation = federate(problem.parts, seed=seed, block=block_of(problem.clients), threads=1)
     begin = time.perf_counter()
     found = estimate(federation)
     return Done(found, federation, time.perf_counter() - begin)
@@ -103,7 +104,7 @@ def regression_summary(
 
     Where the prior is known, also the error that is expected by Theorem 6.
     """
-    score = score_models(problem, family)
+    score = score_models(problem, family, done.federation)
     result = summary(family, data, problem, done, score, seed, delta)
     if problem.truth is None and family == "logistic" and score is not None:
         result["measure"] = "log loss of held-out samples"
@@ -116,6 +117,13 @@ def regression_summary(
     if known_prior:
         result["expected_mse"] = expected_mse(done.federation)
     return result
+
+
+def _scored(problem: Problem, done: Done) -> tuple[float, float]:
+    """Errors of estimated means, of a problem that can be measured."""
+    score = score_means(problem, done.federation)
+    assert score is not None
+    return _errors(score, done.found)
 
 
 @dataclass
@@ -146,26 +154,25 @@ def sweep(
     progress: Callable[[int], None] = lambda _: None,
 ) -> Sweep:
     """MSE against ε₀ and bits (``SWEPT`` points): every point the mean over a few draws of the noise."""
-    score = score_means(problem)
-    if score is None:
+    if problem.measure == "none":
         raise EstimationError(
             "a curve needs something to measure by: data with known truth, or --test 0.2 to hold rows out"
         )
     by_epsilon, by_bits = Curve(), Curve()
     points: list[tuple[Curve, float, Estimator]] = [(by_epsilon, e, made(epsilon=e)) for e in EPSILONS]
     points += [(by_bits, b, made(bits=b)) for b in BITS]
-    bare = run(problem, made().estimate, seed, federate).found
+    bare = run(problem, made().estimate, seed, federate)
     for number, (curve, value, estimator) in enumerate(points):
         errors = []
         for repeat in range(REPEATS):
-            found = run(problem, estimator.estimate, seed + 1000 * repeat, federate).found
-            errors.append(score(found.estimate, found.positions))
+            done = run(problem, estimator.estimate, seed + 1000 * repeat, federate)
+            errors.append(_scored(problem, done)[0])
         curve.at.append(value)
         curve.error.append(float(np.mean(errors)))
         if closed_form is not None:
-            curve.theory.append(closed_form(problem, found))
+            curve.theory.append(closed_form(problem, done.found))
         progress(number)
-    personal, local = _errors(score, bare)
+    personal, local = _scored(problem, bare)
     return Sweep(by_epsilon, by_bits, local, personal)
 
 

@@ -66,13 +66,12 @@ def histogram_clients(
         shown = ", ".join(map(str, empty[:5])) + (", ..." if len(empty) > 5 else "")
         raise MDMError(f"{len(empty)} clients have no data (rows {shown}); leave them out: they have no histogram")
     if largest is not None:
-        check_largest(table, largest)
+        check_most(int(table.sum(1).max()), largest)
     return Clients.from_sizes(table, None, torch.ones(len(table), dtype=torch.int64), names=names)
 
 
-def check_largest(counts: Tensor, largest: int) -> None:
-    """Refuse histograms [clients, categories] of more samples than the bound M allows."""
-    most = int(counts.sum(1).max())
+def check_most(most: int, largest: int) -> None:
+    """Refuse clients of whom one has more samples than the bound M allows."""
     if most > largest:
         raise MDMError(f"a client has {most} samples, but largest={largest}; give a bound that holds for all")
 

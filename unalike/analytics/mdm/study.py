@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from unalike.analytics.mdm.algorithm import MDM, Choice, Fitted
 from unalike.analytics.mdm.counts import (
-    check_largest,
+    check_most,
     feature_histograms,
     histogram_clients,
     population_histograms,
@@ -50,6 +50,7 @@ class Histograms:
     truth: Mixture | None = None
     names: list[str] | None = None
     features: tuple[Feature, ...] = ()  # none: the histograms are of labels
+    most: int = 0  # samples of the client that has most of them
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,15 @@ def histograms(
     population = load(data, seed=seed, partition=partition, clients=clients, **fixed, **options)
     if feature:
         found = features_of(feature, bins, population.columns, _class_names(population))
-        return Histograms(feature_histograms(population, found), None, category_names(found), found)
+        return _counted(feature_histograms(population, found), None, category_names(found), found)
     if bins:
         raise MDMError("bins are of features: name them with --feature")
     names = None if population.class_names is None else [str(name) for name in population.class_names]
-    return Histograms(population_histograms(population), true_mixture(population), names)
+    return _counted(population_histograms(population), true_mixture(population), names)
+
+
+def _counted(clients: Clients, *more: Any) -> Histograms:
+    return replace(Histograms(clients, *more), most=int(clients.x.sum(1).max()))
 
 
 def _class_names(population: Population) -> list[str] | None:
@@ -95,7 +100,7 @@ def _class_names(population: Population) -> list[str] | None:
 
 def histograms_in(file: str | Path) -> Histograms:
     """Ready histograms from a CSV, NPZ or NPY file."""
-    return Histograms(histogram_clients(read_counts(file)))
+    return _counted(histogram_clients(read_counts(file)))
 
 
 def study(
@@ -139,7 +144,8 @@ def study(
         if local or secure:
             raise MDMError("with unit='point' clients add their noise themselves, once: leave local and secure out")
         asked = federate(given.clients, seed=seed, threads=1, ledger=ledger)
-        given = replace(given, clients=NoisyHistograms(epsilon).gather(asked), truth=None)
+        noisy = NoisyHistograms(epsilon).gather(asked)
+        given = replace(given, clients=noisy, truth=None, most=int(noisy.x.sum(1).max()))
         private = {"delta": 0.0, "unit": "point", "local": True}
         largest = None
     fitting, unseen = held_out(given.clients, validation, choosing, seed)
@@ -152,7 +158,7 @@ def study(
         start=start,
         clip=clip,
     )
-    check_largest(given.clients.x, settings.largest)
+    check_most(given.most, settings.largest)
     for count in components:
         replace(settings, components=count).check(fitting.roster())
     delta = 0.0 if by_point else len(fitting) ** -1.1 if delta is None else delta
@@ -233,7 +239,7 @@ def _bound(given: Histograms, largest: int | None, private: bool) -> int:
             "with an ε, the most samples that a client may have must not be read from the data; give it as largest "
             "(--largest)"
         )
-    return int(given.clients.x.sum(1).max())
+    return given.most
 
 
 def _block(settings: MDM, components: int) -> int:

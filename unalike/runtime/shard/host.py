@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from unalike.core import outside, wire
-from unalike.core.request import Request
+from unalike.core.request import Program, Request
 from unalike.core.schema import Schema
 from unalike.runtime.shard.journal import Journal
 from unalike.runtime.shard.shard import Refused, Shard
@@ -39,6 +39,9 @@ class Site(Protocol):
 
     def shard(self, settings: str, mine: Tensor) -> Shard:
         """The clients at these positions, with the program that the settings describe."""
+
+    def learn(self, what: bytes) -> Program:
+        """The program that these settings describe, in place of the one that the shard began with."""
 
     def view(self, what: str) -> bytes:
         """What only a simulation looks at, by name."""
@@ -80,6 +83,7 @@ class Host:
             "load": self._load,
             "settle": self._settle,
             "answer": self._answer,
+            "learn": self._learn,
             "use": self._use,
             "forget": self._forget,
             "commit": self._commit,
@@ -146,6 +150,12 @@ class Host:
         except (Refused, wire.WireError, TypeError) as error:  # all its clients are failures that say why
             request = Request.decode(head)
             yield request.reply(failed=dict.fromkeys(range(len(request.ids)), f"refused: {error}")).encode()
+
+    def _learn(self, what: bytes) -> None:
+        shard = self.journal.shard
+        if self._site is None:
+            raise NotReady
+        shard.program = self._site.learn(what)
 
     def _use(self, schema: bytes) -> None:
         self.journal.shard.use(Schema.from_json(schema.decode()))
