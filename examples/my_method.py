@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from unalike import SIZE, Client, Cohort, Federation, LocalSGD, Mean, Model, State, Stays, send, task
+from unalike import SIZE, Client, Cohort, Federation, LocalSGD, Mean, Model, State, send, task
 from unalike.core.federation import Models
 from unalike.core.task import Sent
-from unalike.learn.objective import Objective, supervised
+from unalike.learn.objective import Objective, Supervised
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,7 @@ class FedRep:
 
     def only(self, part: Tensor, fixed: Tensor) -> Objective:
         """The loss as a function of some parameters, the others held at ``fixed``."""
-        loss = supervised(self.model)
-        return lambda theta, batch: loss(torch.where(part > 0, theta, fixed), batch)  # type: ignore[arg-type]  # one tensor here
+        return Supervised(self.model).at(lambda theta: torch.where(part > 0, theta, fixed))
 
     def mine(self, client: Client, theta: Tensor, head: Tensor) -> Tensor:
         """Train the head on the shared representation, starting from the head the client kept."""
@@ -44,7 +43,7 @@ class FedRep:
         fitted = self.body(self.only(1 - head, mine), mine, client)
         return send(update=fitted - mine, keep={"theta": mine})
 
-    @task
+    @task(stays="theta")
     def own(self, client: Client, theta: Tensor, head: Tensor) -> Sent:
         return send(theta=self.mine(client, theta, head))
 
@@ -57,4 +56,4 @@ class FedRep:
         return state.replace(theta=state.theta + replies["update"])
 
     def personalize(self, state: State, cohort: Cohort) -> Models:
-        return cohort.ask(self.own, theta=state.theta, head=self.is_head(), into=Stays("theta")).held("theta")
+        return cohort.ask(self.own, theta=state.theta, head=self.is_head()).held("theta")

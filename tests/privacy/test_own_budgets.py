@@ -20,7 +20,7 @@ from unalike.core.roster import Roster
 from unalike.data.population import Population
 from unalike.learn.dpsgd import PoissonBatches, PrivateGradient
 from unalike.learn.local import LocalSGD
-from unalike.learn.objective import Batch, loss_of, supervised
+from unalike.learn.objective import Batch, Supervised, loss_of
 from unalike.methods.fedavg import FedAvg
 from unalike.methods.rdpcfl import RDPCFL
 from unalike.methods.robust_hdp import RobustHDP
@@ -90,7 +90,7 @@ def test_rate_and_divisor_are_those_of_the_declared_size() -> None:
         batches = PoissonBatches(client, 1, None, 10)
         drawn.append(float(next(batches.batches(client.x, None)).weight.sum()))  # type: ignore[union-attr]
     assert sum(drawn) / 300 == pytest.approx(5.0, abs=4 * (5 * 0.75 / 300) ** 0.5)
-    noise = PrivateGradient(supervised(model()), PointPrivacy(1.0, 1.0), torch.tensor(1e-9), None, client)
+    noise = PrivateGradient(Supervised(model()), PointPrivacy(1.0, 1.0), torch.tensor(1e-9), None, client)
     theta = model().init(0)
     made, _ = noise(theta, Batch(client.x, client.y, client.mask.float()))
 

@@ -13,16 +13,14 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, overload
 
 from torch import Tensor, nn
 
 from unalike.core.outside import first_line_of
+from unalike.core.release import Release, Stays
+from unalike.core.roster import Declared
 from unalike.core.suggest import nearest
-
-if TYPE_CHECKING:
-    from unalike.core.release import Release
-    from unalike.core.roster import Declared
 
 
 @dataclass(frozen=True)
@@ -139,6 +137,13 @@ def _is_method(function: Callable[..., Any]) -> bool:
     return bool(_parameters(function)) and _parameters(function)[0].name == "self"
 
 
-def task(function: Callable[..., Sent]) -> Task:
-    """Mark a client-side function: ``(self, client, **inputs)`` in a method's class, else ``(client, **inputs)``."""
-    return Task(function)
+@overload
+def task(function: Callable[..., Sent], /) -> Task: ...
+@overload
+def task(*, stays: str) -> Callable[[Callable[..., Sent]], Task]: ...
+def task(function: Callable[..., Sent] | None = None, /, *, stays: str = "") -> Any:
+    """Mark a client-side function: ``(self, client, **inputs)`` in a method's class, else ``(client, **inputs)``.
+
+    ``@task(stays="theta")`` declares that what it sends under this name, a personal model say, never leaves its client.
+    """
+    return functools.partial(Task, into=lambda _: [Stays(stays)]) if function is None else Task(function)

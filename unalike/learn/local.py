@@ -18,7 +18,7 @@ from unalike.core.dropout import dropping
 from unalike.core.model import Model
 from unalike.core.roster import Declared
 from unalike.learn.dpsgd import OwnBatch, PoissonBatches, PrivateGradient
-from unalike.learn.objective import Batch, InTurns, Objective, Params, StepGradient, supervised, taken
+from unalike.learn.objective import Batch, InTurns, Objective, Params, StepGradient, Supervised, taken
 from unalike.privacy import dpsgd
 from unalike.privacy.dpsgd import LocalCost, PointPrivacy, Steps
 
@@ -95,7 +95,7 @@ class LocalSGD:
         batch: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The parameters after training, and the mean loss over its steps."""
-        wanted = supervised(objective) if isinstance(objective, Model) else objective
+        wanted = Supervised(objective) if isinstance(objective, Model) else objective
         params, loss = self.minimise(wanted, start, client, labels=True, rate=rate, noise=noise, batch=batch)
         assert isinstance(params, Tensor)
         return params, loss

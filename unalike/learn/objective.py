@@ -114,7 +114,21 @@ class Supervised:
         assert isinstance(theta, Tensor) and batch.y is not None
         return batch.mean(loss_of(self.model(theta, batch.x), batch.y))
 
+    def at(self, point: Callable[[Tensor], Tensor]) -> Objective:
+        """The loss of ``point(θ)`` as a function of θ, which may be a part of the model, or lie in a subspace."""
 
-def supervised(model: Model) -> Objective:
-    """The mean loss of a model on a batch's labels."""
-    return Supervised(model)
+        def objective(theta: Params, batch: Batch) -> Tensor:
+            assert isinstance(theta, Tensor)
+            return self(point(theta), batch)
+
+        return objective
+
+
+def penalised(objective: Objective, penalty: Callable[[Tensor], Tensor]) -> Objective:
+    """The objective plus a function of the parameters alone."""
+
+    def total(theta: Params, batch: Batch) -> Tensor:
+        assert isinstance(theta, Tensor)
+        return objective(theta, batch) + penalty(theta)
+
+    return total

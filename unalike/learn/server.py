@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from unalike.core.method import State
+
 
 @dataclass(frozen=True)
 class ServerOptimizer:
@@ -66,3 +68,14 @@ class ServerOptimizer:
         scale = (v / (1 - self.beta2**t)).sqrt_().add_(self.adaptivity)
         rate = lr / (1 - self.beta1 ** float(t))
         return torch.addcdiv(theta, m, scale, value=rate), {"m": m, "v": v, **clock}
+
+    def begin(self, state: State, *names: str) -> State:
+        """The state with the first moments of these tensors, as ``server.NAME.…``."""
+        for name in names:
+            state = state.with_part(f"server.{name}", self.start(state[name]))
+        return state
+
+    def move(self, state: State, name: str, direction: Tensor) -> State:
+        """The state after a step of the named tensor, whose moments ``begin`` put there."""
+        value, moments = self.step(state[name], direction, state.part(f"server.{name}"))
+        return state.replace(**{name: value}).with_part(f"server.{name}", moments)

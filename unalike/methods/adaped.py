@@ -21,7 +21,7 @@ from unalike.core.device import beside
 from unalike.core.federation import Cohort, Federation, Models, QuorumError
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import Release, Stays
+from unalike.core.release import Release
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import (
@@ -154,15 +154,10 @@ class AdaPeD:
         local = self.local.times(self.newcomer_rounds)
         return send(keep={"theta": client.kept.get("theta", local(self.taught(mu, psi), mu, client))})
 
-    @task
+    @task(stays="theta")
     def own(self, client: Client, mu: Tensor) -> Sent:
         """The personal model, or μ where there is none."""
         return send(theta=client.kept.get("theta", mu))
-
-    @own.into
-    def stays(self) -> list[Release]:
-        """A personal model does not leave its client."""
-        return [Stays("theta")]
 
     def taught(self, mu: Tensor, psi: Tensor) -> Callable[[Params, Batch], Tensor]:
         """f(θ) + KD(θ, μ)/2ψ as a function of θ alone."""

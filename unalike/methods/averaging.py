@@ -13,11 +13,16 @@ from unalike.privacy.mechanisms import AdditiveNoise
 
 
 def check_averaging(
-    clip: float | None, noise: AdditiveNoise | None, secure: bool, local: LocalSGD | None = None
+    clip: float | None, noise: AdditiveNoise | None, secure: bool, local: LocalSGD, points: bool = False
 ) -> None:
-    """Refuse sums that cannot be bounded, and DP-SGD where its cost would not be charged."""
-    if local is not None and local.private is not None:
+    """Refuse sums that cannot be bounded, and DP-SGD where its cost would not be charged (else ``points``)."""
+    if local.private is not None and not points:
         raise ValueError("this method has no point-level privacy: leave local.private out (fedavg has it)")
+    if local.private is not None and noise is not None:
+        raise ValueError(
+            "noise (which protects clients) and local.private (which protects points) at once: a ledger speaks about "
+            "one of them; choose one"
+        )
     if (secure or noise is not None) and clip is None:
         raise ValueError("noise and secure sums need a bound; set clip=..., the most that an update may be long")
 

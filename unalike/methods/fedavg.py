@@ -11,12 +11,13 @@ from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import SIZE, Mean, Release, Stays
+from unalike.core.release import SIZE, Mean, Release
 from unalike.core.roster import Declared
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
+from unalike.methods.averaging import averaged, begun, check_averaging, moved
 from unalike.privacy.dpsgd import PointPrivacy, Steps
 from unalike.privacy.mechanisms import AdditiveNoise
 
@@ -48,20 +49,10 @@ class FedAvg:
         return self.finetune is None  # then everybody gets the same model; fine-tuning needs labels
 
     def __post_init__(self) -> None:
-        if self.secure and self.clip is None:
-            raise ValueError("a secure sum is over bounded integers; set clip=..., the most that an update may be long")
-        if self.noise is not None and self.local.private is not None:
-            raise ValueError(
-                "noise (which protects clients) and local.private (which protects points) at once: a ledger speaks "
-                "about one of them; choose one"
-            )
+        check_averaging(self.clip, self.noise, self.secure, self.local, points=True)
 
     def dp_sgd(self, size: int) -> tuple[PointPrivacy, Steps] | None:
         return None if self.local.private is None else (self.local.private, self.local.steps_of(size))
-
-    @property
-    def _loss_is_released(self) -> bool:
-        return self.noise is None and not self.secure and self.local.private is None
 
     @task
     def fit(
@@ -76,39 +67,26 @@ class FedAvg:
         """What the server sees of an update: a sum, weighted by declared sizes where nothing is to be protected."""
         if self.local.private is not None:
             return [Mean("update", clip=self.clip, secure=self.secure, cost=self.local.cost)]
-        if not self._loss_is_released:
-            return [Mean("update", clip=self.clip, noise=self.noise, secure=self.secure)]
-        return [Mean("update", weight=SIZE, clip=self.clip), Mean("loss", weight=SIZE)]
+        return averaged(self.clip, self.noise, self.secure, weight=SIZE)
 
     @fit.derive
     def own(self, declared: Declared) -> dict[str, Tensor]:
         """DP-SGD's noise multiplier, and where each has its own the batch size, which each client finds for itself."""
         return self.local.own(declared)
 
-    @task
+    @task(stays="theta")
     def adapt(self, client: Client, theta: Tensor) -> Sent:
         """Fine-tuning at the client, where the result stays."""
         assert self.finetune is not None
         return send(theta=self.finetune(self.model, theta, client))
 
-    @adapt.into
-    def stays(self) -> list[Release]:
-        """A personal model does not leave its client."""
-        return [Stays("theta")]
-
     def start(self, seed: int) -> State:
-        theta = self.model.init(seed)
-        return State(theta=theta).with_part("server", self.server.start(theta))
+        return begun("theta", self.model.init(seed), self.server)
 
     def round(self, state: State, federation: Federation) -> State:
         cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True).within_budget(self.fit)
         replies = cohort.ask(self.fit, theta=state.theta, rate=self.schedule(federation.round))
-        if "loss" in replies:
-            federation.report(loss=replies["loss"])
-        if "update" not in replies:
-            return state  # the very first Poisson cohort was empty
-        theta, moments = self.server.step(state.theta, replies["update"], state.part("server"))
-        return state.replace(theta=theta).with_part("server", moments)
+        return moved(state, "theta", replies, self.server, federation)
 
     def attacked(self, model: Model, cohort: int | float, local: LocalSGD, noise: AdditiveNoise | None) -> FedAvg:
         """For an audit: the same rounds on another model, with nothing but the mean of the updates in the state."""

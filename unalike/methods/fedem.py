@@ -17,7 +17,7 @@ from torch.func import vmap
 from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
-from unalike.core.release import SIZE, Release, Stays
+from unalike.core.release import SIZE, Release
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Params, loss_of
@@ -100,7 +100,7 @@ class FedEM:
     def sums(self) -> list[Release]:
         return averaged(self.clip, self.noise, self.secure, weight=SIZE)
 
-    @task
+    @task(stays="theta")
     def mix(self, client: Client, theta: Tensor) -> Sent:
         """The client's weights of the final components, and with them its model."""
         pi, client = self._kept(client), client.with_labels
@@ -108,11 +108,6 @@ class FedEM:
         for _ in range(self.weight_steps):
             pi = client.mean(self.shares(losses, pi).T)
         return send(theta=torch.cat([theta, pi[:, None]], 1).reshape(-1))
-
-    @mix.into
-    def stays(self) -> list[Release]:
-        """A personal model does not leave its client."""
-        return [Stays("theta")]
 
     def start(self, seed: int) -> State:
         first = [self.problem.model.init(seed + 1000 * m) for m in range(self.components)]

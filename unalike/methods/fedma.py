@@ -22,7 +22,7 @@ from unalike.core.model import Model
 from unalike.core.release import Each, Mean, Release
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
-from unalike.learn.objective import Batch, Params, supervised
+from unalike.learn.objective import Supervised
 from unalike.methods.problem import Problem
 
 
@@ -82,12 +82,7 @@ class FedMA:
     @task
     def fit(self, client: Client, frozen: Tensor, free: Tensor) -> Sent:
         """Local training of the layers that are not done yet."""
-        plain = supervised(self.model)
-
-        def objective(own: Params, batch: Batch) -> Tensor:
-            assert isinstance(own, Tensor)
-            return plain(torch.cat([frozen, own]), batch)
-
+        objective = Supervised(self.model).at(lambda own: torch.cat([frozen, own]))
         fitted, loss = self.local.train(objective, free, client)
         assert self.problem.classes is not None
         client = client.with_labels

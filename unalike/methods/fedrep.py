@@ -18,10 +18,10 @@ from unalike.core.device import beside
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import Release, Stays
+from unalike.core.release import Release
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
-from unalike.learn.objective import Batch, Objective, Params, supervised
+from unalike.learn.objective import Objective, Supervised
 from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.averaging import averaged, begun, check_averaging, moved
@@ -85,12 +85,7 @@ class FedRep:
             head, loss = self.local_head.train(self._under(body), head, client, rate=rate)
         if not self.body_size:
             return send(update=body, loss=loss, keep={"head": head})
-        plain = supervised(self.model)
-
-        def with_head(own: Params, batch: Batch) -> Tensor:
-            assert isinstance(own, Tensor)
-            return plain(torch.cat([own, head]), batch)
-
+        with_head = Supervised(self.model).at(lambda own: torch.cat([own, head]))
         fitted, loss = self.local.train(with_head, body, client, rate=rate)
         return send(update=fitted - body, loss=loss, keep={"head": head})
 
@@ -104,24 +99,13 @@ class FedRep:
         made = self.newcomer(self._under(body), beside(self.first_head, client.n), client)
         return send(keep={"head": client.kept.get("head", made)})
 
-    @task
+    @task(stays="theta")
     def own(self, client: Client, body: Tensor) -> Sent:
         return send(theta=torch.cat([body, client.kept.get("head", beside(self.first_head, client.n))]))
 
-    @own.into
-    def stays(self) -> list[Release]:
-        """A personal model does not leave its client."""
-        return [Stays("theta")]
-
     def _under(self, body: Tensor) -> Objective:
         """The loss of a head on this body."""
-        plain = supervised(self.model)
-
-        def objective(head: Params, batch: Batch) -> Tensor:
-            assert isinstance(head, Tensor)
-            return plain(torch.cat([body, head]), batch)
-
-        return objective
+        return Supervised(self.model).at(lambda head: torch.cat([body, head]))
 
     # The server's side
 

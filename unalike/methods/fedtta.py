@@ -20,7 +20,7 @@ from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import SIZE, Release, Stays
+from unalike.core.release import SIZE, Release
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Objective, Params, loss_of
@@ -100,16 +100,11 @@ class FedTTA:
     def _sums(self) -> list[Release]:
         return averaged(self.clip, self.noise, self.secure, weight=SIZE)
 
-    @task
+    @task(stays="theta")
     def adapt(self, client: Client, theta: Tensor, phi: Tensor) -> Sent:
         """Test-time adaptation at the client, where the result stays."""
         weight = client.mask.to(torch.float32) * (self.local.batch_of(client.n) / client.n.clamp(min=1))
         return send(theta=self.adapted(theta, phi, client.x, weight))
-
-    @adapt.into
-    def stays(self) -> list[Release]:
-        """A personal model does not leave its client."""
-        return [Stays("theta")]
 
     def adapted(self, theta: Tensor, phi: Tensor, x: Tensor, weight: Tensor | None) -> Tensor:
         """θ' after the inner step on inputs x; a row counts with its weight (None: 1)."""
@@ -135,26 +130,18 @@ class FedTTA:
     # The server's side
 
     def start(self, seed: int) -> State:
-        state = State(theta=self.model.init(seed), phi=self.adaptation.init(seed + 1))
-        for name in PARTS:
-            state = state.with_part(f"server.{name}", self.server.start(state[name]))
-        return state
+        return self.server.begin(State(theta=self.model.init(seed), phi=self.adaptation.init(seed + 1)), *PARTS)
 
     def round(self, state: State, federation: Federation) -> State:
-        replies = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True).ask(
-            self.fit,
-            theta=state.theta,
-            phi=state.phi,
-            rate=self.schedule(federation.round),
-        )
+        cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
+        replies = cohort.ask(self.fit, theta=state.theta, phi=state.phi, rate=self.schedule(federation.round))
         if "loss" in replies:
             federation.report(loss=replies["loss"])
         if "update" not in replies:
             return state  # the very first Poisson cohort was empty
         changes = torch.split(replies["update"], [len(state[name]) for name in PARTS])
         for name, change in zip(PARTS, changes, strict=True):
-            value, moments = self.server.step(state[name], change, state.part(f"server.{name}"))
-            state = state.replace(**{name: value}).with_part(f"server.{name}", moments)
+            state = self.server.move(state, name, change)
         return state
 
     def personalize(self, state: State, cohort: Cohort) -> Models:

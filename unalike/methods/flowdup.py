@@ -21,13 +21,13 @@ from unalike.core.dropout import dropping
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import SIZE, Mean, Release, Stays, Sum
+from unalike.core.release import SIZE, Mean, Release, Sum
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
-from unalike.learn.objective import Batch, Objective, Params, loss_of, supervised
+from unalike.learn.objective import Batch, Objective, Params, Supervised, loss_of
 from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
-from unalike.methods.averaging import averaged, check_averaging, moved
+from unalike.methods.averaging import averaged, begun, check_averaging, moved
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
 from unalike.networks.subspace import Kind, Subspace, subspace
@@ -202,16 +202,11 @@ class FLowDUP:
             return [Sum("update", clip=self.clip, secure=True)]
         return [Sum(name) for name in PARTS]
 
-    @task
+    @task(stays="theta")
     def generate(self, client: Client, h1: Tensor, hidden: Tensor, last: Tensor, bias: Tensor) -> Sent:
         """A client's own model (§5.4.3), which stays there."""
         psi = {"h1": h1, "hidden": hidden, "last": last, "bias": bias}
         return send(theta=self.lift(self.v_of(psi, client.mean(self.h1(h1, client.x)))))
-
-    @generate.into
-    def stays(self) -> list[Release]:
-        """A personal model does not leave its client."""
-        return [Stays("theta")]
 
     def v_of(self, psi: Mapping[str, Tensor], r: Tensor) -> Tensor:
         """h2: from a data set's mean features r to v."""
@@ -263,9 +258,7 @@ class FLowDUP:
             bias=start["bias"],
             prior=torch.zeros(k),
         )
-        for name in PARTS:
-            state = state.with_part(f"server.{name}", self.server.start(state[name]))
-        return state
+        return self.server.begin(state, *PARTS)
 
     def round(self, state: State, federation: Federation) -> State:
         psi = {name: state[name] for name in PARTS}
@@ -290,8 +283,7 @@ class FLowDUP:
         rate = self.server.lr * max(1e-6, self.schedule(federation.round))
         for name in PARTS:
             server = replace(self.server, lr=rate * self.rates.get(name, 1.0))
-            value, moments = server.step(state[name], total[name] / count, state.part(f"server.{name}"))
-            state = state.replace(**{name: value}).with_part(f"server.{name}", moments)
+            state = server.move(state, name, total[name] / count)
         return state
 
     def _parts(self, replies: Mapping[str, Tensor], psi: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -371,12 +363,7 @@ class LDFedAvg:
     @task
     def fit(self, client: Client, v: Tensor, rate: Tensor) -> Sent:
         """Local SGD on v; sends v_new − v."""
-        plain = supervised(self.model)
-
-        def objective(local: Params, batch: Batch) -> Tensor:
-            assert isinstance(local, Tensor)
-            return plain(self.lift(local), batch)
-
+        objective = Supervised(self.model).at(self.lift)
         fitted, loss = self.local.train(objective, v, client, rate=rate * (self.model.size / self.lift.k))
         return send(update=fitted - v, loss=loss)
 
@@ -385,8 +372,7 @@ class LDFedAvg:
         return averaged(self.clip, self.noise, self.secure, weight=SIZE)
 
     def start(self, seed: int) -> State:
-        v = torch.zeros(self.lift.k)
-        return State(v=v).with_part("server", self.server.start(v))
+        return begun("v", torch.zeros(self.lift.k), self.server)
 
     def round(self, state: State, federation: Federation) -> State:
         cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)

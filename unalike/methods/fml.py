@@ -13,7 +13,7 @@ from unalike.core.device import beside
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import SIZE, Release, Stays
+from unalike.core.release import SIZE, Release
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Params, divergence, loss_of, scores
@@ -86,15 +86,10 @@ class FML:
         assert isinstance(after, dict)
         return send(keep={"private": client.kept.get("private", after["private"])})
 
-    @task
+    @task(stays="private")
     def own(self, client: Client, meme: Tensor) -> Sent:
         """The private model, or the meme where there is none."""
         return send(private=client.kept.get("private", meme))
-
-    @own.into
-    def stays(self) -> list[Release]:
-        """A private model does not leave its client."""
-        return [Stays("private")]
 
     def _loss(self, params: Params, batch: Batch) -> Tensor:
         """Both losses; what a model learns from is detached, so each reaches its own model alone."""

@@ -18,7 +18,7 @@ from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import SIZE, Release, Stays
+from unalike.core.release import SIZE, Release
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.schedules import Schedule
@@ -155,7 +155,7 @@ class KNNPer:
     def sums(self) -> list[Release]:
         return averaged(self.clip, self.noise, self.secure, weight=SIZE)
 
-    @task
+    @task(stays="theta")
     def remember(self, client: Client, theta: Tensor) -> Sent:
         """φ and label of the client's samples, and the λ and k that are best for these samples, each without itself."""
         client = client.with_labels
@@ -169,23 +169,13 @@ class KNNPer:
         itself = torch.arange(len(order), device=phi.device)[:, None] == torch.arange(self.rows, device=phi.device)
         return send(theta=self._with_best(whole, phi, client.x[order], y, counts, itself))
 
-    @task
+    @task(stays="theta")
     def choose(self, client: Client, memory: Tensor) -> Sent:
         """λ and k once more, on validation rows, if there are any."""
         own, remembered, *_ = self.model.parts(memory)
         counts = client.known & (remembered[:, -1] > 0).any()
         best = self._with_best(memory, self.model.seen(own, client.x), client.x, client.labels(), counts, None)
         return send(theta=torch.where(counts.any(), best, memory))
-
-    @remember.into
-    def remembered(self) -> list[Release]:
-        """A memory of samples does not leave its client."""
-        return [Stays("theta")]
-
-    @choose.into
-    def chosen(self) -> list[Release]:
-        """Nor does the personal model that holds it."""
-        return [Stays("theta")]
 
     def _with_best(
         self, theta: Tensor, phi: Tensor, x: Tensor, y: Tensor, counts: Tensor, apart: Tensor | None

@@ -14,7 +14,6 @@ from unalike.core.device import beside
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import Release, Stays
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 
@@ -55,14 +54,9 @@ class Local:
     def fit(self, client: Client) -> Sent:
         return send(keep={"theta": self.local(self.model, self._now(client), client)})
 
-    @task
+    @task(stays="theta")
     def own(self, client: Client) -> Sent:
         return send(theta=self._now(client))
-
-    @own.into
-    def stays(self) -> list[Release]:
-        """A personal model does not leave its client."""
-        return [Stays("theta")]
 
     def _now(self, client: Client) -> Tensor:
         """The client's parameters so far."""

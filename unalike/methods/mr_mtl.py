@@ -20,7 +20,7 @@ from unalike.core.release import Mean, Release, Stays
 from unalike.core.roster import Declared
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
-from unalike.learn.objective import Batch, Params, supervised
+from unalike.learn.objective import Batch, Params, Supervised
 from unalike.learn.schedules import Schedule
 from unalike.privacy.dpsgd import PointPrivacy, Steps
 
@@ -63,7 +63,7 @@ class MRMTL:
     def fit(
         self, client: Client, mean: Tensor, rate: Tensor, noise: Tensor | None = None, batch: Tensor | None = None
     ) -> Sent:
-        plain = supervised(self.model)
+        plain = Supervised(self.model)
 
         def shifted(v: Params, drawn: Batch) -> Tensor:
             assert isinstance(v, Tensor)

@@ -24,19 +24,11 @@ from unalike.core.release import Each, Mean, Release
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.server import ServerOptimizer
+from unalike.methods.generated import calibrated, descend, exchanged
 from unalike.methods.newcomers import nearest_met, nobody_met, with_met
 from unalike.methods.pfedhn import no_ids, only_rows, rows_of, with_ids
 from unalike.methods.problem import Problem
-from unalike.networks.hypernet import (
-    Initial,
-    Size,
-    begin,
-    descend,
-    first_values,
-    generate,
-    generate_with_pull,
-    hypernetwork,
-)
+from unalike.networks.hypernet import Initial, Size, first_values, generate, hypernetwork
 from unalike.networks.sets import Encoder, set_encoder
 from unalike.privacy.mechanisms import Gaussian
 
@@ -218,7 +210,7 @@ class ODPFL:
             state = state.replace(first=state.hypernet.clone(), learned=torch.zeros(len(table), dtype=torch.bool))
             names.append("descriptors")
         state = state.replace(**nobody_met(self.length))
-        return begin(state, self.server, *names)
+        return self.server.begin(state, *names)
 
     def round(self, state: State, federation: Federation) -> State:
         if self.two_phase is not None and federation.round <= self.two_phase:
@@ -229,15 +221,12 @@ class ODPFL:
         described = cohort.ask(self.describe, encoder=state.encoder)
         cohort, v = cohort.only(described.answered), described["descriptor"]
         state = with_met(state, cohort, v)
-        g_h, g_v, answered = self._exchange(state, cohort, v, federation)
+        g_h, g_v, fitted = exchanged(self.hypernet, state, cohort, v, self.fit)
+        federation.report(loss=fitted["loss"])
         gradients = {"hypernet": g_h}
         if self.two_phase is None:
-            backward = cohort.only(answered).ask(
-                self.backpropagate,
-                encoder=state.encoder,
-                cotangent=each(g_v[answered] * len(answered)),
-                into=Mean("gradient"),
-            )
+            cohort, g_v = cohort.only(fitted.answered), g_v[fitted.answered] * len(fitted.answered)
+            backward = cohort.ask(self.backpropagate, encoder=state.encoder, cotangent=each(g_v), into=Mean("gradient"))
             gradients["encoder"] = backward["gradient"]
         return self._stepped(state, gradients)
 
@@ -271,30 +260,21 @@ class ODPFL:
         """
         return cohort.ask(self.introduce, encoder=state.encoder)["descriptor"]
 
-    def _exchange(
-        self, state: State, cohort: Cohort, v: Tensor, federation: Federation
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Models out, updates back, their gradients of h and of each descriptor, and who answered."""
-        theta, pull = generate_with_pull(self.hypernet, state.hypernet, v, state.shift, state.scale)
-        fitted = cohort.ask(self.fit, theta=each(theta), into=[Each("update"), Mean("loss")])
-        federation.report(loss=fitted["loss"])
-        delta = torch.zeros_like(theta).index_copy_(0, fitted.answered, fitted["update"])
-        g_h, g_v = pull(-delta / len(fitted.answered))
-        return g_h, g_v, fitted.answered
-
     def _first_phase(self, state: State, federation: Federation) -> State:
         """App. B.2: h and the clients' descriptors learn as in pFedHN, and the encoder learns to predict those."""
         state = with_ids(state, federation).replace(scale=torch.ones(()))  # learned descriptors need no normalisation
         cohort = federation.sample(self.cohort, labeled=True)
         rows, _ = rows_of(state, cohort)
         v = state.descriptors[rows]
-        g_h, g_v, answered = self._exchange(state, cohort, v, federation)
+        g_h, g_v, fitted = exchanged(self.hypernet, state, cohort, v, self.fit)
+        federation.report(loss=fitted["loss"])
         learned = cohort.ask(self.imitate, encoder=state.encoder, target=each(v), into=[Mean("gradient"), Mean("gap")])
         federation.report(encoder_gap=learned["gap"])
         g_table = torch.zeros_like(state.descriptors).index_copy_(0, rows, g_v)
         gradients = {"hypernet": g_h, "descriptors": g_table, "encoder": learned["gradient"]}
-        after = only_rows(rows[answered], state, self._stepped(state, gradients))
-        having = state.learned.index_fill(0, rows[answered], True)
+        came = rows[fitted.answered]
+        after = only_rows(came, state, self._stepped(state, gradients))
+        having = state.learned.index_fill(0, came, True)
         return after.replace(first=after.hypernet.clone(), learned=having)
 
     def _stepped(self, state: State, gradients: Mapping[str, Tensor]) -> State:
@@ -306,10 +286,6 @@ class ODPFL:
         return descend(state, gradients, self.server, self.clip, decay, rates, weight_decay=self.weight_decay)
 
     def _calibrated(self, state: State, federation: Federation) -> State:
-        """The descriptors' shift and scale, frozen from here on (see PeFLL)."""
         if self.calibration == 0:
             return state.replace(scale=torch.ones(()))
-        count = min(self.calibration, int(federation.roster.labeled.sum()))
-        v = federation.sample(max(1, count), labeled=True).ask(self.describe, encoder=state.encoder)["descriptor"]
-        spread = (v - v.mean(0)).square().mean().sqrt()
-        return state.replace(shift=v.mean(0), scale=1 / spread if float(spread) > 0 else torch.ones(()))
+        return calibrated(state, federation, self.calibration, self.describe, encoder=state.encoder)

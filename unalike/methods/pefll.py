@@ -22,25 +22,17 @@ from unalike.core.draws import Draws
 from unalike.core.federation import Cohort, Federation, Models, each
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import Each, Mean, Release, Stays
+from unalike.core.release import Each, Mean, Release
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
-from unalike.learn.objective import Batch, Objective, Params, supervised
+from unalike.learn.objective import Batch, Objective, Params, Supervised
 from unalike.learn.server import ServerOptimizer
+from unalike.methods.generated import calibrated, descend, exchanged
 from unalike.methods.newcomers import nearest_met, nobody_met, with_met
 from unalike.methods.problem import Problem
 from unalike.networks.classes import class_bias, only_classes
 from unalike.networks.embeddings import Labels, embedding_network
-from unalike.networks.hypernet import (
-    Initial,
-    Size,
-    begin,
-    descend,
-    first_values,
-    generate,
-    generate_with_pull,
-    hypernetwork,
-)
+from unalike.networks.hypernet import Initial, Size, first_values, generate, hypernetwork
 from unalike.privacy.mechanisms import Gaussian, Laplace
 
 NETWORKS = ("hypernet", "embedding")  # η_h and η_v in the state
@@ -237,7 +229,7 @@ class PeFLL:
         """Alg. 8, lines 10-11: local SGD on f_i from the generated θ; sends Δθ = θ_new − θ."""
         # the gradient of λ_θ‖θ‖² is 2·λ_θ·θ, which is what weight decay adds
         local = replace(self.local, weight_decay=self.local.weight_decay + 2 * self.lambda_theta)
-        objective = self._masked(client) if self.mask_labels else supervised(self.model)
+        objective = self._masked(client) if self.mask_labels else Supervised(self.model)
         fitted, loss = local.train(objective, theta, client)
         return send(update=fitted - theta, loss=loss)
 
@@ -248,15 +240,10 @@ class PeFLL:
         _, back = vjp(lambda eta: self._describe_batch(client, eta, batch), embedding)[:2]
         return send(gradient=back(cotangent)[0])
 
-    @task
+    @task(stays="theta")
     def mask(self, client: Client, theta: Tensor) -> Sent:
         """Label masking at the client, where the result stays."""
         return send(theta=only_classes(self.model, theta, self._present(client)))
-
-    @mask.into
-    def stays(self) -> list[Release]:
-        """A personal model does not leave its client."""
-        return [Stays("theta")]
 
     def _describe_batch(self, client: Client, embedding: Tensor, batch: Tensor) -> Tensor:
         """v of a training batch."""
@@ -309,27 +296,19 @@ class PeFLL:
         state = State(hypernet=hypernet, embedding=embedding, shift=torch.zeros(self.length), scale=torch.zeros(()))
         state = state.replace(**nobody_met(self.length))
         state = state.replace(rounds=torch.zeros(()), **{f"steady.{name}": state[name] for name in NETWORKS})
-        return begin(state, self.server, "hypernet", "embedding")
+        return self.server.begin(state, *NETWORKS)
 
     def round(self, state: State, federation: Federation) -> State:
         if float(state.scale) == 0:
-            state = self._calibrated(state, federation)
+            state = calibrated(state, federation, self.calibration, self.describe, embedding=state.embedding)
         cohort = federation.sample(self.cohort, labeled=True)
         described = cohort.ask(self.describe, embedding=state.embedding)
         cohort, v = cohort.only(described.answered), described["descriptor"]
         state = with_met(state, cohort, v)
-        theta, pull = generate_with_pull(self.hypernet, state.hypernet, v, state.shift, state.scale)
-        fitted = cohort.ask(self.fit, theta=each(theta), into=[Each("update"), Mean("loss")])
+        g_h, g_v, fitted = exchanged(self.hypernet, state, cohort, v, self.fit)
         federation.report(loss=fitted["loss"])
-        count = len(fitted.answered)
-        delta = torch.zeros_like(theta).index_copy_(0, fitted.answered, fitted["update"])  # Δθ, 0 for who is gone
-        g_h, g_v = pull(-delta / count)
-        backward = cohort.only(fitted.answered).ask(
-            self.backpropagate,
-            embedding=state.embedding,
-            cotangent=each(g_v[fitted.answered] * count),
-            into=Mean("gradient"),
-        )
+        cohort, g_v = cohort.only(fitted.answered), g_v[fitted.answered] * len(fitted.answered)
+        backward = cohort.ask(self.backpropagate, embedding=state.embedding, cotangent=each(g_v), into=Mean("gradient"))
         gradients = {"hypernet": g_h, "embedding": backward["gradient"]}
         decay = {"hypernet": self.lambda_h, "embedding": self.lambda_v}
         state = descend(state, gradients, self.server, self.clip, decay, beta=self._beta)
@@ -370,14 +349,3 @@ class PeFLL:
     def models(self, state: State, v: Tensor) -> Tensor:
         """θ [C, d] = h(v): what the server makes of descriptors."""
         return generate(self.hypernet, state["steady.hypernet"], v, state.shift, state.scale)
-
-    def _calibrated(self, state: State, federation: Federation) -> State:
-        """The descriptors' shift and scale, from a few clients under the fresh φ; they stay what they are from now on.
-
-        A fresh φ gives all clients nearly the same descriptor. Centred and with a deviation of 1, clients differ enough
-        for h to tell them apart from the first round.
-        """
-        count = min(self.calibration, int(federation.roster.labeled.sum()))
-        v = federation.sample(max(1, count), labeled=True).ask(self.describe, embedding=state.embedding)["descriptor"]
-        spread = (v - v.mean(0)).square().mean().sqrt()
-        return state.replace(shift=v.mean(0), scale=1 / spread if float(spread) > 0 else torch.ones(()))

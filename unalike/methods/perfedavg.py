@@ -18,10 +18,10 @@ from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import Release, Stays
+from unalike.core.release import Release
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
-from unalike.learn.objective import Batch, Params, supervised
+from unalike.learn.objective import Batch, Params, Supervised
 from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.averaging import averaged, begun, check_averaging, moved
@@ -69,7 +69,7 @@ class PerFedAvg:
     @task
     def fit(self, client: Client, w: Tensor, rate: Tensor) -> Sent:
         """Local steps on F_i (Alg. 1, lines 6-9); sends what changed."""
-        loss = supervised(self.model)
+        loss = Supervised(self.model)
 
         def adapted_loss(own: Params, batch: Batch) -> Tensor:
             assert isinstance(own, Tensor)
@@ -84,15 +84,10 @@ class PerFedAvg:
     def sums(self) -> list[Release]:
         return averaged(self.clip, self.noise, self.secure)
 
-    @task
+    @task(stays="theta")
     def adapt(self, client: Client, w: Tensor) -> Sent:
         """The client's own steps, w − α∇f_i(w)."""
         return send(theta=LocalSGD(steps=self.adapt_steps, batch=None, lr=self.alpha)(self.model, w, client))
-
-    @adapt.into
-    def stays(self) -> list[Release]:
-        """A personal model does not leave its client."""
-        return [Stays("theta")]
 
     def start(self, seed: int) -> State:
         return begun("w", self.model.init(seed), self.server)

@@ -15,24 +15,15 @@ from torch import Tensor
 
 from unalike.core.client import Client
 from unalike.core.draws import Draws, key
-from unalike.core.federation import Cohort, Federation, each
+from unalike.core.federation import Cohort, Federation
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import Each, Mean
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.server import ServerOptimizer
+from unalike.methods.generated import descend, exchanged
 from unalike.methods.problem import Problem
-from unalike.networks.hypernet import (
-    Initial,
-    Size,
-    begin,
-    descend,
-    first_values,
-    generate,
-    generate_with_pull,
-    hypernetwork,
-)
+from unalike.networks.hypernet import Initial, Size, first_values, generate, hypernetwork
 
 _TABLE, _NEWCOMERS = 1, 2  # domains of the seed
 
@@ -108,7 +99,7 @@ class PFedHN:
             descriptors=table,
             **no_ids(self.problem.clients),
         )
-        return begin(state, self.server, "hypernet", "descriptors")
+        return self.server.begin(state, "hypernet", "descriptors")
 
     def round(self, state: State, federation: Federation) -> State:
         return self.step(state, federation)[0]
@@ -118,12 +109,14 @@ class PFedHN:
         state = with_ids(state, federation)
         cohort = federation.sample(self.cohort, labeled=True)
         rows, _ = rows_of(state, cohort)
-        g_h, g_v, answered = self._exchange(state, cohort, state.descriptors[rows], federation)
+        v = state.descriptors[rows]
+        g_h, g_v, fitted = exchanged(self.hypernet, state, cohort, v, self.fit)
+        federation.report(loss=fitted["loss"])
         g_table = torch.zeros_like(state.descriptors).index_copy_(0, rows, g_v)
         gradients = {"hypernet": g_h, "descriptors": g_table}
         decay, rates = {"hypernet": self.lambda_h}, {"descriptors": self.descriptor_lr}
         after = descend(state, gradients, self.server, self.clip, decay, rates, weight_decay=self.weight_decay)
-        return only_rows(rows[answered], state, after), cohort.only(answered)
+        return only_rows(rows[fitted.answered], state, after), cohort.only(fitted.answered)
 
     def personalize(self, state: State, cohort: Cohort) -> Tensor:
         return generate(self.hypernet, state.hypernet, self.descriptors(state, cohort))
@@ -145,23 +138,9 @@ class PFedHN:
         optimizer = ServerOptimizer("adam", lr=self.newcomer_lr)
         moments: dict[str, Tensor] = optimizer.start(v)
         for _ in range(self.newcomer_rounds):
-            _, g_v, _ = self._exchange(state, cohort, v, None)
+            _, g_v, _ = exchanged(self.hypernet, state, cohort, v, self.fit)
             v, moments = optimizer.step(v, -g_v, moments)
         return v
-
-    def _exchange(
-        self, state: State, cohort: Cohort, v: Tensor, report: Federation | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Models out, updates back, what they mean for h and for each v (0 for who did not answer), and who answered.
-
-        The gradient is that of the mean loss over the clients that answered.
-        """
-        theta, pull = generate_with_pull(self.hypernet, state.hypernet, v)
-        fitted = cohort.ask(self.fit, theta=each(theta), into=[Each("update"), Mean("loss")])
-        if report is not None:
-            report.report(loss=fitted["loss"])
-        delta = torch.zeros_like(theta).index_copy_(0, fitted.answered, fitted["update"])
-        return *pull(-delta / len(fitted.answered)), fitted.answered
 
 
 # A table with a row for every training client, found by the client's id

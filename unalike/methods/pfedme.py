@@ -16,10 +16,10 @@ from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import Release, Stays
+from unalike.core.release import Release
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
-from unalike.learn.objective import Batch, Objective, Params, supervised
+from unalike.learn.objective import Batch, Objective, Params, Supervised, penalised
 from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.averaging import averaged, begun, check_averaging, moved
@@ -67,13 +67,7 @@ class PFedMe:
 
     def near(self, w: Tensor) -> Objective:
         """f_i(θ) + λ/2·‖θ − w‖² on a batch."""
-        plain = supervised(self.model)
-
-        def objective(theta: Params, batch: Batch) -> Tensor:
-            assert isinstance(theta, Tensor)
-            return plain(theta, batch) + self.lambda_ / 2 * (theta - w).square().sum()
-
-        return objective
+        return penalised(Supervised(self.model), lambda theta: self.lambda_ / 2 * (theta - w).square().sum())
 
     @task
     def fit(self, client: Client, w: Tensor, rate: Tensor) -> Sent:
@@ -97,15 +91,10 @@ class PFedMe:
     def sums(self) -> list[Release]:
         return averaged(self.clip, self.noise, self.secure)
 
-    @task
+    @task(stays="theta")
     def adapt(self, client: Client, w: Tensor) -> Sent:
         """θ̂_i(w)."""
         return send(theta=self.personal(self.near(w), w, client))
-
-    @adapt.into
-    def stays(self) -> list[Release]:
-        """A personal model does not leave its client."""
-        return [Stays("theta")]
 
     def start(self, seed: int) -> State:
         return begun("w", self.model.init(seed), self.server)

@@ -19,10 +19,10 @@ from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import Release, Stays
+from unalike.core.release import Release
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
-from unalike.learn.objective import Batch, Objective, Params, supervised
+from unalike.learn.objective import Objective, Supervised, penalised
 from unalike.learn.schedules import Schedule
 from unalike.methods.averaging import averaged, check_averaging
 from unalike.methods.newcomers import NOBODY, newcomers, with_answered
@@ -103,13 +103,8 @@ class LearnedPrior:
         return -torch.logsumexp(responsibilities(theta, weights, centers, scale), 0)
 
     def _objective(self, client: Client, gamma: dict[str, Tensor]) -> Objective:
-        plain, share = supervised(self.model), self.strength / client.n.clamp(min=1)
-
-        def objective(theta: Params, batch: Batch) -> Tensor:
-            assert isinstance(theta, Tensor)
-            return plain(theta, batch) + share * self.penalty(theta, **gamma)
-
-        return objective
+        share = self.strength / client.n.clamp(min=1)
+        return penalised(Supervised(self.model), lambda theta: share * self.penalty(theta, **gamma))
 
     @task
     def fit(self, client: Client, weights: Tensor, centers: Tensor, scale: Tensor, rate: Tensor) -> Sent:
@@ -141,15 +136,10 @@ class LearnedPrior:
         theta, _ = local.train(self._objective(client, gamma), weights @ centers, client)
         return send(keep={"theta": client.kept.get("theta", theta)})
 
-    @task
+    @task(stays="theta")
     def own(self, client: Client, weights: Tensor, centers: Tensor) -> Sent:
         """The client's model, or the mean centre where there is none."""
         return send(theta=client.kept.get("theta", weights @ centers))
-
-    @own.into
-    def stays(self) -> list[Release]:
-        """A personal model does not leave its client."""
-        return [Stays("theta")]
 
     # The server's side
 

@@ -14,7 +14,7 @@ from unalike.core.device import beside
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import Release, Stays
+from unalike.core.release import Release
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import (
@@ -111,15 +111,10 @@ class QuPeD:
         trained = self.local.times(self.newcomer_rounds)(objective, w, client)
         return send(keep={"x": client.kept.get("x", trained)})
 
-    @task
+    @task(stays="x")
     def own(self, client: Client, w: Tensor) -> Sent:
         """The personal model, or w where there is none."""
         return send(x=client.kept.get("x", w))
-
-    @own.into
-    def stays(self) -> list[Release]:
-        """A personal model does not leave its client."""
-        return [Stays("x")]
 
     def _moves(self, params: dict[str, Tensor], batch: Batch) -> Moves:
         """One step; the forward pass of w serves both moves."""

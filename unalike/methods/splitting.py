@@ -24,14 +24,15 @@ from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Models, Replies, each
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import SIZE, Each, Mean, Release, Stays
+from unalike.core.release import SIZE, Each, Mean, Release
 from unalike.core.roster import Declared
 from unalike.core.task import Sent, send, task
 from unalike.learn.anderson import Anderson, columns_of
 from unalike.learn.local import LocalSGD
-from unalike.learn.objective import Batch, Objective, Params, supervised
+from unalike.learn.objective import Batch, Objective, Params, Supervised, penalised
 from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
+from unalike.methods.averaging import averaged, begun, check_averaging
 from unalike.networks.classifiers import Linear
 from unalike.privacy.dpsgd import PointPrivacy, Steps
 from unalike.privacy.mechanisms import AdditiveNoise, Norm
@@ -122,13 +123,7 @@ class Splitting:
         self._check_privacy()
 
     def _check_privacy(self) -> None:
-        if self.secure and self.clip is None:
-            raise ValueError("a secure sum is over bounded integers; set clip=..., the most that an update may be long")
-        if self.noise is not None and self.local.private is not None:
-            raise ValueError(
-                "noise (which protects clients) and local.private (which protects points) at once: a ledger speaks "
-                "about one of them; choose one"
-            )
+        check_averaging(self.clip, self.noise, self.secure, self.local, points=True)
         if self.local.private is not None and (self._exact or self.losses == "sum"):
             raise ValueError("local.private protects the steps of solver='local' on losses='mean'; set both")
         if not self._loss_is_released:
@@ -252,14 +247,11 @@ class Splitting:
     @fit.into
     def sums(self) -> list[Release]:
         """What the server sees: a mean, weighted by declared sizes where nothing is to be protected."""
-        weight, loss = self._weight, Mean("loss", weight=self._weight)
         if self._of_each:
-            return [Each("z"), loss]
+            return [Each("z"), Mean("loss", weight=self._weight)]
         if self.local.private is not None:
             return [Mean("update", clip=self.clip, secure=self.secure, cost=self.local.cost)]
-        if not self._loss_is_released:
-            return [Mean("update", clip=self.clip, noise=self.noise, secure=self.secure)]
-        return [Mean("update", weight=weight, clip=self.clip), loss]
+        return averaged(self.clip, self.noise, self.secure, weight=self._weight)
 
     @fit.derive
     def own_noise(self, declared: Declared) -> dict[str, Tensor]:
@@ -276,16 +268,11 @@ class Splitting:
     def gram(self) -> list[Release]:
         return [Mean("gram", weight=self._weight)]
 
-    @task
+    @task(stays="theta")
     def own(self, client: Client, center: Tensor, inverse: Tensor) -> Sent:
         """The personal model P_i(z̄), which stays."""
         local = replace(self.local, private=None)
         return send(theta=self._image(client, local, center, center, inverse, torch.ones(()), None, fresh=True)[0])
-
-    @own.into
-    def stays(self) -> list[Release]:
-        """A personal model does not leave its client."""
-        return [Stays("theta")]
 
     def _point(self, client: Client, center: Tensor, weights: Tensor | None) -> tuple[Tensor, dict[str, Tensor]]:
         """The client's u for this round, and what it keeps of the way there."""
@@ -340,7 +327,7 @@ class Splitting:
     ) -> tuple[Tensor, Tensor]:
         """P_i(u), and the loss on the way; fresh: the client may not have been prepared."""
         if not self._exact:
-            plain = supervised(self.model)
+            plain = Supervised(self.model)
             scale = client.n if self.losses == "sum" else 1.0
 
             def batch_loss(theta: Params, batch: Batch) -> Tensor:
@@ -368,18 +355,13 @@ class Splitting:
         """f + ‖· − u‖²/2η, or f alone where there is no such term."""
         if self.step == "gradient" or (self.mu == 0 and not self.mu_step):
             return objective
-
-        def proximal(theta: Params, batch: Batch) -> Tensor:
-            assert isinstance(theta, Tensor)
-            return objective(theta, batch) + inverse / 2 * (theta - u).square().sum()
-
-        return proximal
+        return penalised(objective, lambda theta: inverse / 2 * (theta - u).square().sum())
 
     # The server's side
 
     def start(self, seed: int) -> State:
         theta = self.model.init(seed)
-        state = State(theta=theta).with_part("server", self.server.start(theta))
+        state = begun("theta", theta, self.server)
         if self.mu_step:
             first = {"mu": torch.tensor(self._inverse), "loss": torch.tensor(torch.nan), "falls": torch.zeros(())}
             state = state.with_part("prox", first)
