@@ -5,7 +5,7 @@
 
 from unalike.data.build import list_partitions
 from unalike.data.describe import Description, describe
-from unalike.data.entry import from_arrays, load
+from unalike.data.entry import from_arrays, in_pieces, load
 from unalike.data.population import Population
 from unalike.data.source import DataError, Source
 from unalike.data.sources.catalog import list_sources
@@ -17,6 +17,7 @@ __all__ = [
     "Source",
     "describe",
     "from_arrays",
+    "in_pieces",
     "list_partitions",
     "list_sources",
     "load",

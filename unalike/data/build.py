@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ from numpy.random import Generator, default_rng
 from torch import Tensor
 
 from unalike.core.client import Clients
+from unalike.core.request import Part
 from unalike.core.schema import Schema
 from unalike.data import spec
 from unalike.data.partition.features import categories
@@ -19,7 +20,7 @@ from unalike.data.partition.mixture import Mixture
 from unalike.data.partition.schemes import NEED_CLASSES, PARTITIONS, Partition, iid
 from unalike.data.partition.shift import QUARTERS, draw_angles, draw_clusters, rotate_clients
 from unalike.data.population import Population, Scaling
-from unalike.data.rows import gather, group, owners, rank, shuffle
+from unalike.data.rows import gather, group, owners, rank, release, shuffle, stored_type
 from unalike.data.source import FILLED, Array, DataError, Names, Source
 
 # One generator for each decision, so that e.g. hiding more labels leaves the partition as it was.
@@ -90,7 +91,77 @@ class _Dealt:
     counts: Sequence[int] | None = None  # clients of each angle or cluster
 
 
-def build(
+class LaidOut:
+    """Rows dealt out to clients, whose inputs are still in the source: they are put together for whom they are wanted.
+
+    ``facts`` is the population with all that is known but the inputs; its ``x`` is one row of zeros for all.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        dealt: _Dealt,
+        kept: Array,
+        facts: Population,
+        turned: tuple[Array, Sequence[float]] | None,
+    ) -> None:
+        self.source, self.facts = source, facts
+        self._rows, self._sizes, self._kept, self._turned = dealt.rows, dealt.sizes, kept, turned
+        self._start = np.cumsum(dealt.sizes) - dealt.sizes
+
+    def population(self, overwrite: bool = False) -> Population:
+        """The population with everybody's inputs; ``overwrite``: those of the source may be changed."""
+        source = self.source
+        x = gather(source.name, source.x, self._rows, source.kind, overwrite)
+        if self._turned is not None:
+            x = x.copy() if x is source.x and not overwrite else x
+            rotate_clients(x, self._sizes, *self._turned)
+        whole = torch.from_numpy(x)
+        train, validation, test = (replace(part, x=whole) for part in self.facts.parts.values())
+        return replace(self.facts, train=train, validation=validation, test=test)
+
+    def chosen(self, positions: Tensor) -> dict[Part, Clients]:
+        """The clients at these positions, with their own rows alone."""
+        clients = self._kept[positions.numpy()]
+        places = self._places(clients)
+        x, index = torch.from_numpy(self._inputs(clients, places)), torch.from_numpy(places)
+        own = torch.from_numpy(np.cumsum(self._sizes[clients]) - self._sizes[clients] - self._start[clients])
+        made: dict[Part, Clients] = {}
+        for name, part in self.facts.parts.items():
+            some = part.select(positions)
+            y, known = (None if one is None else one[index] for one in (part.y, part.known))
+            made[name] = replace(some, x=x, y=y, known=known, start=some.start + own)
+        release(self.source.x)
+        return made
+
+    def pieces(self, rows: int) -> Iterator[Array]:
+        """All inputs in their order, those of some clients at a time, about so many rows."""
+        ends = np.cumsum(self._sizes)
+        first = 0
+        while first < len(ends):
+            last = max(first + 1, int(np.searchsorted(ends, self._start[first] + rows, side="right")))
+            clients = np.arange(first, last)
+            yield self._inputs(clients, self._places(clients))
+            release(self.source.x)
+            first = last
+
+    def _places(self, clients: Array) -> Array:
+        """Where the rows of these clients are in the order of all."""
+        sizes = self._sizes[clients]
+        before = np.cumsum(sizes) - sizes
+        places: Array = np.arange(int(sizes.sum())) + np.repeat(self._start[clients] - before, sizes)
+        return places
+
+    def _inputs(self, clients: Array, places: Array) -> Array:
+        rows = places if self._rows is None else self._rows[places]
+        x = gather(self.source.name, self.source.x, rows, self.source.kind)
+        if self._turned is not None:
+            which, angles = self._turned
+            rotate_clients(x, self._sizes[clients], which[clients], angles)
+        return x
+
+
+def lay_out(
     source: Source,
     *,
     partition: str | Partition | None = None,
@@ -104,10 +175,9 @@ def build(
     rotate: Sequence[float] | None = None,
     normalize: bool = True,
     schema: Schema | None = None,
-    overwrite: bool = False,
     seed: int = 0,
-) -> Population:
-    """Make a population out of a source; ``unalike.data.load`` explains the arguments."""
+) -> LaidOut:
+    """Deal a source's rows out to clients; ``unalike.data.load`` explains the arguments."""
     if samples is not None and samples < 1:
         raise DataError(f"samples must be at least 1, got {samples}")
     if partition is None:
@@ -130,13 +200,12 @@ def build(
             f"({len(sizes)} clients, the largest with {int(sizes.max())} rows)"
         )
 
-    x = gather(source.name, source.x, dealt.rows, source.kind, overwrite)
     y = None if source.y is None else source.y if dealt.rows is None else source.y[dealt.rows]
     per_client = {} if dealt.natural is None else {k: v[dealt.natural[kept]] for k, v in source.per_client.items()}
+    turned: tuple[Array, Sequence[float]] | None = None
     if angles is not None:
         which = draw_angles(len(sizes), default_rng([seed, _SHIFT]), angles, dealt.counts)
-        x = x.copy() if x is source.x and not overwrite else x
-        rotate_clients(x, sizes, which, angles)
+        turned = which, angles
         per_client["rotation"] = np.asarray(angles, dtype=np.float32)[which[kept]]
     if dealt.clusters is not None and y is not None and source.classes is not None:
         which = draw_clusters(len(sizes), default_rng([seed, _SHIFT]), dealt.clusters, dealt.counts)
@@ -168,7 +237,9 @@ def build(
         )
         return made if known is None else replace(made, labeled=made.labels_there() > 0)  # some may be elsewhere
 
-    tensors = (torch.from_numpy(x), None if y is None else torch.from_numpy(np.require(y, requirements=["C", "W"])))
+    blank = torch.from_numpy(np.zeros((1, *source.x.shape[1:]), stored_type(source.name, source.x, source.kind)))
+    x = blank.expand(len(source.x) if dealt.rows is None else len(dealt.rows), *blank.shape[1:])
+    tensors = (x, None if y is None else torch.from_numpy(np.require(y, requirements=["C", "W"])))
     left_out = _select_names(dealt.names, np.setdiff1d(np.arange(len(sizes)), kept))
     population = Population(
         name=source.name,
@@ -192,7 +263,7 @@ def build(
     )
     if schema is not None:
         population.check(schema)
-    return population
+    return LaidOut(source, dealt, kept, population, turned)
 
 
 def _deal(source: Source, partition: str | Partition, clients: int | None, rng: Generator) -> _Dealt:

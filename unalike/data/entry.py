@@ -14,14 +14,14 @@ import torch
 from unalike.core.schema import Schema
 from unalike.data import spec
 from unalike.data.arrays import PartialLabels, Task, array_source
-from unalike.data.build import build
+from unalike.data.build import LaidOut, lay_out
 from unalike.data.files.reader import file_source, frame_source
 from unalike.data.partition.schemes import Partition
 from unalike.data.population import Population
 from unalike.data.source import DataError, Kind, Source
 from unalike.data.sources.catalog import CATALOG, open_source
 
-PLAN = [name for name in inspect.signature(build).parameters if name not in ("source", "overwrite")]
+PLAN = [name for name in inspect.signature(lay_out).parameters if name != "source"]
 
 
 def load(
@@ -69,16 +69,33 @@ def load(
     """
     given = locals()
     plan = {name: given[name] for name in PLAN}
+    return _laid_out(data, plan, options).population(overwrite=not isinstance(data, Source))
+
+
+def in_pieces(data: str | Path, *, schema: Schema | str | Path | None = None, **given: Any) -> LaidOut:
+    """What ``load`` would make a population of, before inputs are read, for who wants the rows of some clients alone.
+
+    Inputs stay in their file where it can be mapped (NPZ without compression), and tables are read some rows at a time
+    into a temporary file, but for those that need a look at all rows at once (``files.tabular.spooled``). Every other
+    source is read as a whole.
+    """
+    plan = {name: given.pop(name) for name in PLAN if name in given}
+    return _laid_out(data, {**plan, "schema": schema}, given, pieces=True)
+
+
+def _laid_out(
+    data: str | Path | pd.DataFrame | Source, plan: dict[str, Any], options: dict[str, Any], pieces: bool = False
+) -> LaidOut:
+    schema = plan["schema"]
     plan["schema"] = known = schema if schema is None or isinstance(schema, Schema) else read_schema(schema)
     if isinstance(data, Source):
         if options:
             raise DataError(f"unknown options for a ready-made source: {', '.join(options)}")
-        source = data
-    else:
-        source = _open(data, seed, known, options)
-        if source.client is None and partition is None and not _named(data):
-            raise _nobody(source.name)
-    return build(source, **plan, overwrite=not isinstance(data, Source))
+        return lay_out(data, **plan)
+    source = _open(data, plan.get("seed", 0), known, options, pieces)
+    if source.client is None and plan.get("partition") is None and not _named(data):
+        raise _nobody(source.name)
+    return lay_out(source, **plan)
 
 
 def read_schema(file: str | Path) -> Schema:
@@ -122,7 +139,9 @@ def _nobody(name: str) -> DataError:
     )
 
 
-def _open(data: str | Path | pd.DataFrame, seed: int, schema: Schema | None, options: dict[str, Any]) -> Source:
+def _open(
+    data: str | Path | pd.DataFrame, seed: int, schema: Schema | None, options: dict[str, Any], pieces: bool
+) -> Source:
     if isinstance(data, pd.DataFrame):
         return frame_source(data, schema=schema, **options)
     if not isinstance(data, str | Path):
@@ -138,7 +157,7 @@ def _open(data: str | Path | pd.DataFrame, seed: int, schema: Schema | None, opt
         if isinstance(data, Path) or "/" in text or path.suffix:
             raise DataError(f"there is no file or folder {text}")
         raise spec.unknown("data set", text, list(CATALOG), extra=" There is no file or folder of that name either.")
-    return file_source(path, schema=schema, **options)
+    return file_source(path, schema=schema, pieces=pieces, **options)
 
 
 def from_arrays(
@@ -168,4 +187,4 @@ def from_arrays(
     source = array_source(x, y, client, name=name, schema=schema, **how)
     if client is None and plan.get("partition") is None:
         raise _nobody(name)
-    return build(source, overwrite=overwrite, **plan)
+    return lay_out(source, **plan).population(overwrite)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
 
 import numpy as np
@@ -51,7 +52,7 @@ def gather(name: str, x: Array, rows: Array | None, kind: Kind, overwrite: bool 
     Nothing is copied when ``x`` is already so. With ``overwrite`` the caller gives up ``x``, and rows that move only
     within their client are moved inside it.
     """
-    wanted = _dtype(name, x, kind)
+    wanted = stored_type(name, x, kind)
     count = len(x) if rows is None else len(rows)
     in_place = x.dtype == wanted and x.flags.writeable and x.flags.c_contiguous
     if rows is None and in_place:
@@ -72,7 +73,8 @@ def gather(name: str, x: Array, rows: Array | None, kind: Kind, overwrite: bool 
     return out
 
 
-def _dtype(name: str, x: Array, kind: Kind) -> np.dtype[np.generic]:
+def stored_type(name: str, x: Array, kind: Kind) -> np.dtype[np.generic]:
+    """The type of which the store keeps inputs."""
     if x.dtype.kind not in "buif":
         raise DataError(f"{name}: x must hold numbers, but its type is {x.dtype}")
     if kind == "tokens":
@@ -80,6 +82,15 @@ def _dtype(name: str, x: Array, kind: Kind) -> np.dtype[np.generic]:
             raise DataError(f"{name}: tokens must be whole numbers, but the type of x is {x.dtype}")
         return np.dtype(np.int64)
     return np.dtype(np.uint8) if x.dtype == np.uint8 else np.dtype(np.float32)
+
+
+def release(x: Array) -> None:
+    """Let go of the memory of an array that is mapped from a file; it is read again when it is needed."""
+    owner: object = x
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # not on every system
+        owner.madvise(mmap.MADV_DONTNEED)
 
 
 def _step(x: Array) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,15 @@ import pandas as pd
 from unalike.core.schema import Schema
 from unalike.data.arrays import array_source
 from unalike.data.files.pictures import PICTURES, picture_folder, visible
-from unalike.data.files.tabular import Layout, Missing, Rows, read_table, take_apart
+from unalike.data.files.tabular import Layout, Missing, Rows, read_table, spooled, take_apart
 from unalike.data.source import FILLED, Array, DataError, Source
-from unalike.data.sources.folder import open_npz
+from unalike.data.sources.folder import mapped_npz, open_npz
 
 _TABLES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq")
 _KNOWN = (*_TABLES, ".npz")
 
 
-def file_source(path: Path, *, schema: Schema | None = None, **options: Any) -> Source:
+def file_source(path: Path, *, schema: Schema | None = None, pieces: bool = False, **options: Any) -> Source:
     """A source from the user's own data.
 
     - NPZ: arrays ``x``, ``client`` and optionally ``y`` (see ``arrays.array_source`` for what they may hold).
@@ -31,10 +32,11 @@ def file_source(path: Path, *, schema: Schema | None = None, **options: Any) -> 
     - a folder of images: ``client/class/image.png``, or ``client/image.png`` without labels; ``size`` scales them.
 
     ``schema``: what the data must be; columns, values of text and classes are then its own. ``options`` are fields of
-    ``Layout`` and ``kind``, ``classes``, ``task``, ``partial_labels`` of ``array_source``.
+    ``Layout`` and ``kind``, ``classes``, ``task``, ``partial_labels`` of ``array_source``. ``pieces``: do not hold all
+    inputs in memory where that can be avoided.
     """
     layout, others = _layout(schema, options)
-    return _source(read_rows(path, layout), path.name, layout.missing, schema, others)
+    return _source(read_rows(path, layout, pieces), path.name, layout.missing, schema, others)
 
 
 def frame_source(frame: pd.DataFrame, *, name: str = "table", schema: Schema | None = None, **options: Any) -> Source:
@@ -68,8 +70,8 @@ def _source(rows: Rows, name: str, missing: Missing, schema: Schema | None, othe
     return replace(source, dropped=rows.empty, incomplete=rows.incomplete, columns=rows.columns, pooled=pooled)
 
 
-def read_rows(path: Path, layout: Layout) -> Rows:
-    """What ``file_source`` makes a source of."""
+def read_rows(path: Path, layout: Layout, pieces: bool = False) -> Rows:
+    """What ``file_source`` makes a source of; ``pieces``: inputs may be an array that is mapped from a file."""
     if path.is_dir():
         inside = visible(path)
         if not inside:
@@ -90,19 +92,23 @@ def read_rows(path: Path, layout: Layout) -> Rows:
         pictures = " (an image goes into a folder of its client)" if path.suffix.lower() in PICTURES else ""
         raise DataError(f"cannot read {path}: expected a file ending in {', '.join(_KNOWN)}, or a folder{pictures}")
     if suffix == ".npz":
-        arrays = _read_npz(path, {"x", "y", "client"} | ({id_column} if id_column else set()))
+        mapped = mapped_npz(path, "x") if pieces else None
+        known = {"x", "y", "client"} | ({id_column} if id_column else set())
+        arrays = _read_npz(path, known, {} if mapped is None else {"x": mapped})
         if id_column and id_column not in arrays:
             raise DataError(f"{path}: there is no array {id_column!r} (id_column); it holds {', '.join(arrays)}")
         ids = arrays[id_column] if id_column else None
         return Rows(arrays["x"], arrays.get("y"), arrays.get("client"), ids=ids)
-    return take_apart(read_table(path, layout), path.name, layout)
+    found = spooled(path, layout) if pieces else None
+    return take_apart(read_table(path, layout), path.name, layout) if found is None else found
 
 
 def _suffix(path: Path) -> str | None:
     return next((suffix for suffix in _KNOWN if path.name.lower().endswith(suffix)), None)
 
 
-def _read_npz(path: Path, known: set[str]) -> dict[str, Array]:
+def _read_npz(path: Path, known: set[str], given: Mapping[str, Array] = MappingProxyType({})) -> dict[str, Array]:
+    """The arrays of a file, but for those that are given."""
     with open_npz(path) as archive:
         strange = sorted(set(archive.files) - known)
         if strange or "x" not in archive.files:
@@ -111,8 +117,8 @@ def _read_npz(path: Path, known: set[str]) -> dict[str, Array]:
                 f"are some, {' and '.join(sorted(known - {'x'}))}"
                 + (f": rename or remove {strange[0]!r}" if strange else "")
             )
-        found: dict[str, Array] = {}
-        for key in archive.files:
+        found: dict[str, Array] = dict(given)
+        for key in set(archive.files) - set(given):
             try:
                 found[key] = archive[key]
             except ValueError as error:

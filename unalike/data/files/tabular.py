@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import importlib.util
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -65,27 +67,14 @@ class Layout:
 
 def read_table(path: Path, layout: Layout) -> pd.DataFrame:
     """A CSV, TSV or Parquet file, with its columns' names checked."""
-    name = path.name.lower()
     with reading(path):
-        if name.endswith((".parquet", ".pq")):
+        if _is_parquet(path):
             try:
                 frame = pd.read_parquet(path)
             except ImportError as error:
                 raise DataError(f"{path}: reading Parquet files needs pyarrow: pip install 'unalike[data]'") from error
         else:
-            separator = layout.delimiter or ("\t" if ".tsv" in name else ",")
-            header = pd.read_csv(path, sep=separator, header=None, nrows=1, dtype=str, keep_default_na=False)
-            titles = [str(title) for title in header.iloc[0]]
-            repeated = sorted({title for title in titles if titles.count(title) > 1})
-            if repeated:
-                raise DataError(f"{path}: the column {repeated[0]!r} occurs more than once")
-            if len(titles) == 1 and any(sign in titles[0] for sign in ";\t|"):
-                raise DataError(
-                    f"{path}: only one column was found, {titles[0]!r}; is another delimiter needed? "
-                    f"Say e.g. delimiter=';' (on the command line: --set \"data.options.delimiter=';'\")"
-                )
-            types = {title: str for title in titles if title in layout.text}
-            frame = pd.read_csv(path, sep=separator, dtype=types, low_memory=False)
+            frame = pd.read_csv(path, **_csv(path, layout), low_memory=False)
     for column in frame.columns:
         if str(column).strip() == "" or str(column).startswith("Unnamed: "):
             raise DataError(
@@ -93,6 +82,133 @@ def read_table(path: Path, layout: Layout) -> pd.DataFrame:
                 f"name it or remove it"
             )
     return frame
+
+
+def _is_parquet(path: Path) -> bool:
+    return path.name.lower().endswith((".parquet", ".pq"))
+
+
+def _csv(path: Path, layout: Layout) -> dict[str, Any]:
+    """How pandas reads a CSV or TSV file, whose header is checked."""
+    separator = layout.delimiter or ("\t" if ".tsv" in path.name.lower() else ",")
+    header = pd.read_csv(path, sep=separator, header=None, nrows=1, dtype=str, keep_default_na=False)
+    titles = [str(title) for title in header.iloc[0]]
+    repeated = sorted({title for title in titles if titles.count(title) > 1})
+    if repeated:
+        raise DataError(f"{path}: the column {repeated[0]!r} occurs more than once")
+    if len(titles) == 1 and any(sign in titles[0] for sign in ";\t|"):
+        raise DataError(
+            f"{path}: only one column was found, {titles[0]!r}; is another delimiter needed? "
+            f"Say e.g. delimiter=';' (on the command line: --set \"data.options.delimiter=';'\")"
+        )
+    return {"sep": separator, "dtype": {title: str for title in titles if title in layout.text}}
+
+
+def _tables(path: Path, layout: Layout, rows: int) -> Iterator[pd.DataFrame]:
+    """The rows of ``read_table``, so many at a time."""
+    with reading(path):
+        if _is_parquet(path):
+            import pyarrow.parquet
+
+            with pyarrow.parquet.ParquetFile(path) as file:
+                for batch in file.iter_batches(rows):
+                    yield batch.to_pandas()
+        else:
+            with pd.read_csv(path, **_csv(path, layout), chunksize=rows, low_memory=False) as chunks:
+                yield from chunks
+
+
+def spooled(path: Path, layout: Layout, rows: int = 1 << 16) -> Rows | None:
+    """What ``take_apart`` makes of a whole table, with inputs in a temporary file that is mapped.
+
+    The table is read twice, some rows at a time. None where only a look at all rows at once can tell what a column
+    holds, or what is wrong with it: numbers in one piece and text in another, text that reads as a number, dates, an
+    empty piece, infinite or missing numbers (unless their rows are left out), too many values of text.
+    """
+    if _is_parquet(path) and importlib.util.find_spec("pyarrow") is None:
+        return None
+    if layout.missing not in ("error", "drop"):
+        return None
+    known = layout.known
+    if known is None:
+        features: dict[str, set[str] | None] = {}
+        for number, frame in enumerate(_tables(path, layout, rows)):
+            own = _features(frame, path.name, layout)
+            if number == 0:
+                features = {title: None if _is_number(frame[title]) else set() for title in own}
+            if (
+                not own
+                or list(own) != list(features)
+                or not all(_clear(frame[title], features[title]) for title in own)
+            ):
+                return None
+        known = {title: None if values is None else sorted(values) for title, values in features.items()}
+        if not known or any(
+            values is not None and not 0 < len(values) <= _MOST_CATEGORIES for values in known.values()
+        ):
+            return None
+    return _spool(path, replace(layout, known=known), rows)
+
+
+def _features(frame: pd.DataFrame, name: str, layout: Layout) -> list[str]:
+    """The feature columns, where nothing is known of them beforehand and nothing is wrong with them."""
+    roles = [
+        _find(frame, name, "client_column", layout.client_column, "client", required=True),
+        _find(frame, name, "label_column", layout.label_column, "y", required=True),
+        layout.epsilon_column and _find(frame, name, "epsilon_column", layout.epsilon_column, "", required=True),
+    ]
+    titles = [str(title) for title in frame.columns]
+    looks = (
+        roles[1] is None and layout.label_column is None and any(one.lower() in _LOOKS_LIKE_LABELS for one in titles)
+    )
+    odd = any(title.strip() == "" or title.startswith("Unnamed: ") for title in titles)
+    return [] if looks or odd else [title for title in titles if title not in roles]
+
+
+def _is_number(column: pd.Series) -> bool:
+    return pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column)
+
+
+def _clear(column: pd.Series, values: set[str] | None) -> bool:
+    """Is a piece of a column what the first piece was, numbers or text? Values of text are added to ``values``."""
+    present = column.dropna()
+    if len(present) == 0 or _is_number(column) != (values is None) or pd.api.types.is_datetime64_any_dtype(column):
+        return False
+    if values is None:
+        return bool(np.isfinite(present.to_numpy(dtype=np.float64)).all())
+    found = {str(value) for value in present.unique()}
+    values |= found
+    return len(values) <= _MOST_CATEGORIES and not pd.to_numeric(pd.Series(list(found)), errors="coerce").notna().any()
+
+
+def _spool(path: Path, layout: Layout, rows: int) -> Rows | None:
+    """The second look: inputs go to a temporary file, clients and labels stay."""
+    clients, labels, incomplete, count, width = list[Array](), list[Array](), 0, 0, 0
+    with tempfile.TemporaryFile() as file:
+        for frame in _tables(path, layout, rows):
+            lacking = frame[list(layout.known or ())].isna().any(axis=1)
+            if layout.missing == "error" and lacking.any():
+                return None
+            incomplete += int(lacking.sum())
+            if lacking.all():
+                continue
+            try:
+                piece = take_apart(frame, path.name, layout)
+            except DataError:
+                return None  # whoever reads all rows can say which row is wrong
+            file.write(np.ascontiguousarray(piece.x).data)
+            count, width = count + len(piece.x), piece.x.shape[1]
+            for column, all_ in ((piece.client, clients), (piece.y, labels)):
+                all_ += [] if column is None else [column]
+        if count == 0 or len({column.dtype.kind.replace("f", "i") for column in labels}) > 1:
+            return None  # a label that is a number in one piece only
+        file.flush()
+        x = np.memmap(file, np.float32, "r", shape=(count, width))
+    client = np.concatenate(clients) if clients else None
+    if client is not None and len({column.dtype.kind for column in clients}) > 1:
+        return None  # ids that are numbers in one piece only
+    y = np.concatenate(labels) if labels else None
+    return Rows(x, y, client, layout.known, incomplete=incomplete)
 
 
 def take_apart(frame: pd.DataFrame, name: str, layout: Layout) -> Rows:

@@ -14,8 +14,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unalike.data.source import DataError
 
@@ -133,6 +135,23 @@ def open_npz(path: Path, sha256: str | None = None) -> Iterator[np.lib.npyio.Npz
         archive = np.load(file, allow_pickle=False)
         with archive:
             yield archive
+
+
+def mapped_npz(path: Path, name: str) -> NDArray[Any] | None:
+    """An array of an NPZ file, mapped and not read; None where it is compressed, in another order, or not there."""
+    with open_npz(path), zipfile.ZipFile(path) as archive, path.open("rb") as file:
+        inside = next((one for one in archive.infolist() if one.filename == f"{name}.npy"), None)
+        if inside is None or inside.compress_type != zipfile.ZIP_STORED:
+            return None
+        file.seek(inside.header_offset)
+        head = file.read(30)  # of the member: its name and its extra field follow, as long as the last four bytes say
+        file.seek(int.from_bytes(head[26:28], "little") + int.from_bytes(head[28:30], "little"), os.SEEK_CUR)
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+        if fortran or dtype.hasobject or version not in ((1, 0), (2, 0)) or 0 in shape:
+            return None
+        return np.memmap(path, dtype, "r", file.tell(), shape)
 
 
 def checksum(path: Path) -> str:

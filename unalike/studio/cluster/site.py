@@ -15,39 +15,42 @@ from torch import Tensor
 from unalike.core.client import Clients
 from unalike.core.request import Part, Program
 from unalike.core.terms import Terms
+from unalike.data.build import LaidOut
 from unalike.data.population import Population
 from unalike.runtime.shard.shard import Shard
 from unalike.runtime.shard.simulator import Simulator
-from unalike.studio.cluster.absent import chosen, emptied, encoded
+from unalike.studio.cluster.absent import emptied, encoded
 from unalike.studio.program import program_of
 from unalike.studio.recipe.recipe import Recipe, checked
 from unalike.studio.runs import fingerprint
 from unalike.studio.runs.declared import column_of, declare
 from unalike.studio.runs.map_data import MOST_CLIENTS
-from unalike.studio.runs.prepare import Prepared, load_data, prepare
+from unalike.studio.runs.prepare import Prepared, data_in_pieces, prepare
 from unalike.studio.runs.privacy import noise_of, target_delta
 
+_PIECE = 1 << 12  # rows that are read at once for their digest
 TRAINING = f"{__name__}:Training"  # as a driver names it
 
 
 class Training:
-    """The clients of a recipe. After ``shard`` only the rows of its own clients are in memory."""
+    """The clients of a recipe. Inputs are put together for its own clients alone, and the rest of the source let go."""
 
     def __init__(self, settings: str) -> None:
         told = json.loads(settings)
         self._recipe, self._key = checked(told["recipe"], "the recipe of this run"), bytes.fromhex(told["key"])
-        self._whole: Population | None = self._loaded()
+        self._laid_out: LaidOut | None = data_in_pieces(self._recipe)
         self._mine: Tensor | None = None
         self._parts: dict[Part, Clients] = {}
-        population = self._whole
+        population = self._declared(self._laid_out.facts)
         self._facts = emptied(population)
         step = max(1, math.ceil(len(population) / MOST_CLIENTS))
         counted = population.classes is not None and population.has_labels
         counts = population.histogram()[::step].clone() if counted else None
-        self._about = encoded(population, fingerprint.of(population, self._key), counts)
+        digests = fingerprint.of(population, self._key, self._laid_out.pieces(_PIECE))
+        self._about = encoded(population, digests, counts)
 
-    def _loaded(self) -> Population:
-        recipe, population = self._recipe, load_data(self._recipe)
+    def _declared(self, population: Population) -> Population:
+        recipe = self._recipe
         if column_of(recipe) is None:
             return population
         seen = population.roster().select(population.seen)  # each client's ε is a column of the rows
@@ -60,8 +63,9 @@ class Training:
         recipe = checked(json.loads(settings), "the recipe of this run")
         prepared = prepare(recipe, self._facts)
         if self._mine is None or not torch.equal(self._mine, mine):
-            whole = self._whole if self._whole is not None else self._loaded()
-            self._parts, self._mine, self._whole = chosen(whole.parts, mine), mine, None
+            self._parts = {}  # of other clients
+            laid_out = self._laid_out or data_in_pieces(self._recipe)
+            self._parts, self._mine, self._laid_out = laid_out.chosen(mine), mine, None
         program = agreed_program(prepared)
         roster = prepared.population.roster().select(mine)
         return Shard(self._parts, roster, program, simulator(recipe))

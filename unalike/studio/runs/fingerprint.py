@@ -74,8 +74,11 @@ def _damaged(file: Path, error: Exception) -> UserError:
     return UserError(f"{file} is damaged ({type(error).__name__}: {error}); restore it, or repeat the run")
 
 
-def of(population: Population, key: bytes) -> dict[str, Any]:
-    """Numbers of clients and rows, and a digest (HMAC-SHA256) of each thing that must stay as it was."""
+def of(population: Population, key: bytes, inputs: Iterable[Array] | None = None) -> dict[str, Any]:
+    """Numbers of clients and rows, and a digest (HMAC-SHA256) of each thing that must stay as it was.
+
+    inputs: those of the population in pieces, where it does not have them itself.
+    """
     if isinstance(population, Absent):  # whoever has the rows made it, with the same key
         if population.key != key:
             raise ValueError("the workers made the fingerprint with another key")
@@ -84,13 +87,24 @@ def of(population: Population, key: bytes) -> dict[str, Any]:
     sizes = [tensor for part in parts for tensor in (part.start, part.size)] + [population.seen, population.unseen]
     labels = [train.labeled, population.test.labeled, *(one for one in (train.y, train.known) if one is not None)]
     names = train.names.values if isinstance(train.names, Names) else np.array(list(train.names or []), dtype=str)
-    content = {"sizes": sizes, "inputs": [train.x], "labels": labels}
+    content = {"sizes": sizes, "labels": labels}
+    x = [train.x.numpy()] if inputs is None else inputs
     return {
         "clients": len(population),
         "rows": int(population.sizes.sum()),
         "names": _digest(key, "names", [names]),
+        "inputs": _digest_of_pieces(key, train.x[:1].numpy().dtype, tuple(train.x.shape), x),
         **{what: _digest(key, what, [one.numpy() for one in tensors]) for what, tensors in content.items()},
     }
+
+
+def _digest_of_pieces(key: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], pieces: Iterable[Array]) -> str:
+    """The digest of one array that comes in pieces."""
+    made = hmac.new(key, b"inputs", "sha256")
+    made.update(f"{dtype.str}{shape}".encode())
+    for piece in pieces:
+        made.update(np.ascontiguousarray(piece).view(np.uint8).data)
+    return made.hexdigest()
 
 
 def _digest(key: bytes, what: str, arrays: Iterable[Array]) -> str:

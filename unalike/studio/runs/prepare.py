@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import pandas as pd
 import torch
@@ -19,6 +20,7 @@ from unalike.core.model import Model
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema
 from unalike.data import DataError
+from unalike.data.build import LaidOut
 from unalike.data.population import Population
 from unalike.data.source import COUNTED, FILLED, Source
 from unalike.methods.problem import Problem
@@ -35,6 +37,7 @@ from unalike.studio.words import counted, listed
 
 FROM_PYTHON = "python:"  # before the name of data that was handed over as an object
 Given = Population | Source | pd.DataFrame  # data that is handed over as an object
+Loaded = TypeVar("Loaded", Population, LaidOut)
 
 
 class Elsewhere(Protocol):
@@ -134,23 +137,33 @@ def load_data(recipe: Recipe, given: Given | None = None) -> Population:
     """
     if isinstance(given, Population):
         return given
-    wanted = recipe.data.model_dump(exclude={"name", "options", "seed"})
-    name, options = recipe.data.name, dict(recipe.data.options)
-    if (column := column_of(recipe)) is not None:
-        options["epsilon_column"] = column  # which is no feature
-    if given is None and name.startswith(FROM_PYTHON):
+    if given is None and recipe.data.name.startswith(FROM_PYTHON):
         raise UserError(
-            f"the data {name.removeprefix(FROM_PYTHON)!r} of this run was given from Python; resume it from Python as "
-            "well: unalike.resume(folder, data=...)"
+            f"the data {recipe.data.name.removeprefix(FROM_PYTHON)!r} of this run was given from Python; resume it "
+            "from Python as well: unalike.resume(folder, data=...)"
         )
     if isinstance(given, Source) and given.client is None and recipe.data.partition is None:
         raise UserError(
             f"{given.name}: nothing says which client a row belongs to; give client ids, (x, y, client), or deal the "
             "rows out with a partition, e.g. partition='iid'"
         )
+    return _dealt(recipe, partial(data.load, recipe.data.name if given is None else given))
+
+
+def data_in_pieces(recipe: Recipe) -> LaidOut:
+    """The recipe's data before inputs are put together, for who needs those of some clients alone."""
+    return _dealt(recipe, partial(data.in_pieces, recipe.data.name))
+
+
+def _dealt(recipe: Recipe, load: Callable[..., Loaded]) -> Loaded:
+    """What comes of the recipe's way to deal rows out."""
+    wanted = recipe.data.model_dump(exclude={"name", "options", "seed"})
+    options = dict(recipe.data.options)
+    if (column := column_of(recipe)) is not None:
+        options["epsilon_column"] = column  # which is no feature
     seed = recipe.seed if recipe.data.seed is None else recipe.data.seed
     try:
-        return data.load(name if given is None else given, **wanted, seed=seed, **options)
+        return load(**wanted, seed=seed, **options)
     except DataError as error:
         raise DataError(_with_flag(str(error))) from error
 
