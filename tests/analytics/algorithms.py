@@ -203,6 +203,9 @@ CASES = {
     "candidates, central": Case(
         lambda: DiscreteMixture(2, 1.0, rounds=2, central=CENTRAL, bound=4.0), "gaussian", learned
     ),
+    "candidates, alternating central": Case(
+        lambda: DiscreteMixture(2, 1.0, once=False, rounds=2, central=CENTRAL, bound=4.0), "gaussian", learned
+    ),
     "mixture, central": Case(
         lambda: MixturePrior(2, "linear", 0.3, rounds=2, central=CENTRAL, bound=4.0), "linear", learned
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from unalike.analytics.estimation.private import Central, Clustering, Components
 from unalike.analytics.estimation.shared import Channel, EstimationError, mse
 from unalike.commands.main import app
 from unalike.core.client import Clients
+from unalike.core.release import Sum
 
 CANDIDATES = torch.tensor([[1.5, 0.0, 0.0], [0.0, 1.5, 0.0], [-1.0, -1.0, 1.0]])
 
@@ -97,6 +99,42 @@ def test_private_candidates_are_near_the_bare_ones_and_cost_what_they_may() -> N
     assert {row["array"] for row in federation.transcript.rows()} == {"share"}
 
 
+def test_a_share_of_algorithm_1_is_the_posterior_mean_at_the_nearest_candidate() -> None:
+    """Step 6 over single samples, and step 11's sums, written out."""
+    clients, _ = population(clients=20, points=3)
+    weights, bound = [0.5, 0.3, 0.2], 2.5
+    centers = (CANDIDATES + 0.2).double()
+    expected = torch.zeros(3, 5, dtype=torch.float64)
+    for i in range(20):
+        samples = clients.x[3 * i : 3 * i + 3].double()
+        alpha = [
+            p * math.exp(-sum(float((x - mu).square().sum()) for x in samples) / (2 * 0.8**2))
+            for p, mu in zip(weights, centers, strict=True)
+        ]
+        theta = sum(a * mu for a, mu in zip(alpha, centers, strict=True)) / sum(alpha)
+        nearest = min(range(3), key=lambda k: float((theta - centers[k]).norm()))
+        row = torch.tensor([*(theta / bound), float((theta / bound).square().sum()), 1.0], dtype=torch.float64)
+        expected[nearest] += row / math.sqrt(3)
+    method = DiscreteMixture(3, 0.8, once=False, central=Central(1.0, 1e-5), bound=bound)
+    inputs = {"weights": torch.tensor(weights), "centers": centers / bound, "variance": torch.tensor(1.0)}
+    unit = torch.tensor(bound, dtype=torch.float64)
+    found = simulate(clients).everyone().ask(method.alternate, into=Sum("share"), **inputs, unit=unit)["share"]
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_private_algorithm_1_alternates_and_costs_what_it_may() -> None:
+    clients, truth = population()
+    federation = simulate(clients)
+    method = DiscreteMixture(3, 1.0, rounds=3, once=False, central=Central(2.0, 1e-4), bound=2.5)
+    found = method.estimate(federation)
+    assert mse(found.estimate, truth) < 0.5 * mse(found.local, truth)
+    assert federation.ledger.epsilon(1e-4) == pytest.approx(2.0, rel=1e-3)
+    asked = Counter[str]()
+    for row in federation.transcript.rows():
+        asked[row["task"]] += row["times"]
+    assert asked == {"DiscreteMixture.join": uses_of(3, 1), "DiscreteMixture.alternate": 2}
+
+
 def test_private_mixture_of_regressions() -> None:
     random = torch.Generator().manual_seed(0)
     component = torch.randint(2, (600,), generator=random)
@@ -118,8 +156,6 @@ def test_what_makes_no_sense_is_refused() -> None:
         DiscreteMixture(2, 1.0, central=central, channel=Channel(epsilon=1.0, delta=1e-5), bound=1.0)
     with pytest.raises(EstimationError, match="a bound must be known"):
         DiscreteMixture(2, 1.0, central=central)
-    with pytest.raises(EstimationError, match="pile it up"):
-        DiscreteMixture(2, 1.0, central=central, bound=1.0, once=False)
     with pytest.raises(EstimationError, match="need bound"):
         MixturePrior(2, central=central)
     assert math.isclose(central.noise(4).noise_multiplier, 2 * central.noise(1).noise_multiplier)

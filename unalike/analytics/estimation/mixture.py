@@ -71,8 +71,9 @@ class DiscreteMixture(Estimator):
     for means it follows from ``radius`` ≥ ‖μ_l‖ (Lemma 1). (ε0, δ) is for all rounds together.
 
     ``central``: no client's estimate is seen at all; the server clusters by noisy sums (§2.3.3, ``private.py``), with
-    ``rounds`` steps after the last split. Each is of local estimates: posterior means are made of the last candidates,
-    so that their noise would add up from round to round, and ``once=False`` is refused.
+    ``rounds`` steps after the last split. With ``once`` each is of local estimates. With ``once=False`` only the first
+    is, and the others are steps of Lloyd on posterior means, as the paper has it. These are made of the last
+    candidates, so that their noise adds up from round to round.
     """
 
     components: int
@@ -92,10 +93,6 @@ class DiscreteMixture(Estimator):
         check_positive("bound", self.bound)
         if self.central is not None and not self.channel.is_bare:
             raise EstimationError("the noise is either the clients' own (channel) or on their sums (central): give one")
-        if self.central is not None and not self.once:
-            raise EstimationError(
-                "with central noise the posterior means of once=False would pile it up: use once=True"
-            )
         if self.kind not in ("means", "linear"):
             raise EstimationError(f"kind must be 'means' or 'linear', got {self.kind!r}")
         if self.components < 1 or self.rounds < 1:
@@ -131,7 +128,15 @@ class DiscreteMixture(Estimator):
         belongs = self._belongs(client, centers * unit, weights)
         return send(share=share(self._alone(client) / unit, torch.zeros((), dtype=torch.float64), belongs))
 
+    @task
+    def alternate(self, client: Client, weights: Tensor, centers: Tensor, variance: Tensor, unit: Tensor) -> Sent:
+        """The same of a private step of Algorithm 1: its posterior mean counts for the nearest candidate."""
+        theta = self._posterior_mean(client, centers * unit, weights) / unit
+        nearest = torch.arange(len(centers)) == (theta - centers).square().sum(1).argmin()
+        return send(share=share(theta, torch.zeros((), dtype=torch.float64), nearest.to(torch.float64)))
+
     @join.into
+    @alternate.into
     def _share(self) -> list[Release]:
         return [] if self.central is None else [self.central.release(uses_of(self.components, self.rounds))]
 
@@ -218,7 +223,8 @@ class DiscreteMixture(Estimator):
         def ask(now: Components) -> Tensor:
             nonlocal asked
             asked += 1
-            found = federation.everyone().ask(self.join, **now.inputs, unit=unit)["share"]
+            question = self.join if self.once or asked <= splits + 1 else self.alternate
+            found = federation.everyone().ask(question, **now.inputs, unit=unit)["share"]
             if asked > splits:
                 after_round(asked - splits)
             return found
