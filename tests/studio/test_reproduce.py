@@ -131,6 +131,8 @@ def test_the_list_has_every_item_once_with_a_verdict_or_a_reason():
     ids = [entry["id"] for entry in entries]
     assert len(set(ids)) == len(ids) and {"t1-table-4.1", "t2-figure-2.1", "p3-section-4-bernoulli"} <= set(ids)
     assert ids.index("t2-figure-4.1") < ids.index("t2-figure-c.1")
+    titles = [entry["title"] for entry in entries]
+    assert len(set(titles)) == len(titles)
     for entry in entries:
         assert {"id", "title", "two_cores", "verdict", "scale", "command"} <= set(entry)
         assert entry["verdict"] in ("holds", "differs", "not comparable") or entry["why"]

@@ -35,86 +35,239 @@ _LOST = "only its caption survives; the text and the numbers are lost"
 
 
 def _planned(
-    kind: str, numbers: str, title: str, two_cores: TwoCores, why: str = _LATER, by_hand: str = ""
+    kind: str, titles: dict[str, str], two_cores: TwoCores, why: str = _LATER, by_hand: str = ""
 ) -> list[Planned]:
-    """Tables or figures of one document that show the same thing; ``by_hand``: a command that draws it, unjudged."""
+    """Tables or figures of one document, by number; ``by_hand``: a command that draws them, unjudged."""
     why += f"; by hand: `{by_hand}`" if by_hand else ""
-    return [Planned(f"{kind}-{number}", title, two_cores, why) for number in numbers.split()]
+    return [Planned(f"{kind}-{number}", title, two_cores, why) for number, title in titles.items()]
 
 
 PLANNED: tuple[Planned, ...] = (
     *_planned(
         "t1-figure",
-        "3.3 a.5",
-        "FEMNIST: true and simulated clients",
+        {
+            "3.3": "FEMNIST: true, IID and MDM clients",
+            "a.5": "FEMNIST: true, IID and MDM clients of 2 and 3 components",
+        },
         "scaled",
         by_hand="unalike mdm --data femnist --plot FILE",
     ),
     *_planned(
         "t1-figure",
-        "3.4 a.6 a.7",
-        "Census: mixtures of 1, 3, 5 and 7 components",
+        {
+            "3.4": "Census: true, IID and MDM clients by race and by income, 7 components",
+            "a.6": "Census: clients by race, 1, 3, 5 and 7 components",
+            "a.7": "Census: clients by binned income, 1, 3, 5 and 7 components",
+        },
         "yes",
         by_hand="unalike mdm --data acs:race --components 7 --plot FILE",
     ),
-    *_planned("t1-figure", "3.5 a.8", "FEMNIST: local epochs and rates on true, MDM and IID clients", "scaled"),
     *_planned(
         "t1-figure",
-        "3.6 a.9 a.10 a.11 a.12 a.13 a.14 a.15 a.16",
-        "CIFAR-10: local epochs and rates on simulated clients",
+        {
+            "3.5": "FEMNIST: FedAvg by rate and local epochs on true, conditionally IID, MDM and IID clients",
+            "a.8": "FEMNIST: FedAvg by rate and local epochs, with server data of other writers",
+        },
         "scaled",
     ),
-    *_planned("t1-figure", "a.1 a.2", "MDM: likelihood by number of components; client sizes", "yes"),
-    *_planned("t1-table", "a.1", "MDM: the settings, recovered", "yes", by_hand="unalike mdm --data mdm:low-1"),
-    *_planned("t1-figure", "4.1 b.12 b.13 b.14", "Rank correlation of descriptors over training", "scaled"),
-    *_planned("t1-figure", "b.1", "Newcomers of other Dirichlet α", "yes", by_hand="unalike analyse RUN"),
-    *_planned("t1-figure", "b.2 b.3", "Shakespeare with an LSTM", "scaled"),
-    *_planned("t1-figure", "b.4", "PeFLL with ResNet20", "scaled"),
-    *_planned("t1-figure", "b.5 b.6 b.7", "Accuracy by rounds and bytes", "yes", by_hand="unalike report RUN RUN"),
-    *_planned("t1-figure", "b.8 b.9 b.10", "PeFLL on CIFAR-100", "no", why=_DATA),
-    *_planned("t1-figure", "b.11", "PeFLL on FEMNIST", "scaled", by_hand="unalike run pefll-femnist"),
     *_planned(
-        "t1-table", "b.4 b.5 b.6 b.7", "PeFLL: label mask, size of the hypernetwork, λ, embedding network", "yes"
+        "t1-figure",
+        {
+            number: f"CIFAR-10: FedAvg by batch, rate and local epochs on MDM and IID clients, {setting}"
+            for number, setting in {
+                "3.6": "high heterogeneity, 2 components",
+                "a.9": "low heterogeneity, 1 component",
+                "a.10": "low heterogeneity, 2 components",
+                "a.11": "low heterogeneity, 3 components",
+                "a.12": "medium heterogeneity, 1 component",
+                "a.13": "medium heterogeneity, 2 components",
+                "a.14": "medium heterogeneity, 3 components",
+                "a.15": "high heterogeneity, 1 component",
+                "a.16": "high heterogeneity, 3 components",
+            }.items()
+        },
+        "scaled",
     ),
-    *_planned("t1-table", "5.1 5.3 5.4 c.2 c.3 c.4", "FLowDUP on CIFAR-10", "hours"),
+    *_planned("t1-figure", {"a.2": "Census: number of samples of a client"}, "yes"),
     *_planned(
         "t1-table",
-        "5.2 c.1",
-        "FLowDUP on rotated F-MNIST, FEMNIST and rotated MNIST",
+        {"a.1": "MDM: nine settings of A and τ"},
+        "yes",
+        why="settings, no results: --data mdm:low-1 to mdm:high-3; how well they are found is in Figures 3.2, A.3, A.4",
+    ),
+    *_planned(
+        "t1-figure",
+        {
+            "4.1": "Rank correlation of descriptors over training",
+            "b.12": "Rank correlation of descriptors over training, CIFAR-10, 100 clients",
+            "b.13": "Rank correlation of descriptors over training, CIFAR-10, 500 clients",
+            "b.14": "Rank correlation of descriptors over training, CIFAR-10, 1,000 clients",
+        },
+        "scaled",
+    ),
+    *_planned("t1-figure", {"b.1": "Newcomers of other Dirichlet α"}, "yes", by_hand="unalike analyse RUN"),
+    *_planned(
+        "t1-figure",
+        {
+            "b.2": "Shakespeare with an LSTM: accuracy by round, PeFLL and baselines",
+            "b.3": "Shakespeare with an LSTM: accuracy by bytes, PeFLL and FedAvg",
+        },
+        "scaled",
+    ),
+    *_planned("t1-figure", {"b.4": "PeFLL and FedAvg with ResNet20, CIFAR-10"}, "scaled"),
+    *_planned(
+        "t1-figure",
+        {
+            "b.5": "PeFLL and FedAvg by rounds and bytes, CIFAR-10, 100 clients",
+            "b.6": "PeFLL and FedAvg by rounds and bytes, CIFAR-10, 500 clients",
+            "b.7": "PeFLL and FedAvg by rounds and bytes, CIFAR-10, 1,000 clients",
+        },
+        "yes",
+        by_hand="unalike report RUN RUN",
+    ),
+    *_planned(
+        "t1-figure",
+        {
+            "b.8": "PeFLL and FedAvg by rounds and bytes, CIFAR-100, 100 clients",
+            "b.9": "PeFLL and FedAvg by rounds and bytes, CIFAR-100, 500 clients",
+            "b.10": "PeFLL and FedAvg by rounds and bytes, CIFAR-100, 1,000 clients",
+        },
+        "no",
+        why=_DATA,
+    ),
+    *_planned(
+        "t1-figure",
+        {"b.11": "PeFLL and FedAvg by rounds and bytes, FEMNIST"},
+        "scaled",
+        by_hand="unalike run pefll-femnist",
+    ),
+    *_planned(
+        "t1-table",
+        {
+            "b.4": "PeFLL with and without label mask",
+            "b.5": "PeFLL with small, medium and large hypernetworks",
+            "b.6": "PeFLL by regularization of client, hyper- and embedding network",
+            "b.7": "PeFLL with an MLP and a CNN as embedding network",
+        },
+        "yes",
+    ),
+    *_planned(
+        "t1-table",
+        {
+            "5.1": "FLowDUP and others by the share of labeled clients, CIFAR-10",
+            "5.3": "FLowDUP by networks of client and embedding, CIFAR-10",
+            "5.4": "FLowDUP by the dimension k of the subspace, CIFAR-10",
+            "c.2": "FLowDUP on CIFAR-10 with a CNN",
+            "c.3": "FLowDUP on CIFAR-10 with ResNet18",
+            "c.4": "FLowDUP with and without learning the regularizer ψ_r, CIFAR-10",
+        },
+        "hours",
+    ),
+    *_planned(
+        "t1-table",
+        {
+            "5.2": "FLowDUP by the share of labeled clients, rotated Fashion-MNIST and FEMNIST",
+            "c.1": "FLowDUP by the share of labeled clients, rotated MNIST",
+        },
         "yes",
         by_hand="unalike run flowdup-rotated-mnist",
     ),
-    *_planned("t1-figure", "d.10 d.11 d.12", "Private k-means on Stack Overflow", "no", why=_DATA),
+    *_planned(
+        "t1-figure",
+        {
+            "d.10": "Private k-means on Stack Overflow, facebook and hibernate",
+            "d.11": "Private k-means on Stack Overflow, plotting and cookies",
+            "d.12": "Private k-means on Stack Overflow, machine-learning and math",
+        },
+        "no",
+        why=_DATA,
+    ),
     *_planned(
         "p1-table",
-        "1 4",
-        "PeFLL: accuracy, networks",
+        {"1": "PeFLL and others, seen and unseen clients, with label masks"},
         "hours",
         why="nothing computes it yet; its CIFAR rows are the label-masked ones of T1",
     ),
-    *_planned("p1-figure", "3 4", "PeFLL: the earlier paper's figures", "scaled"),
-    *_planned("p2-table", "2", "ODPFL-HN on other data", "no", why=_DATA),
-    *_planned("p2-figure", "3", "ODPFL-HN: accuracy by KL to the nearest client", "no", why=_DATA),
+    *_planned(
+        "p1-table", {"4": "Layers of the hypernetwork"}, "yes", why="an architecture: there is nothing to compute"
+    ),
+    *_planned(
+        "p1-figure",
+        {
+            "3": "Rank correlation of descriptors over training, CIFAR-10",
+            "4": "Newcomers of other Dirichlet α, CIFAR-10",
+        },
+        "scaled",
+    ),
+    *_planned("p2-table", {"2": "ODPFL-HN on iNaturalist, Landmarks and Yahoo Answers"}, "no", why=_DATA),
+    *_planned("p2-figure", {"3": "ODPFL-HN: accuracy by KL to the nearest client, CIFAR-100"}, "no", why=_DATA),
     *_planned(
         "p2-figure",
-        "4 5 6 7",
-        "ODPFL-HN: blur, rotation, private newcomers, map",
+        {
+            "4": "ODPFL-HN: newcomers with blurred and rotated images, CIFAR-10",
+            "5": "ODPFL-HN: private newcomers by number of samples, ε = 0.3",
+            "6": "ODPFL-HN: private newcomers by number of samples and ε",
+            "7": "ODPFL-HN: map of the embeddings, pathological CIFAR-10",
+        },
         "yes",
         by_hand="unalike analyse RUN",
     ),
-    *_planned("t2-table", "3.3", "Distributions of ε", "yes", why="settings, no results: --epsilons dist1 to dist9"),
-    *_planned("t2-figure", "3.1 4.2", "Threat models and stages", "yes", why=_SCHEMATIC),
-    *_planned("t2-table", "b.7 b.8 b.9 b.10", "Robust-HDP: accuracy on MNIST, F-MNIST and CIFAR", "hours"),
-    *_planned("t2-table", "b.11 b.12", "Robust-HDP: privacy level and number of clients in numbers", "yes"),
-    *_planned("t2-table", "b.13 b.14 b.15 b.16 b.17", "Robust-HDP: heterogeneous data and batch sizes", "yes"),
+    *_planned("t2-table", {"3.3": "Distributions of ε"}, "yes", why="settings, no results: --epsilons dist1 to dist9"),
     *_planned(
         "t2-figure",
-        "4.6 4.7 4.8 d.3 d.4 d.5 d.6",
-        "R-DPCFL: accuracy, minority cluster, separation",
+        {"3.1": "Security model of clients with their own ε", "4.2": "Threat model and stages of R-DPCFL"},
+        "yes",
+        why=_SCHEMATIC,
+    ),
+    *_planned(
+        "t2-table",
+        {
+            "b.7": "Robust-HDP and others on MNIST, Dist1 to Dist9",
+            "b.8": "Robust-HDP and others on Fashion-MNIST, Dist1 to Dist9",
+            "b.9": "Robust-HDP and others on CIFAR-10, Dist1 to Dist9",
+            "b.10": "Robust-HDP and others on CIFAR-100, Dist1 to Dist9",
+        },
+        "hours",
+    ),
+    *_planned(
+        "t2-table",
+        {
+            "b.11": "Robust-HDP by privacy level: Figure 3.6, left, in numbers",
+            "b.12": "Robust-HDP by number of clients: Figure 3.6, middle, in numbers",
+        },
+        "yes",
+    ),
+    *_planned(
+        "t2-table",
+        {
+            "b.13": "Robust-HDP with equal batches, unequal ε and unequal sizes, CIFAR-10",
+            "b.14": "Robust-HDP with unequal batches, equal ε and unequal sizes, CIFAR-10",
+            "b.15": "Robust-HDP with equal batches, equal ε and unequal sizes, CIFAR-10",
+            "b.16": "The same by spread over clients and by the smallest client, CIFAR-10",
+            "b.17": "Robust-HDP with at most 8 labels a client and unequal batches, MNIST, 60 clients",
+        },
+        "yes",
+    ),
+    *_planned(
+        "t2-figure",
+        {
+            "4.6": "R-DPCFL: accuracy by ε, and how often clusters are found",
+            "4.7": "R-DPCFL: accuracy of the smallest cluster by ε, and how often it is found",
+            "4.8": "R-DPCFL: MSS by ε for two sizes of clients",
+            "d.3": "R-DPCFL: accuracy by ε, with one model for all",
+            "d.4": "R-DPCFL: accuracy of the smallest cluster by ε, with one model for all",
+            "d.5": "R-DPCFL: whether clusters are found, by MSS",
+            "d.6": "R-DPCFL: EM iterations by the first batch size",
+            "e.1": "Robust-HDP: eigenvalues of M and of L, MNIST",
+            "e.2": "Robust-HDP and others: weights, MNIST, Dist8",
+            "e.7": "R-DPCFL: distance of cluster centres and z by the first batch size",
+            "f.3": "Robust-HDP: 1/H by the size of a client",
+            "h.4": "Robust-HDP and others: weights with at most 8 labels a client, equal batches, Dist1",
+            "h.5": "Robust-HDP and others: weights with at most 8 labels a client, unequal batches, Dist1",
+        },
         "scaled",
         why=_LOST,
     ),
-    *_planned("t2-figure", "e.1 e.2 e.7 f.3 h.4 h.5", "Figures of the appendices", "scaled", why=_LOST),
 )
 
 
