@@ -340,6 +340,7 @@ def _lacking_item(number: int, missing: int) -> Item:
                 "any loss counts; the mean over seeds",
                 low=1.0,
                 every=False,
+                explanation="the change is smaller than what two seeds differ by",
             ),
         ),
         compute=compute,

@@ -67,7 +67,8 @@ OPEN = {
     "in the paper, fixed before any run",
     "test rows": "MNIST: its own test rows, dealt out as the training rows; FEMNIST: LEAF's test tenth",
     "writers": "FEMNIST: 198 of our 396 writers, three at random in a client; the paper does not say which",
-    "Local": "the steps that a client has in all rounds in which it is sampled, on average, at a constant rate of .1",
+    "Local": "the steps that a client of the other method has, on average, at a constant rate of .1: those of the "
+    "rounds in which it is sampled, or of all rounds where clients go on training (Figure 2)",
     "model of a client that was never sampled": "that of a newcomer: an epoch from the common model",
 }
 
@@ -89,7 +90,10 @@ def trained(
     epsilon: float | None = None,
     continued: bool = False,
 ) -> Numbers:
-    """Accuracy of every client's own model, and of the common one where there is one."""
+    """Accuracy of every client's own model, and of the common one where there is one.
+
+    ``continued``: clients train in every round, sampled or not.
+    """
     population = _population(source, seed)
     model = Model(build("lenet-5", (1, 28, 28), 10))
     problem = Problem(model, (1, 28, 28), 10, len(population.seen), "image")
@@ -99,7 +103,7 @@ def trained(
         changes = {"clip": 1.0, "noise": Gaussian(noise)}
     if continued:
         changes["train_unsampled"] = True
-    if method == "Local":
+    if method == "Local" and not continued:
         rounds = round(rounds * cohort)
     made = _method(method, problem, cohort, **changes)
     federation = simulate(population, seed, threads=1, noise="seeded")
