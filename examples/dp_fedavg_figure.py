@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from pathlib import Path
+
+from unalike.studio.runs.result import Result
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 520, 320, 60, 50, 40
 
@@ -14,9 +15,10 @@ def results(folder: Path) -> list[tuple[float, float]]:
     """(ε, accuracy on seen clients) of every run in the folder; without privacy ε is infinite."""
     found = []
     for file in sorted(folder.glob("*/result.json")):
-        result = json.loads(file.read_text(encoding="utf-8"))
-        epsilon = result["privacy"]["epsilon"]
-        found.append((math.inf if epsilon is None else float(epsilon), float(result["accuracy"]["seen"]["mean"])))
+        result = Result.load(file.parent)
+        epsilon = result.privacy.epsilon
+        assert result.accuracy.seen is not None, f"{file.parent} was handed on without its scores"
+        found.append((math.inf if epsilon is None else epsilon, result.accuracy.seen.mean))
     return sorted(found)
 
 

@@ -116,7 +116,7 @@ def test_a_private_run_computes_nothing_from_all_rows(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the number of classes .*would come from .*data\.options\.classes=NUMBER"):
         run("fedavg", data=from_arrays(x, y, client, normalize=False), **PRIVATE)
     result = run("fedavg", data=from_arrays(x, y, client, classes=2, normalize=False), **PRIVATE)
-    assert result.privacy.private, "the ledger knows of no release but the noisy one"
+    assert result.privacy.epsilon is not None, "the ledger knows of no release but the noisy one"
     words = sales().assign(returned=lambda t: t["returned"].map({0: "no", 1: "yes"}), colour=["red", "blue"] * 60)
     with pytest.raises(
         UserError, match=r"the names of the classes and the values of the text column 'colour' would"
@@ -145,7 +145,7 @@ def test_a_public_schema_makes_a_private_run_of_a_table_possible(
     schema |= {name: {"shape": [4], "values": values} for name, values in numbers.items()}
     Path("public.json").write_text(json.dumps(schema))
     result = run("fedavg", data="sales.csv", schema="public.json", out="run", **COLUMNS, **PRIVATE)
-    assert result.privacy.private
+    assert result.privacy.epsilon is not None
     assert json.loads(Path("run/schema.json").read_text()) == schema
     monkeypatch.chdir("/")  # the recipe knows where the schema lies
     again = run(str(tmp_path / "run" / "recipe.toml"))

@@ -7,11 +7,13 @@ import errno
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -253,6 +255,21 @@ def test_ctrl_c_finishes_the_round_and_saves(tmp_path: Path) -> None:
     saved = load_checkpoint(tmp_path / "run")
     assert saved is not None and saved.round == 5
     assert resume(tmp_path / "run").results[0].accuracy == run("fedavg", **SMALL).accuracy
+
+
+def test_sigterm_is_answered_as_what_it_is(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    class Listening(At):
+        def note(self, text: str) -> None:
+            said.append(text)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with pytest.raises(Interrupted, match="stopped after round 2"):
+            run("fedavg", watcher=Listening(1, partial(os.kill, os.getpid(), number)), **SMALL)
+    assert said == [
+        f"stopping after this round; {again} again to stop at once" for again in ("send SIGTERM", "press Ctrl-C")
+    ]
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
@@ -514,8 +531,50 @@ def test_fedprox_without_mu_is_fedavg_and_with_it_is_not() -> None:
     assert run("fedprox", hyperparameters={"mu": 50.0, "local": {"lr": 0.01}}, **SMALL).accuracy != plain
 
 
+def test_scores_of_a_run_with_an_epsilon_lie_in_simulation_alone(tmp_path: Path) -> None:
+    private = {**SMALL, "noise_multiplier": 1.0, "clip": 0.5, "delta": 1e-3}
+    out, parts = tmp_path / "private", ("seen", "unseen", "unlabeled", "gap")
+    with pytest.raises(Crash):
+        run("fedavg", out=out, watcher=At(7, crash), **private)
+    result = resume(out).results[0]
+    assert result.accuracy.seen is not None and result.scores == "simulation/accuracy.json"
+
+    public = [file for file in out.iterdir() if file.is_file()]
+    written = {file.name: file.read_text() for file in public if file.suffix in (".json", ".jsonl", ".csv", ".toml")}
+    assert {"result.json", "metrics.jsonl", "metrics.csv", "recipe.toml"} <= set(written)
+    assert "report.html" not in {file.name for file in public}, "it shows the scores"
+    assert not any("worst" in text or str(result.accuracy.seen.mean) in text for text in written.values())
+    assert json.loads(written["result.json"])["accuracy"] == dict.fromkeys(("seen", "unseen", "unlabeled"))
+    assert not any(set(parts) & record.keys() for record in metrics(out))
+
+    apart = [json.loads(line) for line in (out / "simulation/metrics.jsonl").read_text().splitlines()]
+    assert [record["round"] for record in apart] == [4, 8], "those after the checkpoint were made again"
+    assert apart[-1]["seen"] == result.accuracy.seen.model_dump()
+    assert Result.load(out) == result
+    runner = CliRunner()
+    shown = runner.invoke(app, ["report", str(out)]).output
+    assert f"{100 * result.accuracy.seen.mean:.1f}%" in (out / "simulation/report.html").read_text()
+    assert "simulation/report.html" in "".join(shown.split())
+
+    shutil.rmtree(out / "simulation")  # to hand the folder on
+    assert Result.load(out).accuracy.seen is None
+    assert runner.invoke(app, ["report", str(out)]).exit_code == 0
+    page = (out / "report.html").read_text()
+    assert "no simulation/ in private" in page and "%" not in page[page.index("<main>") : page.index('id="rounds"')]
+
+
+def test_damaged_scores_are_named(tmp_path: Path) -> None:
+    run("fedavg", out=tmp_path / "run", noise_multiplier=1.0, clip=0.5, delta=1e-3, **{**SMALL, "rounds": 1})
+    (tmp_path / "run/simulation/accuracy.json").write_text('{"seen": {"mean": "high"}}')
+    with pytest.raises(UserError, match=r"simulation/accuracy\.json is damaged: seen\.mean"):
+        Result.load(tmp_path / "run")
+
+
 def test_noise_is_declared_and_accounted() -> None:
+    simulated = run("fedavg", noise_multiplier=1.0, clip=0.5, delta=1e-3, simulate_noise=True, **SMALL).privacy
+    assert not simulated.private and simulated.noise == "simulated", "seeded noise protects nobody"
     result = run("fedavg", noise_multiplier=1.0, clip=0.5, delta=1e-3, **SMALL)
+    assert result.privacy.epsilon == pytest.approx(simulated.epsilon or 0)
     assert result.privacy.private and result.privacy.unit == "client" and result.privacy.delta == 1e-3
     assert result.privacy.epsilon is not None and 0 < result.privacy.epsilon < 100
     with pytest.raises(UserError, match="noise without a bound"):

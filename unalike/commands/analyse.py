@@ -56,7 +56,7 @@ def analyse(
 
     All is simulated after training, on the run's unseen clients, and charged to
     no ledger. It goes to simulation/analyses.json in the run folder and to its
-    report.html, which is written anew. `unalike report RUN RUN` overlays several
+    report, which is written anew. `unalike report RUN RUN` overlays several
     analysed runs.
     """
     from unalike.studio.analyses import analyse
@@ -74,8 +74,9 @@ def analyse(
     disk_errors_told = partial(folder.disk_errors_told, run, again=again)
     with disk_errors_told():
         (run / folder.SIMULATION).mkdir(exist_ok=True)
-        for name in (folder.ANALYSES, folder.REPORT):
-            folder.check_writable(run / name)
+        target = folder.report_of(run, [run])
+        for file in (run / folder.ANALYSES, target):
+            folder.check_writable(file)
     progress = progress_console()
 
     def tell(line: str) -> None:
@@ -85,13 +86,13 @@ def analyse(
     found = analyse.analyse(finished, quick=quick, delta=delta, tell=tell)
     with disk_errors_told():
         write_analyses(run, found)
-        write_report([run], run / folder.REPORT)
+        write_report([run], target)
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
         return
     _show(found, Scale(metric_of(finished.prepared.population)), finished.recipe.method)
     say(PAPERS)
-    print_files(report=run / folder.REPORT)
+    print_files(report=target)
     above = run.resolve().parent
     if (above / folder.COMPARISON).is_file():
         shown = run.parent if run.parent.resolve() == above else above  # the parent of `.` is `.`

@@ -47,7 +47,7 @@ def plan(target: Target, dealing: Dealing, training: Training, as_json: Json = F
     rows = [(label, *cost(recipe)) for label, recipe in planned([target], dealing, training).runs]
     if as_json:
         plain = [{"run": label, "data": data, **asdict(one)} for label, one, data, _ in rows]
-        plain = [{**one, "private": math.isfinite(one["epsilon"])} for one in plain]
+        plain = [{**one, "private": math.isfinite(one["epsilon"]) and one["source"] != "simulated"} for one in plain]
         plain = [{name: _finite(value) for name, value in one.items()} for one in plain]
         typer.echo(json.dumps(plain[0] if len(plain) == 1 else plain, indent=2))
         return
@@ -119,7 +119,7 @@ def show(run_folder: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)]
     rows = folder.read_json(run_folder / folder.TRANSCRIPT)
     ledger = Ledger.from_state(folder.read_json(run_folder / folder.LEDGER))
     spent = folder.read_json(run_folder / folder.RESULT)["privacy"]
-    own = sorted(ledger.epsilons(spent["delta"]).values()) if spent["private"] else []
+    own = sorted(ledger.epsilons(spent["delta"]).values()) if spent["epsilon"] is not None else []
     if as_json:
         content = {"released": rows, **spent, "accounting": ledger.method, "notes": ledger.notes, "clients": own}
         typer.echo(json.dumps(content, indent=2))
@@ -151,7 +151,7 @@ def _released_table(rows: list[dict[str, Any]], spent: dict[str, Any]) -> Table:
 def _total(spent: dict[str, Any]) -> str:
     from unalike.studio.words import stated
 
-    return f"in {stated(spent['epsilon'], spent.get('noise'))}" if spent["private"] else "noisy"
+    return f"in {stated(spent['epsilon'], spent.get('noise'))}" if spent["epsilon"] is not None else "noisy"
 
 
 def _short(text: str) -> str:
@@ -162,7 +162,7 @@ def _short(text: str) -> str:
 def _spent_lines(ledger: Ledger, spent: dict[str, Any], own: list[float]) -> list[str]:
     from unalike.studio.words import guarantees
 
-    if not spent["private"]:
+    if spent["epsilon"] is None:
         return ["ε = ∞: something was released without noise, so no privacy is promised."]
     accounting = ledger.method if not own else "PLD"
     lines = [

@@ -92,13 +92,14 @@ def report(
     """Write the report of a finished run, or of several side by side.
 
     RUN is the folder of a finished run or comparison. Its own report.html is
-    written anew; no other file is overwritten.
+    written anew; no other file is overwritten. With an ε it lies in simulation/,
+    because no noise protects the scores that it shows.
     """
     from unalike.studio.report.page import write_report
     from unalike.studio.runs import folder
 
     folders = [inner for path in run_folders for inner in _runs_in(path)]
-    own = run_folders[0] / folder.REPORT if len(run_folders) == 1 else None
+    own = folder.report_of(run_folders[0], folders) if len(run_folders) == 1 else None
     target = out or own or Path(folder.REPORT)
     if target != own:
         check_free(out=target)
@@ -149,4 +150,5 @@ def show(comparison: Comparison, as_json: bool) -> None:
     from unalike.studio.runs.result import table
 
     say(table(comparison.groups, comparison.title))
-    print_files(report=None if comparison.folder is None else comparison.folder / folder.REPORT)
+    runs = [result.folder for result in comparison.results if result.folder is not None]
+    print_files(report=None if comparison.folder is None else folder.report_of(comparison.folder, runs))

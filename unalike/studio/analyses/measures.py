@@ -26,7 +26,7 @@ from unalike.data.partition.shift import rotate
 from unalike.data.population import Population
 from unalike.learn.evaluation import Scores, evaluate
 from unalike.studio.analyses.file import CurvePoint, SameClasses
-from unalike.studio.runs.folder import METRICS, read_metrics
+from unalike.studio.runs.folder import METRICS, read_rounds
 from unalike.studio.simulate import simulate
 
 
@@ -298,7 +298,7 @@ def accuracy_by_size_and_epsilon(
 def accuracy_per_gigabyte(run: Path) -> list[tuple[float, float | None, float | None]]:
     """(gigabytes sent both ways so far, seen, unseen) at every evaluated round of a run folder (T1 Fig. B.5-B.11)."""
     found = []
-    for record in read_metrics(run / METRICS):
+    for record in read_rounds(run):
         seen, unseen = record.get("seen"), record.get("unseen")
         if seen or unseen:
             sent = (record["bytes_up"] + record["bytes_down"]) / 1e9

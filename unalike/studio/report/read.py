@@ -26,7 +26,7 @@ from unalike.studio.errors import UserError
 from unalike.studio.runs import folder
 from unalike.studio.runs.map_data import MapData
 from unalike.studio.runs.prepare import FROM_PYTHON
-from unalike.studio.runs.result import ByGroup, Result
+from unalike.studio.runs.result import GROUPS, ByGroup, Result
 from unalike.studio.runs.treated import Treated
 
 
@@ -130,18 +130,20 @@ def _read_run(path: Path) -> Run:
             f"finish it with: unalike resume {path}"
         )
     folder.check_format(path)
-    metrics, scores, recipe = path / folder.METRICS, path / folder.SCORES, path / folder.RECIPE
+    scores, recipe = path / folder.SCORES, path / folder.RECIPE
+    result = _parse(Result, path / folder.RESULT, _text(path / folder.RESULT) or "").placed(path)
     of_clients, others = [folder.SCORES, folder.CLIENT_MAP], [folder.TRANSCRIPT, folder.RECIPE, folder.VERSIONS]
+    if result.scores is not None:
+        of_clients = [folder.ACCURACY, folder.MEASURED, *of_clients]
     if not (path / folder.SIMULATION).exists():
         of_clients = [f"{folder.SIMULATION}/"]
     files = [folder.METRICS, *of_clients, *others]
-    lines = enumerate((_text(metrics) or "").splitlines(), start=1)
     table = enumerate(csv.DictReader(io.StringIO(_text(scores) or "")), start=2)
     return Run(
         folder=path,
         label=path.resolve().name,
-        result=_parse(Result, path / folder.RESULT, _text(path / folder.RESULT) or ""),
-        rounds=[_parse(Round, metrics, line, f", line {i}") for i, line in lines if line.strip()],
+        result=result,
+        rounds=_rounds(path),
         clients=[_parse(ClientScore, scores, row, f", row {i}") for i, row in table],
         map=_optional(MapData, path / folder.CLIENT_MAP),
         transcript=_optional(list[Sight], path / folder.TRANSCRIPT),
@@ -152,6 +154,17 @@ def _read_run(path: Path) -> Run:
         analyses=read_analyses(path),
         treated=_optional(Treated, path / folder.TREATED),
     )
+
+
+def _rounds(path: Path) -> list[Round]:
+    """Every round, with the scores that lie apart where a run has an ε."""
+    told, measured = (
+        [_parse(Round, file, line, f", line {i}") for i, line in enumerate(lines, start=1) if line.strip()]
+        for file in (path / folder.METRICS, path / folder.MEASURED)
+        for lines in [(_text(file) or "").splitlines()]
+    )
+    scores = {one.round: {group: one.of(group) for group in GROUPS} for one in measured}
+    return [one.model_copy(update=scores.get(one.round)) for one in told]
 
 
 _ADVICE = "it was cut off or edited after the run; repeat the run, or restore the file"

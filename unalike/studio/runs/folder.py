@@ -18,7 +18,7 @@ import shutil
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Literal, TypeVar
 
 import pandas as pd
 
@@ -38,6 +38,9 @@ TREATED = "treated.json"  # clients' weights and clusters, as the server knows t
 CLIENTS = "clients"  # what stays with the clients: what they keep, and a fingerprint of their data
 SIMULATION = "simulation"  # what only a simulation may look at; never exported
 SCORES, CLIENT_MAP = f"{SIMULATION}/scores.csv", f"{SIMULATION}/map.json"
+# Of a run with an ε the scores, which are measured without noise, lie there as well, and so does a report of them.
+MEASURED, MEASURED_TABLE = f"{SIMULATION}/{METRICS}", f"{SIMULATION}/{METRICS_TABLE}"
+ACCURACY: Literal["simulation/accuracy.json"] = "simulation/accuracy.json"
 T = TypeVar("T")
 _LIBRARIES = ("unalike", "torch", "numpy", "scikit-learn", "dp-accounting", "safetensors", "pydantic")
 
@@ -151,7 +154,7 @@ def check_free(path: Path) -> None:
         raise UserError(f"{path} is a file, not a folder; choose another with --out")
     if path.is_dir() and any(path.iterdir()):
         begun = (path / RECIPE).exists() or (path / COMPARISON).exists()
-        ended = (path / (REPORT if (path / COMPARISON).exists() else RESULT)).exists()
+        ended = any((path / name).exists() for name in (REPORT, f"{SIMULATION}/{REPORT}", RESULT))
         advice = f"go on with its unfinished run (unalike resume {path}), or " if begun and not ended else ""
         raise UserError(f"{path} exists already, and nothing is overwritten: {advice}choose another with --out")
 
@@ -251,13 +254,15 @@ def versions() -> dict[str, str]:
 class RunFolder:
     """The files of one run; only one process at a time may hold it.
 
+    ``private``: scores go to a file of their own in ``simulation/``.
     ``new``: it was made for this run, so an error before the end of the first round, which leaves nothing to go on
     with, takes it away again. After an error of the disk it stays, because the run can go on.
     """
 
-    def __init__(self, path: Path, new: bool = False) -> None:
+    def __init__(self, path: Path, new: bool = False, private: bool = False) -> None:
         self.path, self._new = path, new
-        self._metrics: IO[str] | None = None
+        self._metrics = {METRICS: METRICS_TABLE} | ({MEASURED: MEASURED_TABLE} if private else {})
+        self._open: dict[str, IO[str]] = {}
         self._lock: IO[str] | None = None
 
     def __enter__(self) -> RunFolder:
@@ -274,8 +279,8 @@ class RunFolder:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
+        for file in self._open.values():
+            file.close()
         if self._lock is not None:
             self._lock.close()
             (self.path / LOCK).unlink(missing_ok=True)
@@ -285,22 +290,46 @@ class RunFolder:
 
     def keep_metrics(self, rounds: int) -> list[dict[str, Any]]:
         """Drop the lines of rounds after ``rounds`` (and a line cut short by a crash): they will be made again."""
-        kept = [record for record in read_metrics(self.path / METRICS) if 0 < record["round"] <= rounds]
-        lines = "".join(json.dumps(record) + "\n" for record in kept)
-        write_whole(self.path / METRICS, lines.encode())
-        return kept
+        for name in self._metrics:
+            kept = [record for record in read_metrics(self.path / name) if 0 < record["round"] <= rounds]
+            lines = "".join(json.dumps(record) + "\n" for record in kept)
+            (self.path / name).parent.mkdir(exist_ok=True)
+            write_whole(self.path / name, lines.encode())
+        return read_rounds(self.path)
 
-    def add_metrics(self, record: Mapping[str, Any]) -> None:
-        if self._metrics is None:
-            self._metrics = (self.path / METRICS).open("a", encoding="utf-8")
-        self._metrics.write(json.dumps(record, allow_nan=False) + "\n")
-        self._metrics.flush()
+    def add_metrics(self, record: Mapping[str, Any], measured: Mapping[str, Any]) -> None:
+        """A round's line; what was ``measured`` in it stands there, too, or apart if the run is private."""
+        if MEASURED not in self._metrics:
+            self._add(METRICS, {**record, **measured})
+            return
+        self._add(METRICS, record)
+        if measured:
+            self._add(MEASURED, {"round": record["round"], **measured})
+
+    def _add(self, name: str, record: Mapping[str, Any]) -> None:
+        if name not in self._open:
+            self._open[name] = (self.path / name).open("a", encoding="utf-8")
+        self._open[name].write(json.dumps(record, allow_nan=False) + "\n")
+        self._open[name].flush()
 
     def sync_metrics(self) -> None:
         """Bring the lines to the disk, before a checkpoint says that they are there."""
-        if self._metrics is not None:
-            os.fsync(self._metrics.fileno())
-        write_table(self.path / METRICS_TABLE, read_metrics(self.path / METRICS))
+        for file in self._open.values():
+            os.fsync(file.fileno())
+        for name, table in self._metrics.items():
+            write_table(self.path / table, read_metrics(self.path / name))
+
+
+def report_of(path: Path, runs: Sequence[Path]) -> Path:
+    """Where in ``path`` the report of these runs belongs: with the simulation's own view, if it shows what is there."""
+    shows = any((run / ACCURACY).exists() for run in runs)
+    return path / SIMULATION / REPORT if shows else path / REPORT
+
+
+def read_rounds(path: Path) -> list[dict[str, Any]]:
+    """The lines of all rounds of a run, with what was measured, wherever that lies."""
+    measured = {record["round"]: record for record in read_metrics(path / MEASURED)}
+    return [{**record, **measured.get(record["round"], {})} for record in read_metrics(path / METRICS)]
 
 
 def read_metrics(file: Path) -> list[dict[str, Any]]:

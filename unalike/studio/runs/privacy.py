@@ -217,7 +217,8 @@ def spent_by_each(federation: Federation) -> dict[str, OwnBudget]:
 def spent(federation: Federation, delta: float, exact: bool = True) -> dict[str, Any]:
     """What the run has cost so far, as the fields of ``result.Privacy``.
 
-    A run that released anything without noise promises nothing: ``private`` is false and the rest is null.
+    A run that released anything without noise promises nothing: ``private`` is false and the rest is null. Simulated
+    noise protects nobody: ``private`` is false, beside the ε that it stands for.
     ``exact=False`` computes ε on a coarser grid: faster, and a little larger.
     """
     ledger = federation.ledger
@@ -225,8 +226,9 @@ def spent(federation: Federation, delta: float, exact: bool = True) -> dict[str,
     if math.isinf(epsilon):
         return {"private": False, "epsilon": None}
     unit = ledger.unit or "client"
-    found: dict[str, Any] = {"private": True, "epsilon": epsilon, "delta": delta, "unit": unit}
-    found |= {"noise": "system" if federation.noise == "system" else "simulated", "trust": federation.trust}
+    noise = "system" if federation.noise == "system" else "simulated" if epsilon else None  # ε = 0: there is none
+    found: dict[str, Any] = {"private": noise != "simulated", "epsilon": epsilon, "delta": delta, "unit": unit}
+    found |= {"noise": noise, "trust": federation.trust}
     large = delta >= 1 / units_of(federation.roster, unit)
     return {**found, "accepted_delta": large, **(against_server(federation, delta) if exact else {})}
 

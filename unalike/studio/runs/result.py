@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich import box
@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from unalike.studio.errors import UserError
-from unalike.studio.runs.folder import RESULT, check_format, read_json
+from unalike.studio.runs.folder import RESULT, check_format, read_json, write_json
 from unalike.studio.words import duration, guarantees, large_delta, share, size, stated
 
 GROUPS = ("seen", "unseen", "unlabeled")
@@ -21,6 +21,9 @@ GROUPS = ("seen", "unseen", "unlabeled")
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True)
+
+
+Part = TypeVar("Part", bound=_Part)
 
 
 class Summary(_Part):
@@ -65,6 +68,7 @@ class OwnBudget(_Part):
 class Privacy(_Part):
     """The guarantee of the whole run. Without one, ε, δ and all else are None.
 
+    - ``private``: what was released is protected; not with simulated noise, whatever the ε.
     - ``epsilon``: for whoever sees the model and the published files; the sampling of clients amplifies it.
     - ``epsilon_server``: against the server, which knows who was drawn; None with ``why_server`` where it is infinite.
     - ``noise``: "system", or "simulated" where it was seeded and so protects nobody.
@@ -118,7 +122,8 @@ class Result(_Part):
     measuring: float = 0.0  # seconds that the models were measured besides
     metric: str
     scored: str = ""
-    accuracy: ByGroup
+    accuracy: ByGroup  # not in the file of a run with an ε, because no noise protects it
+    scores: Literal["simulation/accuracy.json"] | None = None  # the file in which it then is
     serves_unlabeled: bool = False
     bytes: Bytes
     privacy: Privacy
@@ -133,22 +138,39 @@ class Result(_Part):
     def to_json(self) -> dict[str, Any]:
         return self.model_dump()
 
+    def save(self, folder: Path) -> None:
+        """Write ``result.json``."""
+        told = self
+        if self.scores is not None:
+            write_json(folder / self.scores, self.accuracy.model_dump())
+            told = self.model_copy(update={"accuracy": ByGroup()})
+        write_json(folder / RESULT, told.to_json())
+
+    def placed(self, folder: Path) -> Result:
+        """As read from a folder: with the scores that lie apart, if they were handed on with it."""
+        update: dict[str, Any] = {"folder": folder}
+        if self.scores is not None and (folder / self.scores).exists():
+            update["accuracy"] = _checked(ByGroup, folder / self.scores)
+        return self.model_copy(update=update)
+
     @classmethod
     def load(cls, folder: Path) -> Result:
         """The result of a finished run."""
         check_format(folder)
-        content = read_json(folder / RESULT)
-        try:
-            return cls.model_validate(content).model_copy(update={"folder": folder})
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise UserError(
-                f"{folder / RESULT} is damaged: {where}: {first['msg']}; restore the file, or repeat the run"
-            ) from None
+        return _checked(cls, folder / RESULT).placed(folder)
 
     def __str__(self) -> str:
         return as_text(table([[self]]))
+
+
+def _checked(kind: type[Part], file: Path) -> Part:
+    content = read_json(file)
+    try:
+        return kind.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UserError(f"{file} is damaged: {where}: {first['msg']}; restore the file, or repeat the run") from None
 
 
 def as_text(what: Table) -> str:

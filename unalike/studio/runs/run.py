@@ -214,7 +214,8 @@ def _run_all(
         results.append(run_recipe(recipe, path, population=population, told=told, session=session))
     if out is not None:
         with disk_errors_told(out):
-            write_report([path for _, _, path in runs if path is not None], out / folder.REPORT)
+            paths = [path for _, _, path in runs if path is not None]
+            write_report(paths, folder.report_of(out, paths))
     return Comparison(title, [results[begin : begin + seeds] for begin in range(0, len(results), seeds)], out)
 
 
@@ -265,7 +266,7 @@ def run_recipe(
         new = not (out / folder.RECIPE).exists()
         if new:
             folder.create(out, prepared.recipe, told.label)
-        with RunFolder(out, new) as files:
+        with RunFolder(out, new, private=recipe.privacy.promises) as files:
             return _train(prepared, files, told, session)
 
 
@@ -319,22 +320,22 @@ def _train(prepared: Prepared, files: RunFolder | None, told: _Told, session: Se
                     state = next_state(method, state, federation.begin_round(number))
 
                     last = number == recipe.rounds
-                    evaluated = last or number % recipe.evaluate_every == 0
-                    if evaluated:
+                    found: dict[str, Any] = {}
+                    if last or number % recipe.evaluate_every == 0:
                         with clock.measuring():
                             measured = measure(method, state, federation, population, newcomers=last)
-                            federation.report(**gap.measured(state))
-                    record = _record(federation, prepared.delta, clock, measured if evaluated else None)
+                            found = {**_finite(gap.measured(state)), **_by_group(measured).model_dump()}
+                    record = _record(federation, prepared.delta, clock, exact=bool(found))
                     failures += len(federation.failures)
                     stopping = told.stop.is_set()
                     if files is not None:
-                        files.add_metrics(record)
+                        files.add_metrics(record, found)
                         if last or stopping or number % recipe.checkpoint_every == 0:
                             files.sync_metrics()
                             checkpoint.save(files.path, state, federation, **clock.read())
                     if on_workers is not None:
                         _tell_workers(watcher, on_workers)
-                    watcher.round(record)
+                    watcher.round({**record, **found})
                     if runaway is None and (record["loss"] or 0) > RUNAWAY:
                         runaway = number
                         watcher.note(
@@ -364,6 +365,7 @@ def _train(prepared: Prepared, files: RunFolder | None, told: _Told, session: Se
         scored=f"the models that `personalize` gives after round {federation.round}, on each client's test rows "
         "(simulation only: no score leaves a client, and none is in ε)",
         accuracy=_by_group(measured),
+        scores=folder.ACCURACY if recipe.privacy.promises else None,
         serves_unlabeled=serves_unlabeled(method),
         bytes=Bytes(up=federation.traffic.total_up, down=federation.traffic.total_down),
         privacy=Privacy(**spent(federation, prepared.delta), clients=spent_by_each(federation)),
@@ -374,7 +376,7 @@ def _train(prepared: Prepared, files: RunFolder | None, told: _Told, session: Se
     )
     if files is not None:
         if federation.round == 0:  # no round was asked for: the start is all there is
-            files.add_metrics(_record(federation, prepared.delta, clock, measured))
+            files.add_metrics(_record(federation, prepared.delta, clock, exact=True), _by_group(measured).model_dump())
         files.sync_metrics()
         _write_outcome(files.path, prepared, state, federation, measured, result)
     return result
@@ -410,19 +412,22 @@ class _Clock:
         return {"seconds": round(trained, 3), "measuring": round(self._measuring, 3)}
 
 
-def _record(federation: Federation, delta: float, clock: _Clock, measured: Sequence[Measured] | None) -> dict[str, Any]:
-    """One line of the metrics; bytes and seconds are totals since the start of the run."""
+def _record(federation: Federation, delta: float, clock: _Clock, exact: bool) -> dict[str, Any]:
+    """What a server knows after a round; bytes and seconds are totals since the start of the run."""
     return {
         "round": federation.round,
         **clock.read(),
         "loss": None,
-        **{name: value if math.isfinite(value) else None for name, value in federation.metrics.items()},
+        **_finite(federation.metrics),
         "bytes_up": federation.traffic.total_up,
         "bytes_down": federation.traffic.total_down,
         "failures": len(federation.failures),
-        **_so_far(federation, delta, exact=measured is not None),
-        **({} if measured is None else _by_group(measured).model_dump()),
+        **_so_far(federation, delta, exact),
     }
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in metrics.items()}
 
 
 def _so_far(federation: Federation, delta: float, exact: bool) -> dict[str, Any]:
@@ -448,7 +453,7 @@ def _write_outcome(
         folder.write_json(path / folder.TREATED, treated(method, state, federation.roster).model_dump())
     folder.write_json(path / folder.TRANSCRIPT, federation.transcript.rows())
     folder.write_json(path / folder.LEDGER, federation.ledger.state())
-    folder.write_json(path / folder.RESULT, result.to_json())
+    result.save(path)
     (path / checkpoint.JOURNAL).unlink(missing_ok=True)
 
 
@@ -482,7 +487,7 @@ def _divergence_told(gap: Gap) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stop_signals(watcher: Watcher, stop: threading.Event) -> Iterator[None]:
-    """Ctrl-C lets the round finish, because half a round cannot be saved; a second Ctrl-C does not wait."""
+    """Ctrl-C and SIGTERM let the round finish, because half a round cannot be saved; a second one does not wait."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
         return
@@ -491,7 +496,8 @@ def _stop_signals(watcher: Watcher, stop: threading.Event) -> Iterator[None]:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
-        watcher.note("stopping after this round; press Ctrl-C again to stop at once")
+        again = "press Ctrl-C again" if number == signal.SIGINT else "send SIGTERM again"
+        watcher.note(f"stopping after this round; {again} to stop at once")
 
     before = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
