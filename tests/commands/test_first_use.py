@@ -160,6 +160,7 @@ def test_an_expected_score_is_shown() -> None:
 
 OWN = """
 from dataclasses import dataclass, field
+import torch
 from unalike import LocalSGD, Mean, Model, State, send, task
 
 @dataclass(frozen=True)
@@ -193,6 +194,8 @@ class Mine:
         ("batch=4", "batchs=4", "LocalSGD.__init__() got an unexpected keyword argument 'batchs'"),
         ("(steps=1, batch=4, lr=0.1)\n", "(batch=4, epochs=1)\n    mu = 0.5\n", "Mine.mu has no type"),
         ("return send(update=", "return (", "task Mine.fit must return send(...), but it returned Tensor"),
+        ("client) - theta", "client) * torch.rand(())", "one seed would not give one result; draw from client.draws"),
+        ("client) - theta", "client) - tehta", "NameError: name 'tehta' is not defined"),
         ("self.model.init(seed)", "self.model.init(seed) + missing", "NameError: name 'missing' is not defined"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import errno
 import json
@@ -270,6 +271,19 @@ def test_sigterm_is_answered_as_what_it_is(tmp_path: Path) -> None:
     assert said == [
         f"stopping after this round; {again} again to stop at once" for again in ("send SIGTERM", "press Ctrl-C")
     ]
+
+
+def test_a_loss_that_runs_away_is_told_once() -> None:
+    said: list[str] = []
+
+    class Listening(Watcher):
+        def note(self, text: str) -> None:
+            said.append(text)
+
+    with contextlib.suppress(UserError):  # it may end where numbers do
+        run("fedavg", watcher=Listening(), lr=1e6, **SMALL)
+    [told] = [text for text in said if "runs away" in text]
+    assert re.search(r"fedavg: the loss is \S+ in round \d+: training runs away; try a smaller .*\(--lr\)", told)
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path: Path) -> None:
