@@ -160,8 +160,8 @@ def test_a_corrupt_data_file() -> None:
     ("words", "message"),
     [
         (["run", "fedavgg"], "did you mean 'fedavg'?"),
-        (["run", "fedavg", "--data", "digit"], "Did you mean 'digits'?"),
-        (["run", "fedavg", "--partition", "dirichlett"], "Did you mean 'dirichlet'?"),
+        (["run", "fedavg", "--data", "digit"], "did you mean 'digits'?"),
+        (["run", "fedavg", "--partition", "dirichlett"], "did you mean 'dirichlet'?"),
         (["run", "fedavg", "--model", "lenett"], "did you mean 'lenet'?"),
         (
             ["run", "fedavg", "--clients", "10", "--cohort", "50"],

@@ -306,7 +306,7 @@ def test_unsorted_arrays_give_the_same_clients() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"partition": "dirichle"}, r"no partition is called 'dirichle'. Did you mean 'dirichlet'\?"),
+        ({"partition": "dirichle"}, r"no partition is called 'dirichle'; did you mean 'dirichlet'\?"),
         ({"partition": "dirichlet:beta=1"}, "partition 'dirichlet' has no option 'beta'; it has alpha"),
         ({"partition": "dirichlet:1,alpha=2"}, "partition 'dirichlet': option 'alpha' is given twice"),
         ({"partition": "dirichlet:,"}, "cannot read 'dirichlet:,'"),

@@ -59,7 +59,7 @@ def test_the_default_folder_is_below_the_home(tmp_path: Path, monkeypatch: pytes
 
 
 def test_unknown_names_and_options() -> None:
-    with pytest.raises(DataError, match=r"no data set is called 'digit'. Did you mean 'digits'\?"):
+    with pytest.raises(DataError, match=r"no data set is called 'digit'; did you mean 'digits'\?"):
         load("digit")
     with pytest.raises(DataError, match=r"data set 'bernoulli' has no option 'priors'.*did you mean 'prior'"):
         load("bernoulli", priors="beta")

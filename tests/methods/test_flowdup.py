@@ -19,9 +19,10 @@ from unalike.learn.evaluation import evaluate
 from unalike.learn.local import LocalSGD
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.fedavg import FedAvg
-from unalike.methods.flowdup import PARTS, FLowDUP, LDFedAvg, Representation, with_outputs
+from unalike.methods.flowdup import PARTS, FLowDUP, LDFedAvg, Representation
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
+from unalike.networks.heads import with_outputs
 from unalike.networks.subspace import Kind
 from unalike.studio.program import program_of
 from unalike.studio.simulate import opened

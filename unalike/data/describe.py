@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unalike.data.population import Population, rows_of
+from unalike.data.population import Population
 from unalike.data.source import Names
 
 _MOST_NUMBERS = 200_000_000  # inputs larger than this are not read only to describe them
@@ -108,7 +108,7 @@ def _target_range(population: Population) -> str:
     known = torch.arange(len(population)) if there is not None else population.test.labeled.nonzero().flatten()
     if labels is None or not len(known):
         return "none"
-    rows = torch.cat([rows_of(part.select(known))[1] for part in population.parts.values()])
+    rows = torch.cat([part.select(known).pooled()[0] for part in population.parts.values()])
     every = labels[rows if there is None else rows[there[rows]]]
     return f"real numbers from {float(every.min()):.4g} to {float(every.max()):.4g}"
 
@@ -133,7 +133,7 @@ def _input_shift(population: Population) -> tuple[Tensor, float] | None:
     sums = torch.zeros(len(population), x[0].numel(), dtype=torch.float64)
     squares = torch.zeros(x[0].numel(), dtype=torch.float64)
     for part in population.parts.values():
-        owner, rows = rows_of(part)
+        rows, owner = part.pooled()
         for a in range(0, len(rows), 65_536):
             piece = x[rows[a : a + 65_536]].reshape(-1, sums.shape[1]).to(torch.float64)
             sums.index_add_(0, owner[a : a + 65_536], piece)

@@ -156,7 +156,7 @@ def _open(
     if not path.exists():
         if isinstance(data, Path) or "/" in text or path.suffix:
             raise DataError(f"there is no file or folder {text}")
-        raise spec.unknown("data set", text, list(CATALOG), extra=" There is no file or folder of that name either.")
+        raise spec.unknown("data set", text, list(CATALOG), extra=" (nor is there a file or folder of that name)")
     return file_source(path, schema=schema, pieces=pieces, **options)
 
 

@@ -20,13 +20,6 @@ from unalike.data.source import DataError, Kind
 Scaling = Literal["none", "public", "asked"]
 
 
-def rows_of(clients: Clients) -> tuple[Tensor, Tensor]:
-    """The position of the client of every row, and where the row lies."""
-    owner = torch.repeat_interleave(torch.arange(len(clients)), clients.size)
-    first = torch.cumsum(clients.size, 0) - clients.size
-    return owner, torch.arange(len(owner)) + (clients.start - first)[owner]
-
-
 @dataclass(frozen=True, eq=False)
 class Population:
     """The federated data set. ``train``, ``validation`` and ``test`` hold the same clients in the same order.
@@ -130,7 +123,7 @@ class Population:
         total = torch.zeros(len(self), self.classes, dtype=torch.int64)
         known = self.train.known
         for clients in self.parts.values() if part is None else [part]:
-            owner, rows = rows_of(clients)
+            rows, owner = clients.pooled()
             if known is not None:
                 owner, rows = owner[known[rows]], rows[known[rows]]
             cells = owner * self.classes + self.train.y[rows]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from unalike.core.suggest import nearest
 from unalike.data.source import DataError
 
 
@@ -70,9 +70,7 @@ def bind(
     bound = dict(zip(known, values, strict=False))
     for key, value in named.items():
         if key not in known:
-            near = get_close_matches(key, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise DataError(f"{what} has no option {key!r}; it has {', '.join(known) or 'none'}{hint}")
+            raise DataError(f"{what} has no option {key!r}{nearest(key, known)}")
         if key in bound:
             raise DataError(f"{what}: option {key!r} is given twice")
         bound[key] = value
@@ -108,6 +106,4 @@ def _kind(hint: Any) -> str:
 
 def unknown(what: str, name: str, known: list[str], extra: str = "") -> DataError:
     """The error for a name that is not in a list, with the nearest one that is."""
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return DataError(f"no {what} is called {name!r}.{hint} Known: {', '.join(known)}.{extra}")
+    return DataError(f"no {what} is called {name!r}{nearest(name, known)}{extra}")

@@ -30,6 +30,7 @@ from unalike.learn.server import ServerOptimizer
 from unalike.methods.averaging import averaged, begun, check_averaging, moved
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
+from unalike.networks.heads import with_outputs
 from unalike.networks.subspace import Kind, Subspace, subspace
 from unalike.privacy.mechanisms import AdditiveNoise
 
@@ -42,24 +43,6 @@ class _Hidden(nn.Linear):
 
     def forward(self, r: Tensor) -> Tensor:
         return super().forward(r).relu()
-
-
-def with_outputs(model: Model, outputs: int) -> Model:
-    """The model's architecture with another number of outputs: its last linear layer is exchanged (T1 C.1.2)."""
-    module = model.module(model.init(0))
-    linear = [name for name, part in module.named_modules() if isinstance(part, nn.Linear)]
-    if not linear:
-        raise ValueError(
-            f"h1 is the client model with another last linear layer, but {model!r} has no linear layer; use one that "
-            "ends in nn.Linear"
-        )
-    path, _, name = linear[-1].rpartition(".")
-    parent = module.get_submodule(path)
-    old = getattr(parent, name)
-    setattr(parent, name, nn.Linear(old.in_features, outputs, bias=old.bias is not None))
-    for parameter in module.parameters():
-        parameter.requires_grad_(True)
-    return Model(module)
 
 
 class Lift:

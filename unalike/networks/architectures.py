@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from unalike.core.outside import is_path, load
+from unalike.core.suggest import nearest
 from unalike.networks.classifiers import (
     CNN,
     MLP,
@@ -83,11 +83,7 @@ def build(name: str, input_shape: Sequence[int], classes: int, kind: str | None 
         return _from_outside(name, shape, classes, options)
     known = name.lower().replace("_", "-")
     if known not in _CATALOG:
-        near = difflib.get_close_matches(known, _CATALOG, 1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ValueError(
-            f"no architecture {name!r}; {hint}there are {', '.join(_CATALOG)}, or an import path like 'file.py:Class'"
-        )
+        raise ValueError(f"no architecture {name!r}{nearest(known, _CATALOG)} (or give a path, as in 'file.py:Class')")
     entry = _CATALOG[known]
     if kind is not None and (kind == "tokens") != entry.reads_tokens:
         reads = "tokens" if entry.reads_tokens else "numbers"

@@ -158,7 +158,7 @@ class SmallCNN(nn.Module):
         return scores
 
 
-def _side(side: int) -> int:
+def side_after_two(side: int) -> int:
     """What two rounds of an unpadded 5x5 convolution and 2x2 pooling leave of an image's side."""
     return ((side - 4) // 2 - 4) // 2
 
@@ -178,7 +178,7 @@ class LeNet(nn.Module):
         first, second = self.widths
         self.conv1 = nn.Conv2d(channels, first, 5)
         self.conv2 = nn.Conv2d(first, second, 5)
-        self.fc1 = nn.Linear(second * _side(height) * _side(width), 120)
+        self.fc1 = nn.Linear(second * side_after_two(height) * side_after_two(width), 120)
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, classes)
 
@@ -248,7 +248,7 @@ class CNN(nn.Module):
     def __init__(self, input_shape: Sequence[int], classes: int, hidden: int | None = None) -> None:
         super().__init__()
         channels, height, width = _image(input_shape, "cnn", self.smallest)
-        features = 64 * _side(height) * _side(width)
+        features = 64 * side_after_two(height) * side_after_two(width)
         hidden = hidden or max(1, 98_304 // features)
         self.conv1 = nn.Conv2d(channels, 32, 5)
         self.conv2 = nn.Conv2d(32, 64, 5)

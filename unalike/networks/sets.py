@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unalike.core.model import Model
-from unalike.networks.classifiers import MLP, LeNet, lenet_reads
+from unalike.networks.classifiers import MLP, LeNet, lenet_reads, side_after_two
 
 Encoder = Literal["deepset", "deepset-once", "deepset-every", "dss", "set-transformer", "sphere"]
 
@@ -93,9 +93,8 @@ class DeepSetEvery(nn.Module):
             )
         channels, height, side = input_shape
         self.conv1, self.conv2 = nn.Conv2d(channels, 16, 5), nn.Conv2d(16, 32, 5)
-        first = (height - 4) // 2, (side - 4) // 2
-        self.flat1 = nn.Linear(16 * first[0] * first[1], width)
-        self.flat2 = nn.Linear(32 * ((first[0] - 4) // 2) * ((first[1] - 4) // 2), width)
+        self.flat1 = nn.Linear(16 * ((height - 4) // 2) * ((side - 4) // 2), width)
+        self.flat2 = nn.Linear(32 * side_after_two(height) * side_after_two(side), width)
         self.psi = MLP((2 * width,), descriptor, hidden=(120, 84))
 
     def forward(self, x: Tensor, own: Tensor) -> Tensor:
@@ -121,7 +120,7 @@ class DSS(nn.Module):
             channels, height, side = input_shape
             self.own1, self.set1 = nn.Conv2d(channels, 16, 5), nn.Conv2d(channels, 16, 5, bias=False)
             self.own2, self.set2 = nn.Conv2d(16, 32, 5), nn.Conv2d(16, 32, 5, bias=False)
-            inputs = 32 * (((height - 4) // 2 - 4) // 2) * (((side - 4) // 2 - 4) // 2)
+            inputs = 32 * side_after_two(height) * side_after_two(side)
         else:
             inputs = math.prod(input_shape)
         self.own3, self.set3 = nn.Linear(inputs, 120), nn.Linear(inputs, 120, bias=False)

@@ -95,8 +95,6 @@ class Clips:
 def mechanisms(privacy: Privacy, s: float, *, initialize: bool, histograms: int, refinements: int) -> Noise:
     """The noise with which the steps cost (share·s, δ) each, by themselves; a Lloyd step as much as Step 3."""
     split = privacy.proportions
-    if not initialize and not refinements:
-        return Noise()  # nothing is asked of the clients
     first = Gaussian.for_budget(s * split.gram, privacy.delta) if initialize else None
     second = Laplace(s * split.weights / histograms) if initialize else None
     if not refinements:
@@ -127,12 +125,9 @@ def calibrate(privacy: Privacy, *, initialize: bool, histograms: int, refinement
 
     def cost(s: float, coarseness: int) -> float:
         ledger, made = Ledger(privacy.unit), mechanisms(privacy, s / whole, **asked)
-        queries = [("gram", made.gram)] * initialize + [("weights", made.weights)] * (histograms if initialize else 0)
-        for number, (_, mechanism) in enumerate(queries):
-            assert mechanism is not None
-            ledger.record(mechanism.event(), unit=privacy.unit, sampling=sampling, cohort=number)
-        for number in range(len(queries), len(queries) + refinements):
-            for mechanism in (made.sums, made.counts):  # of the same sample
+        queries = [[made.gram]] * initialize + [[made.weights]] * (initialize * histograms)
+        for number, asked_together in enumerate(queries + [[made.sums, made.counts]] * refinements):
+            for mechanism in asked_together:  # of the same sample
                 assert mechanism is not None
                 ledger.record(mechanism.event(), unit=privacy.unit, sampling=sampling, cohort=number)
         return ledger.worst(privacy.delta, coarseness)

@@ -18,7 +18,7 @@ from torch import Tensor
 from unalike.core.client import Clients
 from unalike.data.partition.features import Feature, categories, count
 from unalike.data.partition.mixture import MDMError, Mixture
-from unalike.data.population import Population, rows_of
+from unalike.data.population import Population
 from unalike.data.sources.synthetic import MDM_SETTINGS
 
 
@@ -88,7 +88,7 @@ def feature_histograms(population: Population, features: Sequence[Feature]) -> C
     found = torch.from_numpy(categories(features, population.train.x.numpy(), y, population.columns))
     total = torch.zeros(len(population), count(features), dtype=torch.int64)
     for part in population.parts.values():
-        owner, rows = rows_of(part)
+        rows, owner = part.pooled()
         known = found[rows] >= 0
         cells = owner[known] * total.shape[1] + found[rows[known]]
         total += torch.bincount(cells, minlength=total.numel()).view_as(total)

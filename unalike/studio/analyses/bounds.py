@@ -20,7 +20,7 @@ from unalike.core.federation import Cohort, Models
 from unalike.core.method import Describes, DescribesData, Method, State
 from unalike.core.model import Model
 from unalike.learn.evaluation import evaluate
-from unalike.studio.analyses.measures import DoesNotApply
+from unalike.studio.analyses.measures import DoesNotApply, descriptors_of
 from unalike.studio.runs.finished import FinishedRun
 from unalike.studio.simulate import simulate
 
@@ -88,22 +88,10 @@ def learning_to_learn(
     prior: Prior, draws: Sequence[Drawn], kl_networks: float, clients: int, rows: int, delta: float
 ) -> Bound:
     """T1 Theorem 8 with losses up to 1, which gives Theorem 3 with log(4√n/δ) where that prints log(2√n/δ)."""
-    n, m = clients, rows
-    log_clients, log_rows = math.log(4 * math.sqrt(n) / delta), math.log(8 * m * n / delta) + 1
-    within = [math.sqrt((one.kl_models + log_rows) / (2 * m * n)) for one in draws]
-    return Bound(
-        theorem="Theorem 8 (3)",
-        prior=prior,
-        empirical=_mean([one.empirical for one in draws]),
-        between=math.sqrt((kl_networks + log_clients) / (2 * n)),
-        within=_mean(within),
-        parts={
-            "KL of the networks": kl_networks,
-            "log(4√n/δ)": log_clients,
-            "KL of the models": _mean([one.kl_models for one in draws]),
-            "log(8mn/δ) + 1": log_rows,
-        },
-    )
+    log_clients = math.log(4 * math.sqrt(clients) / delta)
+    between = math.sqrt((kl_networks + log_clients) / (2 * clients))
+    parts = {"KL of the networks": kl_networks, "log(4√n/δ)": log_clients}
+    return _bound("Theorem 8 (3)", prior, draws, between, parts, clients * rows, delta)
 
 
 def transductive(
@@ -114,24 +102,29 @@ def transductive(
     Half of δ for each of its two parts, so 2t/δ where (C.6) prints t/δ. If all clients have labels, there are none to
     generalize to, and the first term is 0. A t below 1, of one or two labeled clients, is taken as 1.
     """
-    n, m = clients, rows
-    unlabeled = 1 - labeled / n
+    unlabeled = 1 - labeled / clients
     t = max(1.0, 3 * math.log(labeled) * math.sqrt(labeled * unlabeled))
-    log_clients, log_rows = math.log(2 * t / delta), math.log(8 * m * n / delta) + 1
-    within = [math.sqrt((one.kl_models + log_rows) / (2 * m * n)) for one in draws]
-    return Bound(
-        theorem="Theorem 4",
-        prior=prior,
-        empirical=_mean([one.empirical for one in draws]),
-        between=math.sqrt(unlabeled * (kl_networks + log_clients) / (2 * labeled)),
-        within=_mean(within),
-        parts={
-            "KL of the networks": kl_networks,
-            "log(2t/δ)": log_clients,
-            "KL of the models": _mean([one.kl_models for one in draws]),
-            "log(8mn/δ) + 1": log_rows,
-        },
-    )
+    log_clients = math.log(2 * t / delta)
+    between = math.sqrt(unlabeled * (kl_networks + log_clients) / (2 * labeled))
+    parts = {"KL of the networks": kl_networks, "log(2t/δ)": log_clients}
+    return _bound("Theorem 4", prior, draws, between, parts, clients * rows, delta)
+
+
+def _bound(
+    theorem: str,
+    prior: Prior,
+    draws: Sequence[Drawn],
+    between: float,
+    parts: Mapping[str, float],
+    rows: int,
+    delta: float,
+) -> Bound:
+    """With the last term, which both theorems share, over all clients' ``rows`` together."""
+    log_rows = math.log(8 * rows / delta) + 1
+    within = _mean([math.sqrt((one.kl_models + log_rows) / (2 * rows)) for one in draws])
+    kl_models = _mean([one.kl_models for one in draws])
+    parts = {**parts, "KL of the models": kl_models, "log(8mn/δ) + 1": log_rows}
+    return Bound(theorem, prior, _mean([one.empirical for one in draws]), between, within, parts)
 
 
 def bounds_of(run: FinishedRun, *, alpha: float = 1e-6, delta: float = 0.05, draws: int = 3) -> list[Bound]:
@@ -195,9 +188,7 @@ def _transductive(
         moved = state.replace(**{name: _around(state[name], alpha, random) for name in names})
         psi = {name: moved[name] for name in names}
         clients = run.prepared.population.train.select(seen)
-        federation = run.prepared.federation(round=run.round)
-        with simulate(clients, federation.seed, round=run.round).aside() as own:
-            r = method.descriptors(moved, own.everyone())
+        r = descriptors_of(method, moved, run.prepared.federation(round=run.round), clients)
         v = torch.stack([method.v_of(psi, one) for one in r])
         # E over ψ_r' of ‖v − ψ_r'‖² is ‖v − ψ_r‖² + kα
         kl = sum(divergence(one, psi_r, alpha) + one.numel() / 2 for one in v) + kl_prior

@@ -185,7 +185,7 @@ def _by_class(population: Population, *parts: Clients) -> list[np.ndarray]:
     y = population.train.y
     if y is None or population.classes is None:
         raise DoesNotApply(f"{population.name} has no classes")
-    pool = torch.cat([_rows(part.select(population.unseen)) for part in parts])
+    pool = torch.cat([part.select(population.unseen).pooled()[0] for part in parts])
     pool = pool if population.train.known is None else pool[population.train.known[pool]]
     return [pool[y[pool] == c].numpy() for c in range(population.classes)]
 
@@ -204,11 +204,6 @@ def _made_of(source: Clients, taken: Sequence[np.ndarray]) -> Clients:
         source.x[order], source.y[order], sizes, shift=source.shift, scale=source.scale, known=known
     )
     return replace(made, ids=made.ids + int(source.ids.max()) + 1)
-
-
-def _rows(clients: Clients) -> Tensor:
-    pieces = zip(clients.start.tolist(), clients.size.tolist(), strict=True)
-    return torch.cat([torch.arange(start, start + size) for start, size in pieces])
 
 
 def rotated(population: Population, angle: float) -> Newcomers:
@@ -233,7 +228,7 @@ def _with_images(population: Population, change: Callable[[np.ndarray], np.ndarr
     if population.kind != "image":
         raise DoesNotApply(f"{population.name} holds {population.kind}, no images")
     newcomers = Newcomers.unseen(population)
-    rows = torch.cat([_rows(newcomers.train), _rows(newcomers.test)])
+    rows = torch.cat([newcomers.train.pooled()[0], newcomers.test.pooled()[0]])
     x = population.train.x.clone()
     x[rows] = torch.from_numpy(change(x[rows].numpy()).copy())
     return Newcomers(replace(newcomers.train, x=x), replace(newcomers.test, x=x))

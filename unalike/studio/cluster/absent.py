@@ -13,7 +13,7 @@ from torch import Tensor
 from unalike.core import wire
 from unalike.core.client import Clients
 from unalike.core.request import Part
-from unalike.data.population import Population, rows_of
+from unalike.data.population import Population
 
 _PLAIN = ("name", "kind", "classes", "incomplete", "partition", "scaling", "network")
 _LISTS = ("class_names", "dropped", "pooled")
@@ -43,7 +43,7 @@ def emptied(population: Population) -> Population:
 def chosen(parts: Mapping[Part, Clients], mine: Tensor) -> dict[Part, Clients]:
     """The clients at these positions with their own rows alone, so that the memory of all others can go."""
     kept: dict[Part, Clients] = {name: part.select(mine) for name, part in parts.items()}
-    places = {name: rows_of(part)[1] for name, part in kept.items()}
+    places = {name: part.pooled()[0] for name, part in kept.items()}
     every = torch.cat(list(places.values()))
     train = parts["train"]
     x, y = train.x.index_select(0, every), None if train.y is None else train.y.index_select(0, every)

@@ -8,6 +8,7 @@ from typing import Any
 import altair as alt
 
 Rows = list[dict[str, Any]]
+FIT = alt.AutoSizeParams(type="fit", contains="padding")  # a chart's width and height are those of the whole
 
 
 def drawn(rows: Rows, **properties: Any) -> alt.Chart:

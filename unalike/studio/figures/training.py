@@ -11,7 +11,7 @@ import altair as alt
 import numpy as np
 
 from unalike.studio.evenly import evenly
-from unalike.studio.figures.parts import Rows, drawn, fixed
+from unalike.studio.figures.parts import FIT, Rows, drawn, fixed
 from unalike.studio.figures.theme import LIGHT, colour, dash, shape
 from unalike.studio.runs.result import Summary
 from unalike.studio.words import counted, size
@@ -112,7 +112,7 @@ def lines(shown: Sequence[Line], x: Axis, y: Axis, *, legend: bool = False) -> a
     shapes = alt.Shape("line:N", legend=below, scale=fixed(names, [shape(look) for look in looks]))
     says = alt.Description("tip:N")
     layers.append(points.encode(x=x.x(), y=y.y(), color=colours, shape=shapes, description=says))
-    return alt.LayerChart(layer=layers, width=WIDTH, height=250, autosize=_FIT)
+    return alt.LayerChart(layer=layers, width=WIDTH, height=250, autosize=FIT)
 
 
 def scores(shown: Sequence[Scores], x: Axis, form: Any) -> alt.LayerChart:
@@ -157,7 +157,7 @@ def scores(shown: Sequence[Scores], x: Axis, form: Any) -> alt.LayerChart:
             x=alt.value("width"), text=alt.Text("says:N")
         ),
     ]
-    return alt.LayerChart(layer=layers, width=WIDTH, height=30 + 68 * len(shown), autosize=_FIT)
+    return alt.LayerChart(layer=layers, width=WIDTH, height=30 + 68 * len(shown), autosize=FIT)
 
 
 def traffic(runs: Sequence[tuple[str, float, float]]) -> alt.LayerChart:
@@ -183,7 +183,4 @@ def traffic(runs: Sequence[tuple[str, float, float]]) -> alt.LayerChart:
         nothing = [{"run": label, "says": f"nothing {way}"} for _, label, count in found if count <= 0]
         words = drawn(nothing).mark_text(align="left", fontSize=11, dx=2, dy=apart, color=LIGHT["faint"])
         layers.append(words.encode(x=alt.value(0), y=y, text=alt.Text("says:N")))
-    return alt.LayerChart(layer=layers, width=WIDTH, height=70 + 36 * len(runs), autosize=_FIT)
-
-
-_FIT = alt.AutoSizeParams(type="fit", contains="padding")
+    return alt.LayerChart(layer=layers, width=WIDTH, height=70 + 36 * len(runs), autosize=FIT)

@@ -9,7 +9,7 @@ import altair as alt
 
 from unalike.studio.evenly import evenly
 from unalike.studio.figures.clients import MAP_HEIGHT, MAP_WIDTH
-from unalike.studio.figures.parts import Rows, drawn
+from unalike.studio.figures.parts import FIT, Rows, drawn
 from unalike.studio.figures.theme import LIGHT, colour, shape
 from unalike.studio.figures.training import WIDTH
 
@@ -42,7 +42,7 @@ def budgets(shown: Sequence[Budget]) -> alt.LayerChart:
     bars = base.mark_bar(color=LIGHT["s0"], opacity=0.75, aria=True)
     bars = bars.encode(x=x, y=alt.Y("spent:Q", title="ε"), description=alt.Description("tip:N"))
     marks = base.mark_tick(color=LIGHT["ink"], thickness=2).encode(x=x, y=alt.Y("declared:Q", title="ε"))
-    return alt.LayerChart(layer=[bars, marks], width=WIDTH, height=220, autosize=_FIT)
+    return alt.LayerChart(layer=[bars, marks], width=WIDTH, height=220, autosize=FIT)
 
 
 def weights(shown: Sequence[tuple[str, float, float | None]]) -> alt.LayerChart:
@@ -60,7 +60,7 @@ def weights(shown: Sequence[tuple[str, float, float | None]]) -> alt.LayerChart:
     x = alt.X("x:Q", title="declared ε" if known else "clients, the heaviest first", scale=alt.Scale(zero=False))
     dots = drawn(rows).mark_point(filled=True, size=60, opacity=0.8, color=LIGHT["s1"], aria=True)
     dots = dots.encode(x=x, y=alt.Y("weight:Q", title="weight"), description=alt.Description("tip:N"))
-    return alt.LayerChart(layer=[dots], width=WIDTH, height=220, autosize=_FIT)
+    return alt.LayerChart(layer=[dots], width=WIDTH, height=220, autosize=FIT)
 
 
 def clusters(shown: Sequence[tuple[str, int | None, tuple[float, float] | None]]) -> alt.LayerChart:
@@ -86,6 +86,3 @@ def clusters(shown: Sequence[tuple[str, int | None, tuple[float, float] | None]]
         description=alt.Description("tip:N"),
     )
     return alt.LayerChart(layer=[marks], width=MAP_WIDTH, height=MAP_HEIGHT, padding=2)
-
-
-_FIT = alt.AutoSizeParams(type="fit", contains="padding")
