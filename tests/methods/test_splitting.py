@@ -488,7 +488,7 @@ def test_nonsense_is_refused(fields: dict[str, Any], message: str) -> None:
 def test_a_memory_longer_than_the_run_is_refused() -> None:
     with pytest.raises(UserError, match=r"rounds = 3 .*accelerated before round 7; use more rounds or less memory"):
         run("fedsplit", **SMALL, rounds=3, hyperparameters={"anderson": {"memory": 5}})
-    with pytest.raises(ValueError, match="memory = -1"):
+    with pytest.raises(ValueError, match="memory=-1"):
         Anderson(-1)
 
 

@@ -214,7 +214,7 @@ def test_the_default_fits_the_inputs(shape, kind, expected):
     ("arguments", "message"),
     [
         (("lenett", (1, 28, 28), 10), "no architecture 'lenett'; did you mean 'lenet'"),
-        (("zzz", (1, 28, 28), 10), "there are logistic, linear, mlp"),
+        (("zzz", (1, 28, 28), 10), "there are: logistic, linear, mlp"),
         (("lenet", (64,), 10), r"reads images .* shape \(64,\); use 'mlp'"),
         (("lenet", (1, 8, 8), 10), "at least 16x16, got 8x8; use 'small-cnn'"),
         (("cnn", (1, 3, 3), 10), "use 'mlp'"),

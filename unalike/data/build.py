@@ -18,7 +18,7 @@ from unalike.data import spec
 from unalike.data.partition.features import categories
 from unalike.data.partition.mixture import Mixture
 from unalike.data.partition.schemes import NEED_CLASSES, PARTITIONS, Partition, iid
-from unalike.data.partition.shift import QUARTERS, draw_angles, draw_clusters, rotate_clients
+from unalike.data.partition.shift import QUARTERS, draw_kinds, rotate_clients
 from unalike.data.population import Population, Scaling
 from unalike.data.rows import gather, group, owners, rank, release, shuffle, stored_type
 from unalike.data.source import FILLED, Array, DataError, Names, Source
@@ -204,11 +204,13 @@ def lay_out(
     per_client = {} if dealt.natural is None else {k: v[dealt.natural[kept]] for k, v in source.per_client.items()}
     turned: tuple[Array, Sequence[float]] | None = None
     if angles is not None:
-        which = draw_angles(len(sizes), default_rng([seed, _SHIFT]), angles, dealt.counts)
+        rng = default_rng([seed, _SHIFT])
+        which = draw_kinds(len(sizes), rng, len(angles), dealt.counts, "rotation", "angles")
         turned = which, angles
         per_client["rotation"] = np.asarray(angles, dtype=np.float32)[which[kept]]
     if dealt.clusters is not None and y is not None and source.classes is not None:
-        which = draw_clusters(len(sizes), default_rng([seed, _SHIFT]), dealt.clusters, dealt.counts)
+        rng = default_rng([seed, _SHIFT])
+        which = draw_kinds(len(sizes), rng, dealt.clusters, dealt.counts, "concept-shift", "clusters")
         y = (y + np.repeat(which, sizes)) % source.classes
         per_client["cluster"] = which[kept]
 

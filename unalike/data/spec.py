@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -70,7 +71,9 @@ def bind(
     bound = dict(zip(known, values, strict=False))
     for key, value in named.items():
         if key not in known:
-            raise DataError(f"{what} has no option {key!r}{nearest(key, known)}")
+            near = get_close_matches(key, known, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise DataError(f"{what} has no option {key!r}; it has {', '.join(known) or 'none'}{hint}")
         if key in bound:
             raise DataError(f"{what}: option {key!r} is given twice")
         bound[key] = value

@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from unalike.core.checks import at_least
+
 _RANK = 1e-12  # directions below this share of the strongest one are rounding
 
 
@@ -33,8 +35,7 @@ class Anderson:
     guard: bool = True
 
     def __post_init__(self) -> None:
-        if self.memory < 0:
-            raise ValueError(f"memory = {self.memory}: expected a number of rounds to look back on, or 0 for none")
+        at_least(self, memory=0)
 
     def start(self) -> dict[str, Tensor]:
         """The state before the first round: images so far, the last good residual, whether it was accelerated."""

@@ -343,27 +343,22 @@ class _Batches:
 
     def batches(self, x: Tensor, y: Tensor | None) -> Iterator[Batch]:
         """The samples of each step."""
-        known = self._known
+
+        def drawn(rows: Tensor, weight: Tensor | None) -> Batch:
+            labels, known = (None if one is None else taken(one, rows) for one in (y, self._known))
+            return Batch(taken(x, rows), labels, weight, known=known)
+
         if self._rows is not None:
             for step in range(self._steps):
-                rows, weight = self._rows[step], None if self._weights is None else self._weights[step]
-                told = None if known is None else taken(known, rows)
-                yield Batch(taken(x, rows), None if y is None else taken(y, rows), weight, known=told)
+                yield drawn(self._rows[step], None if self._weights is None else self._weights[step])
         elif self._orders:
-            for order in self._orders:  # shuffled at once: slices of that are views
-                shuffled, labels = taken(x, order), None if y is None else taken(y, order)
-                told = None if known is None else taken(known, order)
+            for order in self._orders:
+                shuffled = drawn(order, None)  # at once: slices of that are views
                 for begin in range(0, len(order), self._size):
-                    part = slice(begin, begin + self._size)
-                    yield Batch(
-                        shuffled[part],
-                        None if labels is None else labels[part],
-                        None,
-                        known=None if told is None else told[part],
-                    )
+                    yield shuffled.part(slice(begin, begin + self._size))
         else:
             for _ in range(self._steps):
-                yield Batch(x, y, self._weights, known=known)
+                yield Batch(x, y, self._weights, known=self._known)
 
 
 @overload

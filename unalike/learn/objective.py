@@ -25,6 +25,14 @@ class Batch:
     weight: Tensor | None
     known: Tensor | None = field(default=None, kw_only=True)
 
+    def part(self, rows: slice) -> Batch:
+        """Some of its rows."""
+
+        def of(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[rows]
+
+        return Batch(self.x[rows], of(self.y), of(self.weight), known=of(self.known))
+
     def mean(self, values: Tensor) -> Tensor:
         """Mean of per-sample values [B] over the batch's real samples."""
         if self.weight is None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-Kind = Literal["constant", "1/t", "1/sqrt(t)", "1/log(t)", "1/log10(t)", "exponential", "cosine"]
+from unalike.core.checks import one_of
 
 
 @dataclass(frozen=True)
@@ -17,13 +17,12 @@ class Schedule:
     Both begin with 1. Halving every T rounds is exponential with decay=0.5 and period=T.
     """
 
-    kind: Kind = "constant"
+    kind: Literal["constant", "1/t", "1/sqrt(t)", "1/log(t)", "1/log10(t)", "exponential", "cosine"] = "constant"
     decay: float = 0.99
     period: int = 1
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
-            raise ValueError(f"schedule {self.kind!r}; expected one of {', '.join(get_args(Kind))}")
+        one_of(self, "kind")
         if self.period < 1 or not 0 < self.decay <= 1:
             raise ValueError(f"expected period >= 1 and 0 < decay <= 1, got {self}")
 

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from unalike.core.checks import at_least, one_of
 from unalike.core.method import State
 
 
@@ -34,12 +35,10 @@ class ServerOptimizer:
     warmup: int = 1
 
     def __post_init__(self) -> None:
-        if self.kind not in ("sgd", "momentum", "adam", "yogi"):
-            raise ValueError(f"server optimizer {self.kind!r}; expected sgd, momentum, adam or yogi")
+        one_of(self, "kind")
         if not self.lr > 0 or not 0 <= self.beta1 < 1 or not 0 <= self.beta2 < 1 or not self.adaptivity > 0:
             raise ValueError(f"expected lr > 0, betas in [0, 1) and adaptivity > 0, got {self}")
-        if self.warmup < 1:
-            raise ValueError(f"warmup={self.warmup}; expected a number of rounds, 1 for the whole rate at once")
+        at_least(self, warmup=1)
 
     def start(self, theta: Tensor) -> dict[str, Tensor]:
         """The moments before the first step."""

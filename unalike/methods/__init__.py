@@ -42,7 +42,6 @@ class Entry:
     paper: str
     summary: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    unlabeled: bool = False  # with these defaults it serves clients without labels
     preset: Mapping[str, Any] | None = None  # --preset paper: laid over the defaults
 
 
@@ -101,7 +100,6 @@ METHODS: dict[str, Entry] = {
         "McMahan et al., AISTATS 2017",
         "one model for all: the mean of the clients' updates",
         _PASS,
-        unlabeled=True,
         preset=_T1_PASS,
     ),
     "fedprox": Entry(
@@ -110,7 +108,6 @@ METHODS: dict[str, Entry] = {
         "Li et al., MLSys 2020",
         "FedAvg whose clients are held near the common model by μ/2·‖θ − θ_global‖²",
         {**_PASS, "absentees": "left-out"},
-        unlabeled=True,
     ),
     "fedsplit": Entry(
         Splitting,
@@ -118,7 +115,6 @@ METHODS: dict[str, Entry] = {
         "Pathak and Wainwright, NeurIPS 2020",
         "Peaceman-Rachford splitting: clients keep corrections, so that the mean model is the best one for all",
         {**_PASS, "alpha": 2.0, "beta": 2.0},
-        unlabeled=True,
     ),
     "fedpi": Entry(
         Splitting,
@@ -126,7 +122,6 @@ METHODS: dict[str, Entry] = {
         _SPLITTING_VIEW,
         "Douglas-Rachford splitting: half of each step of FedSplit, slower and steadier",
         {**_PASS, "alpha": 2.0, "beta": 2.0, "gamma": 0.5},
-        unlabeled=True,
     ),
     "fedrp": Entry(
         Splitting,
@@ -134,7 +129,6 @@ METHODS: dict[str, Entry] = {
         _SPLITTING_VIEW,
         "reflection-projection splitting: ends where FedProx does, in half of the rounds",
         {**_PASS, "alpha": 2.0},
-        unlabeled=True,
     ),
     "splitting": Entry(
         Splitting,
@@ -142,7 +136,6 @@ METHODS: dict[str, Entry] = {
         _SPLITTING_VIEW,
         "the scheme of the four above, for any alpha, beta and gamma",
         _PASS,
-        unlabeled=True,
     ),
     "fedavg-finetune": Entry(
         FedAvg,
@@ -192,7 +185,6 @@ METHODS: dict[str, Entry] = {
         "Marfoq et al., ICML 2022",
         "FedAvg, mixed at each client with the nearest of its own labeled samples",
         _PASS,
-        unlabeled=True,
         preset={**_T1_PASS, "scale": 100.0, "neighbours": [5, 10]},
     ),
     "fedem": Entry(
@@ -208,7 +200,6 @@ METHODS: dict[str, Entry] = {
         "Wang et al., ICLR 2020",
         "one model for all: layers are averaged after their neurons were matched",
         _PASS,
-        unlabeled=True,
     ),
     "pefll": Entry(
         PeFLL,
@@ -223,7 +214,6 @@ METHODS: dict[str, Entry] = {
         "Scott et al., ICLR 2024",
         "PeFLL whose descriptors use no labels, so that unlabeled clients are served too",
         {"labels": "ignored"},
-        unlabeled=True,
         preset=_PEFLL_PAPER,
     ),
     "pfedhn": Entry(
@@ -238,7 +228,6 @@ METHODS: dict[str, Entry] = {
         "ODPFL-HN",
         "Amosy, Eyal and Chechik, 2022",
         "a set encoder and a hypernetwork give unlabeled newcomers a model",
-        unlabeled=True,
         preset=_ODPFL_PAPER,
     ),
     "pfl-sampled": Entry(
@@ -247,7 +236,6 @@ METHODS: dict[str, Entry] = {
         "Amosy, Eyal and Chechik, 2022",
         "pFedHN; a newcomer borrows the model of a training client drawn at random",
         {"choice": "sampled"},
-        unlabeled=True,
         preset=_BORROWED_PAPER,
     ),
     "pfl-nearest": Entry(
@@ -256,7 +244,6 @@ METHODS: dict[str, Entry] = {
         "Amosy, Eyal and Chechik, 2022",
         "pFedHN; a newcomer borrows the model of the training client with the most similar inputs",
         {"choice": "nearest"},
-        unlabeled=True,
         preset=_BORROWED_PAPER,
     ),
     "pfl-ensemble": Entry(
@@ -265,7 +252,6 @@ METHODS: dict[str, Entry] = {
         "Amosy, Eyal and Chechik, 2022",
         "pFedHN; everybody gets the mean output of all training clients' models",
         {"choice": "ensemble"},
-        unlabeled=True,
         preset=_BORROWED_PAPER,
     ),
     "flowdup": Entry(
@@ -273,28 +259,24 @@ METHODS: dict[str, Entry] = {
         "FLowDUP",
         "Scott, 2026, chapter 5",
         "a small hypernetwork at the client makes its model, in a random subspace, from unlabeled data",
-        unlabeled=True,
     ),
     "ld-fedavg": Entry(
         LDFedAvg,
         "LD-FedAvg",
         "Scott, 2026, chapter 5",
         "FedAvg in the random subspace that FLowDUP uses",
-        unlabeled=True,
     ),
     "fedtta": Entry(
         FedTTA,
         "FedTTA",
         "Ye et al., SDM 2024",
         "a common model that takes one learned step on a client's unlabeled data",
-        unlabeled=True,
     ),
     "adaped": Entry(
         AdaPeD,
         "AdaPeD",
         "Ozkara et al., 2022",
         "a model of its own for every client, taught by a common one as far as that helps",
-        unlabeled=True,
     ),
     "adaped-continue": Entry(
         AdaPeD,
@@ -302,28 +284,24 @@ METHODS: dict[str, Entry] = {
         "Ozkara et al., 2022",
         "AdaPeD whose clients go on training while they are not sampled",
         {"train_unsampled": True},
-        unlabeled=True,
     ),
     "quped": Entry(
         QuPeD,
         "QuPeD",
         "Ozkara et al., NeurIPS 2021",
         "a model of its own for every client, taught by a common one with a fixed weight; full precision",
-        unlabeled=True,
     ),
     "fml": Entry(
         FML,
         "FML",
         "Shen et al., 2020",
         "a private model and a common one that teach each other at every client",
-        unlabeled=True,
     ),
     "learned-prior": Entry(
         LearnedPrior,
         "Learned prior",
         "Ozkara et al., 2022",
         "personal models held together by a prior that is learned with them: Gaussian, Laplace or a mixture",
-        unlabeled=True,
     ),
     "robust-hdp": Entry(
         RobustHDP,
@@ -331,7 +309,6 @@ METHODS: dict[str, Entry] = {
         "Malekmohammadi et al., 2024",
         "clients with noise of their own, each weighted by how little noise its update turns out to have",
         _PASS,
-        unlabeled=True,
     ),
     "weiavg": Entry(
         RobustHDP,
@@ -339,7 +316,6 @@ METHODS: dict[str, Entry] = {
         "Liu et al., VLDB 2022",
         "clients with noise of their own, weighted by the ε that each declares",
         {**_PASS, "weights": "epsilon"},
-        unlabeled=True,
     ),
     "pfa": Entry(
         RobustHDP,
@@ -347,7 +323,6 @@ METHODS: dict[str, Entry] = {
         "Liu et al., VLDB 2022",
         "WeiAvg; updates of clients with a small ε are projected on the directions of the others",
         {**_PASS, "weights": "projected"},
-        unlabeled=True,
     ),
     "dpfedavg": Entry(
         RobustHDP,
@@ -355,7 +330,6 @@ METHODS: dict[str, Entry] = {
         "Noble et al., AISTATS 2022",
         "clients with noise of their own, weighted by their numbers of samples",
         {**_PASS, "weights": "size"},
-        unlabeled=True,
     ),
     "minimum-epsilon": Entry(
         RobustHDP,
@@ -363,7 +337,6 @@ METHODS: dict[str, Entry] = {
         "baseline",
         "DPFedAvg whose clients all have the noise for the smallest ε of all",
         {**_PASS, "weights": "size", "least_epsilon": True},
-        unlabeled=True,
     ),
     "rdpcfl": Entry(
         RDPCFL,
@@ -385,6 +358,5 @@ METHODS: dict[str, Entry] = {
         "Liu et al., NeurIPS 2022",
         "a model of its own for every client, held near the mean of all",
         _PASS,
-        unlabeled=True,
     ),
 }

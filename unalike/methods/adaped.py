@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
+from unalike.core.checks import at_least
 from unalike.core.client import Client
 from unalike.core.device import beside
 from unalike.core.federation import Cohort, Federation, Models, QuorumError
@@ -90,9 +91,7 @@ class AdaPeD:
         check_averaging(self.clip, self.noise, self.secure, self.local)
         if not 0 < self.least_psi <= self.psi:
             raise ValueError(f"psi={self.psi}, least_psi={self.least_psi}; expected 0 < least_psi <= psi")
-        for name in ("mu_lr", "psi_lr", "newcomer_rounds"):
-            if getattr(self, name) is not None and not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)}; expected 0 or more")
+        at_least(self, mu_lr=0, psi_lr=0, newcomer_rounds=0)
         if not isinstance(self.local.lr, float | int):
             raise ValueError(f"local.lr={self.local.lr}; expected θ's rate alone: μ's is mu_lr and ψ's psi_lr")
         if self.noisy_steps is not None:

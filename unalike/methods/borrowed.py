@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from unalike.core.checks import one_of
 from unalike.core.client import Client
 from unalike.core.draws import Draws, key
 from unalike.core.federation import Cohort, Federation
@@ -72,8 +73,7 @@ class Borrowed:
     not_client_private: ClassVar[str] = "newcomers get models of training clients, each as it is"
 
     def __post_init__(self) -> None:
-        if self.choice not in ("sampled", "nearest", "ensemble"):
-            raise ValueError(f"choice={self.choice!r}; expected sampled, nearest or ensemble")
+        one_of(self, "choice")
         if self.choice == "nearest" and self.problem.kind == "tokens":
             raise ValueError("tokens have no means and covariances to compare; use choice='sampled' or 'ensemble'")
         _ = self.trainer

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from unalike.core.checks import at_least
 from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
@@ -55,10 +56,7 @@ class FedEM:
 
     def __post_init__(self) -> None:
         check_averaging(self.clip, self.noise, self.secure, self.local)
-        if self.components < 1 or self.weight_steps < 0:
-            raise ValueError(
-                f"components={self.components}, weight_steps={self.weight_steps}; expected at least 1, and 0 or more"
-            )
+        at_least(self, components=1, weight_steps=0)
         _ = self.model
 
     @cached_property

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from unalike.core.checks import at_least
 from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Models, Replies, each
 from unalike.core.method import State
@@ -51,8 +52,7 @@ class FedMA:
     )
 
     def __post_init__(self) -> None:
-        if self.passes < 1:
-            raise ValueError(f"passes={self.passes}; expected at least 1")
+        at_least(self, passes=1)
         if self.problem.classes is None:
             raise ValueError("FedMA weighs the last layer by class counts, but the targets are numbers")
         _ = self.layers

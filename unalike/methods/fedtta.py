@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad
 
+from unalike.core.checks import at_least
 from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
@@ -72,8 +73,7 @@ class FedTTA:
     asks_unlabeled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if not self.adapt_lr >= 0:
-            raise ValueError(f"adapt_lr={self.adapt_lr}; expected 0 or more")
+        at_least(self, adapt_lr=0)
         check_averaging(self.clip, self.noise, self.secure, self.local)
         _ = self.adaptation  # made here, because a vectorised task must not draw initial values
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from unalike.core.checks import at_least
 from unalike.core.client import Client
 from unalike.core.device import beside
 from unalike.core.draws import key
@@ -113,11 +114,7 @@ class FLowDUP:
     def __post_init__(self) -> None:
         if not 0 < self.labeled_share <= 1:
             raise ValueError(f"labeled_share={self.labeled_share}; expected a share above 0, up to 1")
-        for name in ("features", "width"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}; expected at least 1")
-        if not self.penalty >= 0:
-            raise ValueError(f"penalty={self.penalty}; expected 0 or more")
+        at_least(self, features=1, width=1, penalty=0)
         check_averaging(self.clip, self.noise, self.secure, self.local)
         for name, factor in self.rates.items():
             if name not in PARTS or not factor > 0:
@@ -211,18 +208,16 @@ class FLowDUP:
 
         def objective(psi: Params, batch: Batch) -> Tensor:
             assert isinstance(psi, dict)
-            weight = batch.weight
+            first, second = batch.part(slice(0, None, 2)), batch.part(slice(1, None, 2))
             with dropping(None):  # of the client model, not of what describes its data
-                features = self.h1(psi["h1"], batch.x[::2])
-            v = self.v_of(psi, _mean(features, None if weight is None else weight[::2]))
+                features = self.h1(psi["h1"], first.x)
+            v = self.v_of(psi, _mean(features, first.weight))
             prior = psi["prior"] if self.learn_prior else torch.zeros(())
             omega = self.penalty * (v - prior).square().sum()
-            if batch.y is None or len(batch.x) == 1:  # no labels, or a last batch without a second half
+            if second.y is None or len(second.x) == 0:  # no labels, or a last batch without a second half
                 return omega
-            other = Batch(batch.x[1::2], batch.y[1::2], None if weight is None else weight[1::2])
-            assert other.y is not None
-            losses = loss_of(self.model(self.lift(v), other.x), other.y)
-            return other.mean(losses if batch.known is None else losses * batch.known[1::2]) + omega
+            losses = loss_of(self.model(self.lift(v), second.x), second.y)
+            return second.mean(losses if second.known is None else losses * second.known) + omega
 
         return objective
 

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
+from unalike.core.checks import at_least
 from unalike.core.client import Client
 from unalike.core.device import beside
 from unalike.core.federation import Cohort, Federation, Models
@@ -56,8 +57,7 @@ class FML:
         for name in ("alpha", "beta"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)}; expected at least 0 and at most 1")
-        if self.newcomer_rounds < 0:
-            raise ValueError(f"newcomer_rounds={self.newcomer_rounds}; expected 0 or more")
+        at_least(self, newcomer_rounds=0)
         _ = self.first  # made here, because a vectorised task must not draw initial values
 
     @cached_property

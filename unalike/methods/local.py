@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from unalike.core.checks import at_least
 from unalike.core.client import Client
 from unalike.core.device import beside
 from unalike.core.federation import Cohort, Federation, Models
@@ -41,8 +42,7 @@ class Local:
     trains_newcomers: ClassVar[Literal[True]] = True
 
     def __post_init__(self) -> None:
-        if self.calls is not None and self.calls < 1:
-            raise ValueError(f"calls={self.calls}; expected at least 1, or leave it out for one a round")
+        at_least(self, calls=1)
         _ = self.first  # made here, because a vectorised task must not draw initial values
 
     @cached_property

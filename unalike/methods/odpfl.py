@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
+from unalike.core.checks import at_least
 from unalike.core.client import Client
 from unalike.core.draws import Draws, key
 from unalike.core.federation import Cohort, Federation, each
@@ -93,10 +94,7 @@ class ODPFL:
     )
 
     def __post_init__(self) -> None:
-        for name in ("rows", "two_phase"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}; expected at least 1, or leave it out")
+        at_least(self, rows=1, two_phase=1)
         if self.newcomer_epsilon is not None:
             if self.sensitivity(1) is None:
                 raise ValueError(

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vjp
 
+from unalike.core.checks import above, at_least, one_of
 from unalike.core.client import Client
 from unalike.core.draws import Draws
 from unalike.core.federation import Cohort, Federation, Models, each
@@ -121,19 +122,9 @@ class PeFLL:
     )
 
     def __post_init__(self) -> None:
-        if not self.steady >= 1:
-            raise ValueError(f"steady={self.steady}; expected at least 1 round")
-        for name in ("clip", "calibration"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}={getattr(self, name)}; expected a number above 0")
-        for name in ("lambda_h", "lambda_v", "lambda_theta"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)}; expected 0 or more")
-        for name in ("describe_rows", "newcomer_rows"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)}; expected at least 1, or None for all rows of a client")
-        if self.newcomer_noise not in ("gaussian", "laplace"):
-            raise ValueError(f"newcomer_noise={self.newcomer_noise!r}; expected gaussian or laplace")
+        above(self, clip=0, calibration=0)
+        at_least(self, steady=1, lambda_h=0, lambda_v=0, lambda_theta=0, describe_rows=1, newcomer_rows=1)
+        one_of(self, "newcomer_noise", "decay")
         if self.newcomer_epsilon is not None:
             if not self.sphere:
                 raise ValueError(
@@ -143,8 +134,6 @@ class PeFLL:
             _ = self.noise
         if not 0 < self.describe_share <= 1:
             raise ValueError(f"describe_share={self.describe_share}; expected a share above 0, up to 1")
-        if self.decay not in ("server", "clients"):
-            raise ValueError(f"decay={self.decay!r}; expected server or clients")
         if self.decay == "clients" and (self.local.steps is None or isinstance(self.local.lr, Mapping)):
             raise ValueError(
                 "decay='clients' takes the rate and the number of local steps: give local.steps and one lr"

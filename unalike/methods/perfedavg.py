@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import grad
 
+from unalike.core.checks import at_least, one_of
 from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
@@ -59,12 +60,8 @@ class PerFedAvg:
         check_averaging(self.clip, self.noise, self.secure, self.local)
         if self.local.batch == 1:
             raise ValueError("local.batch=1; a batch has a row for the client's own step and another behind it: give 2")
-        if not self.alpha >= 0:
-            raise ValueError(f"alpha={self.alpha}; expected 0 or more")
-        if self.order not in ("first", "exact"):
-            raise ValueError(f"order={self.order!r}; expected first or exact")
-        if self.adapt_steps < 0:
-            raise ValueError(f"adapt_steps={self.adapt_steps}; expected 0 or more")
+        at_least(self, alpha=0, adapt_steps=0)
+        one_of(self, "order")
 
     @task
     def fit(self, client: Client, w: Tensor, rate: Tensor) -> Sent:
@@ -103,8 +100,6 @@ class PerFedAvg:
 
 def _every_other(batch: Batch, first: int) -> Batch:
     """Every other row. The second half of a single row is that row with a weight of 0: it moves nothing."""
-    assert batch.y is not None
     if first and len(batch.x) == 1:
         return Batch(batch.x, batch.y, torch.zeros(1, device=batch.x.device))
-    rows = slice(first, None, 2)
-    return Batch(batch.x[rows], batch.y[rows], None if batch.weight is None else batch.weight[rows])
+    return batch.part(slice(first, None, 2))

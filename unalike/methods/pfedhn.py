@@ -13,6 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from unalike.core.checks import at_least
 from unalike.core.client import Client
 from unalike.core.draws import Draws, key
 from unalike.core.federation import Cohort, Federation
@@ -68,8 +69,7 @@ class PFedHN:
     )
 
     def __post_init__(self) -> None:
-        if self.newcomer_rounds < 0:
-            raise ValueError(f"newcomer_rounds={self.newcomer_rounds}; expected 0 or more")
+        at_least(self, newcomer_rounds=0)
         _ = self.hypernet
 
     @property

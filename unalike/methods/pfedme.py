@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 from torch.func import grad_and_value
 
+from unalike.core.checks import above, at_least
 from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
@@ -54,11 +55,8 @@ class PFedMe:
 
     def __post_init__(self) -> None:
         check_averaging(self.clip, self.noise, self.secure, self.local)
-        if not self.lambda_ > 0 or not self.inner_lr > 0 or self.inner_steps < 1:
-            raise ValueError(
-                f"lambda_={self.lambda_}, inner_lr={self.inner_lr}, inner_steps={self.inner_steps}; expected more than "
-                "0, more than 0, and at least 1"
-            )
+        above(self, lambda_=0, inner_lr=0)
+        at_least(self, inner_steps=1)
         if self.lambda_ * self.inner_lr >= 2:
             raise ValueError(
                 f"lambda_ × inner_lr = {self.lambda_ * self.inner_lr:g}; steps towards θ̂ diverge from 2 on, so choose "

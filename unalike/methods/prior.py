@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from unalike.core.checks import above, at_least, one_of
 from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
@@ -73,15 +74,9 @@ class LearnedPrior:
 
     def __post_init__(self) -> None:
         check_averaging(self.clip, self.noise, self.secure, self.local)
-        if self.prior not in ("gaussian", "laplace", "mixture"):
-            raise ValueError(f"prior={self.prior!r}; expected 'gaussian', 'laplace' or 'mixture'")
-        if self.components < 1 or self.newcomer_rounds < 0:
-            raise ValueError(
-                f"components={self.components}, newcomer_rounds={self.newcomer_rounds}; expected at least 1 and 0"
-            )
-        for name in ("strength", "scale", "floor"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ValueError(f"{name}={getattr(self, name)}; expected a number above 0")
+        one_of(self, "prior")
+        at_least(self, components=1, newcomer_rounds=0)
+        above(self, strength=0, scale=0, floor=0)
         _ = self.first  # made here, because a vectorised task must not draw initial values
 
     @cached_property

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 from torch.func import vjp
 
+from unalike.core.checks import at_least
 from unalike.core.client import Client
 from unalike.core.device import beside
 from unalike.core.federation import Cohort, Federation, Models
@@ -66,10 +67,7 @@ class QuPeD:
         check_averaging(self.clip, self.noise, self.secure, self.local)
         if not 0 <= self.weight < 1:
             raise ValueError(f"weight={self.weight} (λp); expected at least 0 and below 1")
-        if self.w_lr is not None and not self.w_lr >= 0:
-            raise ValueError(f"w_lr={self.w_lr}; expected 0 or more")
-        if self.newcomer_rounds < 0:
-            raise ValueError(f"newcomer_rounds={self.newcomer_rounds}; expected 0 or more")
+        at_least(self, w_lr=0, newcomer_rounds=0)
         if not isinstance(self.local.lr, float | int):
             raise ValueError(f"local.lr={self.local.lr}; expected the rate of x alone: that of w is w_lr")
         _ = self.first  # made here, because a vectorised task must not draw initial values

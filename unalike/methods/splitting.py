@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from unalike.core.checks import at_least
 from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Models, Replies, each
 from unalike.core.method import State
@@ -104,9 +105,7 @@ class Splitting:
             raise ValueError(f"eta={self.eta} and mu={self.mu} are two names for one number, mu = 1/eta: give one")
         if not 0 < self.eta < math.inf:
             raise ValueError(f"eta={self.eta}; expected a step size above 0 (no proximal term at all: mu=0)")
-        for name in ("mu", "mu_step"):
-            if getattr(self, name) is not None and not getattr(self, name) >= 0:
-                raise ValueError(f"{name}={getattr(self, name)}; expected 0 or more")
+        at_least(self, mu=0, mu_step=0)
         if self.solver == "exact" and not self._linear:
             raise ValueError(
                 f"solver='exact' solves a least squares, and {self.model!r} is no linear model of a number: use the "

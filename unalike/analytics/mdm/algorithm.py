@@ -36,7 +36,7 @@ from unalike.core.federation import Cohort, Federation, Replies
 from unalike.core.release import Each, Release, Sum
 from unalike.core.roster import Roster
 from unalike.core.task import Sent, Task, send, task
-from unalike.data.partition.mixture import MDMError, Mixture, joint, rise_table, size_edges, with_total
+from unalike.data.partition.mixture import MDMError, Mixture, joint, log_density, rise_table, size_edges, with_total
 from unalike.privacy.mechanisms import AdditiveNoise
 
 SMOOTHING = 0.01  # clients added to every component, so that no weight and no size has probability 0
@@ -144,7 +144,7 @@ class MDM:
         (candidates, most), edges, precise = tau.shape, self.edges, with_total(alpha.flatten(0, 1))
         # Inside the simulator alpha is the same for the whole block, so the table is made once for all its clients.
         table = rise_table(precise, self.largest)
-        density = _log_density(pi.flatten(0, 1), edges)
+        density = log_density(pi.flatten(0, 1), edges)
         log_joint, slopes = joint(counts, table, tau.flatten().log(), density, edges)
         log_joint = log_joint.reshape(candidates, most)
         evidence = sound * torch.logsumexp(log_joint, 1)
@@ -175,7 +175,7 @@ class MDM:
         evidences = []
         for j in range(len(tau)):
             table = rise_table(with_total(alpha[j]), self.largest)
-            log_joint, _ = joint(counts, table, tau[j].log(), _log_density(pi[j], edges), edges)
+            log_joint, _ = joint(counts, table, tau[j].log(), log_density(pi[j], edges), edges)
             evidences.append(torch.logsumexp(log_joint, 0))
         evidence = sound * torch.stack(evidences)
         gain = evidence - evidence[0]
@@ -436,11 +436,6 @@ class Choice:
 
 def _one_hot(index: Tensor, count: int) -> Tensor:
     return (torch.arange(count) == index).to(torch.float32)
-
-
-def _log_density(pi: Tensor, edges: Tensor) -> Tensor:
-    """ln π_k,m: a bin's probability is spread evenly over its sizes."""
-    return torch.log(pi / (edges[1:] - edges[:-1]))
 
 
 def _concentration_place(counts: Tensor, categories: int) -> Tensor:

@@ -6,7 +6,6 @@ weight τ_k, Dirichlet parameters α_k and a distribution π_k over m; equation 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.func import vmap
@@ -110,8 +109,7 @@ class Mixture:
         """[n] ln q(c, m) of equation (3.3) for histograms [n, C]; −∞ where π gives a client's size no probability."""
         counts = counts.to(torch.int64)
         table = rise_table(with_total(self.alpha), self.largest)
-        width = (self.edges[1:] - self.edges[:-1]).to(torch.float64)
-        log_pi = torch.log(self.pi / width)
+        log_pi = log_density(self.pi, self.edges)
         return vmap(lambda c: torch.logsumexp(joint(c, table, self.tau.log(), log_pi, self.edges)[0], 0))(counts)
 
     def sample(self, clients: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -134,18 +132,17 @@ class Mixture:
         """Write the mixture as JSON; ``names`` are the categories'."""
         values = {"tau": self.tau, "alpha": self.alpha, "pi": self.pi, "edges": self.edges}
         numbers: dict[str, Any] = {name: value.tolist() for name, value in values.items()}
-        features = [_OfFile(name=one.name, values=list(one.values), edges=list(one.edges)) for one in self.features]
-        record = _File(format="unalike-mdm", version=1, names=names, features=features, **numbers)
+        record = _File(format="unalike-mdm", version=1, names=names, features=self.features, **numbers)
         Path(file).write_text(record.model_dump_json(indent=1) + "\n")
 
     @classmethod
     def load(cls, file: str | Path) -> Mixture:
         """Read a mixture that ``save`` wrote."""
         try:
-            record = _File.model_validate(json.loads(Path(file).read_text()))
+            record = _File.model_validate_json(Path(file).read_text())
         except FileNotFoundError:
             raise MDMError(f"there is no mixture file {file}; `unalike mdm --out {file}` writes one") from None
-        except (ValidationError, ValueError) as error:
+        except ValueError as error:
             raise MDMError(f"{file} is not a mixture that `unalike mdm --out` wrote: {error}") from None
         edges = torch.tensor(record.edges)
         if len({len(row) for row in record.alpha}) != 1 or len({len(row) for row in record.pi}) != 1:
@@ -153,17 +150,7 @@ class Mixture:
         if bool((edges[1:] <= edges[:-1]).any()):
             raise MDMError(f"{file}: the edges of the size bins must increase")
         tau, alpha, pi = (torch.tensor(rows, dtype=torch.float64) for rows in (record.tau, record.alpha, record.pi))
-        features = tuple(Feature(one.name, tuple(one.values), tuple(one.edges)) for one in record.features)
-        return cls(tau, alpha, pi, edges, features)
-
-
-class _OfFile(BaseModel):
-    """A feature in the file."""
-
-    model_config = ConfigDict(extra="forbid")
-    name: str
-    values: list[str] = []
-    edges: list[float] = []
+        return cls(tau, alpha, pi, edges, record.features)
 
 
 class _File(BaseModel):
@@ -177,7 +164,12 @@ class _File(BaseModel):
     alpha: Annotated[list[list[float]], Field(min_length=1)]
     pi: Annotated[list[list[float]], Field(min_length=1)]
     edges: Annotated[list[Annotated[int, Field(ge=1)]], Field(min_length=2)]
-    features: list[_OfFile] = []
+    features: tuple[Feature, ...] = ()
+
+
+def log_density(pi: Tensor, edges: Tensor) -> Tensor:
+    """ln π_k,m: a bin's probability is spread evenly over its sizes."""
+    return torch.log(pi / (edges[1:] - edges[:-1]))
 
 
 def joint(counts: Tensor, table: Tensor, log_tau: Tensor, log_pi: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:

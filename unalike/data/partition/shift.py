@@ -13,17 +13,8 @@ from unalike.data.source import Array, DataError
 QUARTERS = (0, 90, 180, 270)  # T1 §5.6.1
 
 
-def draw_angles(clients: int, rng: Generator, angles: Sequence[float], counts: Sequence[int] | None = None) -> Array:
-    """An index into ``angles`` for each client: at random, or ``counts[g]`` clients of each (in random places)."""
-    return _drawn(clients, rng, len(angles), counts, "rotation", "angles")
-
-
-def draw_clusters(clients: int, rng: Generator, clusters: int, counts: Sequence[int] | None = None) -> Array:
-    """The cluster of each client: at random, or ``counts[c]`` clients of each (in random places)."""
-    return _drawn(clients, rng, clusters, counts, "concept-shift", "clusters")
-
-
-def _drawn(clients: int, rng: Generator, kinds: int, counts: Sequence[int] | None, name: str, what: str) -> Array:
+def draw_kinds(clients: int, rng: Generator, kinds: int, counts: Sequence[int] | None, name: str, what: str) -> Array:
+    """One of so many kinds for each client: at random, or ``counts[k]`` clients of each (in random places)."""
     if kinds < 1:
         raise DataError(f"{name} needs {what}, at least one")
     if counts is None:

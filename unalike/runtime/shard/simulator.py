@@ -223,8 +223,8 @@ class Simulator:
 
         def call(inputs: Inputs) -> Outputs:
             def one(columns: Arrays, values: Arrays, present: Arrays, each: Arrays) -> Outputs:
-                client = block.client(columns, Kept(values, present), work.system)
-                noise = client.noise if work.system else Draws(columns["key"], 1)
+                client = block.client(columns, Kept(values, present), work.terms.system)
+                noise = client.noise if work.terms.system else Draws(columns["key"], 1)
                 return _answer(work, client, {**inputs["shared"], **each}, noise)
 
             arguments = [dict(inputs[name]) for name in own]
@@ -242,7 +242,7 @@ class Simulator:
 
         away = self._away(work)
         function = call_there if away else call
-        kind = self._recordings.kind(work, inputs[0], vectorised, block.full, block.all_labeled, work.system)
+        kind = self._recordings.kind(work, inputs[0], vectorised, block.full, block.all_labeled, work.terms.system)
 
         def turn(inputs: Inputs) -> Outputs:
             begin, drawn = time.perf_counter(), None if kind.recorded or vectorised else _global_draws()
@@ -266,8 +266,8 @@ class Simulator:
         """
         block = work.clients.block(work.positions[row], tame=True)
         columns = {name: value[0] for name, value in block.columns(work.key, work.bounds[row]).items()}
-        client = block.client(columns, Kept(), work.system)
-        noise = client.noise if work.system else Draws(columns["key"], 1)
+        client = block.client(columns, Kept(), work.terms.system)
+        noise = client.noise if work.terms.system else Draws(columns["key"], 1)
         out, keep = _let_out(work, client, sent, noise)
         if keep:
             work.kept.write(block.ids, {name: value[None] for name, value in keep.items()})

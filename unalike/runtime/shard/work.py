@@ -31,11 +31,6 @@ class Work:
     terms: Terms = Terms()
 
     @property
-    def system(self) -> bool:
-        """Do draws that protect come from the operating system?"""
-        return self.terms.system
-
-    @property
     def private(self) -> bool:
         """Is all that leaves its clients protected?"""
         return protects(self.releases)

@@ -21,7 +21,6 @@ from unalike.core.method import MasksClasses, Method, ProtectsNewcomers, TellsDi
 from unalike.core.request import Reply, Request
 from unalike.core.schema import Schema
 from unalike.core.suggest import nearest
-from unalike.methods import METHODS
 from unalike.networks.classes import class_bias, only_classes
 from unalike.privacy import BARE, Ledger
 from unalike.privacy.checks import check_epsilon
@@ -31,6 +30,7 @@ from unalike.runtime.simulate import Simulation
 from unalike.studio.analyses.measures import Newcomers, accuracy_by_size_and_epsilon
 from unalike.studio.errors import UserError
 from unalike.studio.newcomer.ledger import row_names
+from unalike.studio.recipe.hyperparameters import serving_unlabeled
 from unalike.studio.runs.finished import FinishedRun
 from unalike.studio.runs.measure import serves_unlabeled
 from unalike.studio.simulate import simulation
@@ -243,7 +243,7 @@ def serve(
     if not bool(newcomer.labeled.all()) and not serves_unlabeled(method):
         raise UserError(
             f"{run.recipe.method} cannot personalize for a client without labels; give labels, or train with "
-            f"a method that needs none: {', '.join(name for name, one in METHODS.items() if one.unlabeled)}"
+            f"a method that needs none: {', '.join(serving_unlabeled())}"
         )
     home = simulation(newcomer)
     listener = _Listener(home)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, Union, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, WrapValidator, create_model
@@ -223,3 +224,14 @@ def describe(method: str) -> dict[str, Any]:
     """A method's hyperparameters with their defaults, as a recipe spells them."""
     known = Hyperparameters.of(method)
     return {name: plain(known.defaults[name]) if name in known.defaults else "required" for name in known.hints}
+
+
+def serving_unlabeled() -> list[str]:
+    """The methods that, with their defaults, serve clients without labels."""
+
+    def serves(name: str) -> bool:
+        told = inspect.getattr_static(METHODS[name].make, "serves_unlabeled", False)
+        of_defaults = SimpleNamespace(**Hyperparameters.of(name).defaults)
+        return bool(told.__get__(of_defaults) if isinstance(told, property) else told)
+
+    return [name for name in METHODS if serves(name)]
