@@ -1,4 +1,4 @@
-"""What every test starts from: one thread, fixed blocks, reports without drawings, no cache of the user's.
+"""What every test starts from: one thread, fixed blocks, runs without reports, no cache of the user's.
 
 And entropy that repeats: what the package takes from the operating system comes from a generator that is seeded by the
 test's name, so that a statistical test that passes today passes tomorrow. ``UNALIKE_TEST_ENTROPY`` takes another seed
@@ -12,7 +12,7 @@ import random
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +25,7 @@ from unalike.privacy import discrete, system
 from unalike.runtime.shard import tuning
 from unalike.runtime.shard.tuning import Plan
 from unalike.studio.figures import file as figures
+from unalike.studio.runs import run as run_module
 
 torch.set_num_threads(1)
 
@@ -82,27 +83,31 @@ def measured_blocks() -> Iterator[None]:
     tuning._find = _fixed
 
 
-_drawn = figures.inline
+_drawn, _reported = figures.inline, run_module.write_report
 
 
-def _draw(inline: Callable[[figures.Figure, str], str]) -> None:
-    figures.inline = inline
+def _no_report(folders: Sequence[Path], out: Path) -> None:
+    out.write_text("<html></html>")
+
+
+def _show(inline: Callable[[figures.Figure, str], str], write: Callable[[Sequence[Path], Path], None]) -> None:
+    figures.inline, run_module.write_report = inline, write
     if charts := sys.modules.get("unalike.studio.report.charts"):
         charts.inline = inline  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True, scope="session")
 def no_drawings() -> None:
-    """A report is most of what a small run costs, and drawing is most of a report."""
-    _draw(lambda chart, title: "<svg></svg>")
+    """A report is most of what a small run costs, and drawing is most of a report: runs have none, others no charts."""
+    _show(lambda chart, title: "<svg></svg>", _no_report)
 
 
 @pytest.fixture
 def drawings() -> Iterator[None]:
     """For the tests that look at a report."""
-    _draw(_drawn)
+    _show(_drawn, _reported)
     yield
-    _draw(lambda chart, title: "<svg></svg>")
+    _show(lambda chart, title: "<svg></svg>", _no_report)
 
 
 @pytest.fixture(scope="session")

@@ -43,24 +43,22 @@ def test_the_machine_is_described_without_its_name() -> None:
     assert socket.gethostname() not in text
 
 
-def test_tools_take_turns_on_the_same_work() -> None:
-    rows, raw = compare(TINY, (BARE,), 2, {BARE.name: ("≥", 0.0)}, lambda text: None)
-    assert raw["client_steps"] == 4 * 3  # 7 samples in batches of 3: three steps a client
-    assert {name: len(seconds) for name, seconds in raw["seconds_per_round"].items()} == {UNALIKE.name: 2, BARE.name: 2}
-    assert [row.what for row in rows] == ["Unalike", "bare PyTorch loop / Unalike"]
-    assert rows[1].met and raw["left_out"] == {}
-
-
-def test_a_tool_that_cannot_run_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_take_turns_on_the_same_work_and_one_that_cannot_run_is_left_out_and_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def refused() -> list[str]:
         raise Unavailable("no namespace here")
 
     monkeypatch.setattr(peers, "isolation", refused)
     said: list[str] = []
-    rows, raw = compare(TINY, (replace(BARE, name="isolated", loopback_only=True),), 1, {}, said.append)
+    tools = (BARE, replace(BARE, name="isolated", loopback_only=True))
+    rows, raw = compare(TINY, tools, 2, {BARE.name: ("≥", 0.0)}, said.append)
+    assert raw["client_steps"] == 4 * 3  # 7 samples in batches of 3: three steps a client
+    assert {name: len(seconds) for name, seconds in raw["seconds_per_round"].items()} == {UNALIKE.name: 2, BARE.name: 2}
+    assert [row.what for row in rows] == ["Unalike", "bare PyTorch loop / Unalike"]
+    assert rows[1].met
     assert raw["left_out"] == {"isolated": "no namespace here"}
     assert any("isolated is left out: no namespace here" in line for line in said)
-    assert len(rows) == 1
 
 
 def test_a_program_that_dies_says_why(tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def test_clients_without_labels_are_counted_but_not_scored_where_labels_are_need
     assert (everyone.clients, everyone.scored) == (9, 9)
 
 
+@pytest.mark.usefixtures("drawings")
 def test_clients_whose_model_is_not_finite_are_counted_and_named(tmp_path: Path) -> None:
     file = tmp_path / "broken.py"
     file.write_text(
