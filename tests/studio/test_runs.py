@@ -575,6 +575,7 @@ def test_scores_of_a_run_with_an_epsilon_lie_in_simulation_alone(tmp_path: Path)
     assert Result.load(out).accuracy.seen is None
     assert runner.invoke(app, ["report", str(out)]).exit_code == 0
     page = (out / "report.html").read_text()
+    assert "Scores were not handed on with this run" in page and "No round" not in page and "not served by" not in page
     assert "no simulation/ in private" in page and "%" not in page[page.index("<main>") : page.index('id="rounds"')]
 
 

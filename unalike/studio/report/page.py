@@ -100,7 +100,8 @@ def _notes(runs: Sequence[Run], groups: Sequence[str]) -> list[str]:
     notes = [f"{words.GROUP_NAMES[group].capitalize()} {words.GROUP_MEANING[group]}." for group in groups]
     notes.append("Mean and standard deviation are over clients; a tenth of them score at most their 10th percentile.")
     notes.append("“Not served”: the method has no model for these clients.")
-    if unserved := [words.GROUP_NAMES[group].capitalize() for group in GROUPS if group not in groups]:
+    unserved = [words.GROUP_NAMES[group].capitalize() for group in GROUPS if group not in groups]
+    if unserved and not any(run.withheld for run in runs):
         notes.append(f"{listed(unserved)}: not served by any run here, or there are none.")
     for run in runs:
         for group in groups:

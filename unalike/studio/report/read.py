@@ -93,6 +93,11 @@ class Run:
     treated: Treated | None = None
 
     @property
+    def withheld(self) -> bool:
+        """Was the folder handed on without its scores, which lie apart where a run has an ε?"""
+        return self.result.scores is not None and not (self.folder / self.result.scores).exists()
+
+    @property
     def origin(self) -> dict[str, str]:
         """How the clients came about: what two runs must agree in to have the same ones; empty if nothing is known."""
         made = {key: value for key, value in self.settings.items() if key.startswith("data.")}

@@ -110,11 +110,14 @@ def leaders(runs: Sequence[Run], group: str) -> list[Run]:
     return [run for run in ranked if run is ranked[0] or level(ranked[0], run, group)]
 
 
+NO_SCORES = "Scores were not handed on with this run: no noise protects them"
+
+
 def finding(runs: Sequence[Run], scale: Scale) -> str:
     """The outcome in one line: of the first group of clients that anybody serves; ``details`` has the others."""
     group = next((group for group in GROUPS if served(runs, group)), None)
     if group is None:
-        return "No client got a score"
+        return NO_SCORES if any(run.withheld for run in runs) else "No client got a score"
     if len(runs) == 1:
         return f"{runs[0].label} reaches {scale(mean_of(runs[0], group))} on {GROUP_NAMES[group]}"
     if repeated := _over_repetitions(runs, group, scale):
