@@ -210,6 +210,7 @@ CASES = {
         lambda: MixturePrior(2, "linear", 0.3, rounds=2, central=CENTRAL, bound=4.0), "linear", learned
     ),
     "mixture, linear": Case(lambda: MixturePrior(2, "linear", 0.3, rounds=3), "linear", learned),
+    "mixture, gd": Case(lambda: MixturePrior(2, "linear", 0.3, rounds=3, solver="gd"), "linear", learned),
     "mixture, logistic": Case(lambda: MixturePrior(2, rounds=3), "logistic", learned),
 }
 # What their clients send, without privacy, as the papers have it: what they found alone, or their estimates. The centre

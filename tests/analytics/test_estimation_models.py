@@ -20,6 +20,7 @@ from unalike.analytics.estimation.mixture import (
     negative_log_prior_gradient,
     spherical_em,
 )
+from unalike.analytics.estimation.private import Central
 from unalike.analytics.estimation.problem import Problem, check_regression, score_models
 from unalike.analytics.estimation.regression import GaussianPrior, OneForAll, expected_mse
 from unalike.analytics.estimation.shared import Channel, EstimationError, mse
@@ -261,6 +262,58 @@ def test_the_regulariser_is_the_negative_log_density() -> None:
     value = -torch.logsumexp(torch.stack(parts), 0)
     (expected,) = torch.autograd.grad(value, theta)
     torch.testing.assert_close(negative_log_prior_gradient(theta.detach(), weights, centers, variances), expected)
+
+
+@pytest.mark.parametrize("family", ["linear", "logistic"])
+def test_an_alternating_step_is_the_gradient_of_the_negative_log_prior(family: str) -> None:
+    clients = regressions([6, 5, 8, 7], dim=2, classes=family == "logistic")
+    settings = {"family": family, "sigma_x": 0.5, "solver": "gd", "lr": 1e-3, "lr_mean": 2e-2, "lr_variance": 1e-3}
+    one, two = (
+        MixturePrior(2, rounds=rounds, local_steps=1, corrected=False, **settings).estimate(federation(clients))  # type: ignore[arg-type]
+        for rounds in (1, 2)
+    )
+    logit = torch.tensor(one.prior["weights"], dtype=torch.float64).log().requires_grad_()
+    mu = torch.tensor(one.prior["centers"], dtype=torch.float64, requires_grad=True)
+    spread = (torch.tensor(one.prior["sigma_theta"], dtype=torch.float64) ** 2).requires_grad_()
+
+    def penalty(theta: Tensor) -> Tensor:
+        density = [
+            torch.softmax(logit, 0)[k]
+            * torch.distributions.MultivariateNormal(mu[k], spread[k] * torch.eye(2, dtype=torch.float64))
+            .log_prob(theta)
+            .exp()
+            for k in range(2)
+        ]
+        return -torch.log(density[0] + density[1])
+
+    total = torch.zeros((), dtype=torch.float64)
+    for i in range(4):
+        x, y = data(clients, i)
+        theta = one.estimate[i].clone().requires_grad_()
+        logits = x @ theta
+        loss = (y - logits).square().sum() / (2 * 0.5**2)
+        if family == "logistic":
+            loss = (torch.nn.functional.softplus(logits) - y * logits).sum()
+        (slope,) = torch.autograd.grad(loss + penalty(theta), theta)
+        torch.testing.assert_close(two.estimate[i], (theta - 1e-3 * slope).detach())
+        total = total + penalty(two.estimate[i]) / 4
+    by_logit, by_mu, by_spread = torch.autograd.grad(total, (logit, mu, spread))
+    found = {name: torch.tensor(two.prior[name], dtype=torch.float64) for name in ("weights", "centers", "sigma_theta")}
+    torch.testing.assert_close(found["weights"], torch.softmax(logit - by_logit, 0).detach())
+    torch.testing.assert_close(found["centers"], (mu - 2e-2 * by_mu).detach())
+    torch.testing.assert_close(found["sigma_theta"] ** 2, (spread - 1e-3 * by_spread).detach())
+
+
+def test_alternating_gradient_steps_find_the_mixture_and_refuse_what_they_cannot_do() -> None:
+    options = "dim=3,points=10,components=2,center=2.0,prior=0.05,design=1.0,noise=1.0,clients=300,response=linear"
+    made = population(options)
+    method = MixturePrior(2, "linear", 1.0, rounds=10, solver="gd")
+    found = method.estimate(federation(made.train))
+    assert mse(found.estimate, made.per_client["theta"]) < 0.7 * mse(found.local, made.per_client["theta"])
+    with pytest.raises(EstimationError, match="diverged"):
+        MixturePrior(2, "linear", 1.0, rounds=1, solver="gd", lr_mean=1e14).estimate(federation(made.train))
+    with pytest.raises(EstimationError, match="go with solver 'clusters'"):
+        MixturePrior(2, "linear", 1.0, solver="gd", central=Central(1.0, 1e-5), bound=1.0)
 
 
 @pytest.mark.parametrize("family", ["linear", "logistic"])

@@ -359,8 +359,10 @@ def _regression(
         if many:
             sigma_x = settings.get("sigma_x")
             noise = None if sending.epsilon is None else Central(sending.epsilon, channel.delta)
-            steps = (prior.rounds, prior.local_steps)
-            estimator = MixturePrior(prior.components, family, sigma_x, *steps, central=noise, bound=sending.bound)
+            how: dict[str, Any] = {"rounds": prior.rounds, "local_steps": prior.local_steps, "central": noise}
+            if settings["solver"] != "em":
+                how |= {name: settings[name] for name in ("solver", "lr", "lr_mean", "lr_variance")}
+            estimator = MixturePrior(prior.components, family, sigma_x, bound=sending.bound, **how)
         else:
             settings |= {"mu": prior.mu, "sigma_theta": prior.sigma_theta, "rounds": prior.rounds}
             estimator = GaussianPrior(family=family, channel=channel, bound=sending.bound, **settings)

@@ -14,6 +14,7 @@ from torch import Tensor
 from unalike.analytics.estimation.posterior import Family, alone, design, loss_gradient, risk_around
 from unalike.analytics.estimation.private import Central, Clustering, Components, moved, share, uses_of
 from unalike.analytics.estimation.shared import (
+    ABSURD,
     AfterRound,
     Channel,
     EstimationError,
@@ -28,7 +29,7 @@ from unalike.analytics.estimation.shared import (
 )
 from unalike.core.client import Client
 from unalike.core.federation import Federation
-from unalike.core.release import Each, Release
+from unalike.core.release import Each, Mean, Release
 from unalike.core.task import Sent, send, task
 
 Kind = Literal["means", "linear"]
@@ -274,6 +275,11 @@ class MixturePrior(Estimator):
     The spread of modes around their center shrinks from round to round, until σ_l vanishes. So a client also sends
     the trace of its posterior covariance, and σ_l² is made of both; ``corrected=False`` leaves that out, as printed.
 
+    ``solver="gd"`` alternates gradient steps in the place of clustering, as Algorithms 2 and 3 do (§3.3): a client
+    also moves μ_l, σ_l² and log p_l along the gradient of the negative log-prior at its new θ_i, at rates ``lr_mean``,
+    ``lr_variance`` and 1, and the server takes the mean of what they send. Rates of None are σ_l² and 2σ_l⁴/d.
+    ``corrected`` adds the same trace to the squared distance. No σ_l² becomes smaller than a millionth of its start.
+
     ``central``: the server sees noisy sums in place of the θ_i (§3.3 "Adding DP"; ``private.py``), of models no longer
     than ``bound``: first of what clients find alone, then one in each round.
     """
@@ -284,14 +290,21 @@ class MixturePrior(Estimator):
     rounds: int = 20
     local_steps: int = 20
     lr: float | None = None
+    solver: Literal["clusters", "gd"] = "clusters"
+    lr_mean: float | None = None
+    lr_variance: float | None = None
     corrected: bool = True
     central: Central | None = None
     bound: float | None = None
 
     def __post_init__(self) -> None:
         check_positive("sigma_x", self.sigma_x)
-        check_positive("lr", self.lr)
-        check_positive("bound", self.bound)
+        for name in ("lr", "lr_mean", "lr_variance", "bound"):
+            check_positive(name, getattr(self, name))
+        if self.solver not in ("clusters", "gd"):
+            raise EstimationError(f"expected clusters or gd as solver, got {self.solver!r}")
+        if self.central is not None and self.solver == "gd":
+            raise EstimationError("private sums go with solver 'clusters': gradients have no bound")
         if self.central is not None and self.bound is None:
             raise EstimationError("private sums need bound, the largest norm of a client's model, as a public number")
         if self.family not in ("linear", "logistic"):
@@ -345,6 +358,24 @@ class MixturePrior(Estimator):
         theta, risk = self._descended(client, weights, centers, variances)
         return send(theta=theta, risk=risk, keep={"estimate": theta})
 
+    @task
+    def alternate(self, client: Client, weights: Tensor, centers: Tensor, variances: Tensor) -> Sent:
+        """The same steps, then one on this client's versions of log p, μ and σ²."""
+        theta, risk = self._descended(client, weights, centers, variances)
+        d, away = theta.numel(), centers - theta
+        likely = responsibilities(theta, weights, centers, variances)
+        square = away.square().sum(1) + (risk if self.corrected else 0.0)
+        mean_rate = variances if self.lr_mean is None else self.lr_mean
+        variance_rate = 2 * variances.square() / d if self.lr_variance is None else self.lr_variance
+        slope = likely * (d / (2 * variances) - square / (2 * variances.square()))
+        moved_centers = centers - (mean_rate * likely / variances)[:, None] * away
+        step = {"log_weights": weights.clamp(min=1e-12).log() - (weights - likely), "centers": moved_centers}
+        return send(**step, variances=variances - variance_rate * slope, keep={"estimate": theta})
+
+    @alternate.into
+    def _steps(self) -> list[Release]:
+        return [Mean("log_weights"), Mean("centers"), Mean("variances")]
+
     def _descended(self, client: Client, weights: Tensor, centers: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
         """The client's model after its steps, and the trace of its posterior covariance."""
         theta = client.kept.get("estimate", centers[0])
@@ -372,8 +403,18 @@ class MixturePrior(Estimator):
         theta = federation.everyone().ask(self.begin)["theta"]
         found = cluster(theta, self.components, federation.seed)
         variances = self._variances(theta, found, torch.zeros(len(theta), dtype=torch.float64))
+        least = 1e-6 * variances
         for number in range(1, self.rounds + 1):
             cohort = federation.everyone()
+            if self.solver == "gd":
+                inputs: dict[str, Any] = {"weights": found.weights, "centers": found.centers, "variances": variances}
+                replies = cohort.ask(self.alternate, **inputs)
+                found = found._replace(weights=replies["log_weights"].softmax(0), centers=replies["centers"])
+                variances = replies["variances"].clamp(min=least)
+                if not float(found.centers.abs().max() + variances.max()) < ABSURD:  # also NaN
+                    raise EstimationError(f"gradient descent diverged in round {number}; lower lr_mean or lr_variance")
+                after_round(number)
+                continue
             replies = cohort.ask(self.descend, weights=found.weights, centers=found.centers, variances=variances)
             theta = replies["theta"]
             found = cluster(theta, self.components, federation.seed, found.centers)

@@ -17,6 +17,7 @@ from unalike.analytics.estimation.posterior import (
     posterior,
 )
 from unalike.analytics.estimation.shared import (
+    ABSURD,
     AfterRound,
     Channel,
     EstimationError,
@@ -35,7 +36,6 @@ from unalike.core.task import Sent, send, task
 
 Solver = Literal["em", "gd"]
 _SMALLEST = 1e-10  # of a variance, as a share of where it starts: likelihoods of clients that are all alike have no top
-_ABSURD = 1e12  # no coefficient or variance is so large: gradient descent has diverged
 _ALIKE = "the clients' models do not differ more than chance explains: everybody's estimate is nearly the common model"
 
 
@@ -205,7 +205,7 @@ class GaussianPrior(Estimator):
                 spread = max(least_spread, new_spread)
             if self.family == "linear" and self.sigma_x is None:
                 noise = max(least_noise, new_noise)
-            if not float(mu.abs().max()) + spread + noise < _ABSURD:  # also NaN
+            if not float(mu.abs().max()) + spread + noise < ABSURD:  # also NaN
                 raise EstimationError(f"gradient descent diverged in round {number}; lower lr, lr_mean or lr_variance")
             after_round(number)
             if len(trace) > 1 and abs(trace[-1] - trace[-2]) <= self.tolerance * (abs(trace[-2]) + 1e-12):

@@ -27,6 +27,7 @@ from unalike.privacy.mechanisms import Gaussian, Quantizer
 
 Calibration = Literal["analytic", "paper"]
 AfterRound = Callable[[int], object]
+ABSURD = 1e12  # no coefficient or variance is so large: gradient descent has diverged
 _ADVICE = (
     "its rows hold NaN or infinite values, or, where only 0 and 1 are allowed, something else: correct or remove them "
     "(check_finite, check_flips and check_regression in analytics/estimation/problem.py say which)"
