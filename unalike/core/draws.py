@@ -60,11 +60,11 @@ class Draws:
     before the first draw: most clients never use all the streams that they have.
     """
 
-    def __init__(self, key: Tensor, domain: int | None = None) -> None:
+    def __init__(self, key: Tensor, domain: int | Tensor | None = None) -> None:
         self._key, self._domain = key, domain
         self._calls = 0
 
-    def apart(self, domain: int) -> Draws:
+    def apart(self, domain: int | Tensor) -> Draws:
         """A stream of its own from the same key: what it draws changes none of the draws here."""
         return Draws(self._key if self._domain is None else key(self._key, self._domain), domain)
 
@@ -82,6 +82,10 @@ class Draws:
         if self._domain is not None:
             self._key, self._domain = key(self._key, self._domain), None
         return _mix(self._key + _signed(self._calls * _GOLDEN))
+
+    def skip(self, calls: int) -> None:
+        """Go on as if so many draws had been made."""
+        self._calls += calls
 
     def uniform(self, *shape: int) -> Tensor:
         """Uniform floats in [0, 1), 24 random bits each."""

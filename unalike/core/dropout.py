@@ -37,8 +37,9 @@ class Masks:
     draws: Draws
     place: Tensor | None = None
 
-    def at(self, place: Tensor) -> Masks:
-        return Masks(self.draws, place)
+    def of(self, step: int | Tensor, place: Tensor) -> Masks:
+        """Those of one row of one step's batch: a function of both, however the batch is computed."""
+        return Masks(self.draws.apart(step), place)
 
     def kept(self, p: float, *shape: int) -> Tensor:
         """True with probability 1 − p, in steps of 2⁻²⁴."""

@@ -83,9 +83,9 @@ class Model:
         self._drops = self._drops or mode.used
         return result
 
-    def twin(self, theta: Tensor) -> nn.Module:
+    def twin(self, theta: Tensor, training: bool = False) -> nn.Module:
         """This thread's own copy of the module, to hang parameters into; its constants are where theta is."""
-        return self._hung(theta)[0]
+        return self._hung(theta, training)[0]
 
     def _hung(self, theta: Tensor, training: bool = False) -> tuple[nn.Module, list[_Slot]]:
         """This thread's module on theta's device, and the places where parameters hang in it."""

@@ -16,8 +16,8 @@ from torch.func import grad_and_value, vmap
 
 from unalike.core import dropout
 from unalike.core.client import Client
-from unalike.learn.ghost import GhostNorms, clip_factors
-from unalike.learn.objective import Batch, Objective, Params, Supervised, loss_of
+from unalike.learn.ghost import GhostNorms, clip_factors, computed_singly
+from unalike.learn.objective import Batch, Objective, Params, Supervised, loss_of, taken
 from unalike.privacy.dpsgd import PointPrivacy
 from unalike.privacy.mechanisms import DrawsLike, add_gaussian, is_exact
 
@@ -48,22 +48,39 @@ class OwnBatch:
 
 
 @dataclass(frozen=True)
-class Piece(Batch):
-    """Some rows of a batch; the gradients of all its pieces are added up before the step."""
+class Drawn(Batch):
+    """A Poisson batch, or some rows of one; the gradients of all its pieces are added up before the step."""
 
-    begins: Tensor  # is it the first of its batch?
+    step: int | Tensor = 0  # which step of its client it belongs to
+    first: int | Tensor = 0  # the place of its first row in the whole batch
+    begins: Tensor | None = None  # is it the first piece of its batch? None: it is the whole of it
+
+    def split(self, rows: int) -> Iterator[Drawn]:
+        """A few rows after the other."""
+        assert self.weight is not None
+        for begin in range(0, len(self.x), rows):
+            part = slice(begin, begin + rows)
+            y = None if self.y is None else self.y[part]
+            yield Drawn(self.x[part], y, self.weight[part], step=self.step, first=self.first + begin)
 
 
 class PoissonBatches:
-    """Which rows a step of DP-SGD takes; drawn when the step comes: memory does not grow with samples times steps."""
+    """Which rows a step of DP-SGD takes; drawn when the step comes: memory does not grow with samples times steps.
+
+    A client that is computed singly takes the rows that were drawn and no others. In a block of clients all have the
+    same room for rows, in which those that were not drawn count nothing. The draws are the same.
+    """
 
     def __init__(
         self, client: Client, steps: int | None, epochs: int | None, batch: int | None, own: OwnBatch | None = None
     ) -> None:
         self._client, self._batch, self._own = client, batch, own
+        self._singly = computed_singly()
         self.active: Tensor | None = None
         passes, capacity = epochs or 0, client.capacity
-        if own is not None:
+        if own is not None and self._singly:
+            self._steps = steps if steps is not None else passes * math.ceil(int(client.bound) / int(own.size))
+        elif own is not None:
             whole = [passes * math.ceil(capacity / min(b, capacity)) if steps is None else steps for b in own.sizes]
             self._steps = max(count * own.pieces_of(b) for count, b in zip(whole, own.sizes, strict=True))
             mine = passes * ((client.bound + own.size - 1) // own.size) if steps is None else torch.tensor(steps)
@@ -78,37 +95,49 @@ class PoissonBatches:
                 self.active = torch.arange(self._steps) < passes * ((client.bound + batch - 1) // batch)
         self.own_steps = torch.as_tensor(self._steps if self.active is None else self.active.sum()).clamp(min=1)
 
-    def batches(self, x: Tensor, y: Tensor | None) -> Iterator[Batch]:
+    def batches(self, x: Tensor, y: Tensor | None) -> Iterator[Drawn]:
         """The samples of each step, or of each piece of one."""
-        client, expected = self._client, self._batch
-        if self._own is not None:
-            yield from self._in_pieces(x, y, self._own)
+        client, expected, own = self._client, self._batch, self._own
+        if own is not None and not self._singly:
+            yield from self._in_pieces(x, y, own)
             return
-        for _ in range(self._steps):
-            if expected is None:
-                yield Batch(x, y, client.mask.to(torch.float32))
+        for step in range(self._steps):
+            if expected is None and own is None:
+                yield Drawn(x, y, client.mask.to(torch.float32), step=step)
+            elif self._singly:
+                rows = poisson_rows(client.n, client.capacity, self._rate(expected or own.size), client.noise)
+                if own is not None:  # what a block draws in vain, turn by turn
+                    client.noise.skip(2 * (own.pieces_of(int(own.size)) - 1))
+                yield Drawn(taken(x, rows), None if y is None else y[rows], torch.ones(len(rows)), step=step)
             else:
-                rows, taken = self._drawn(expected, expected)
-                yield Batch(x[rows], None if y is None else y[rows], taken.to(torch.float32))
+                rows, there = self._drawn(expected, expected)
+                yield Drawn(taken(x, rows), None if y is None else y[rows], there.to(torch.float32), step=step)
 
-    def _in_pieces(self, x: Tensor, y: Tensor | None, own: OwnBatch) -> Iterator[Piece]:
+    def _in_pieces(self, x: Tensor, y: Tensor | None, own: OwnBatch) -> Iterator[Drawn]:
         pieces, within = own.pieces(), torch.arange(own.piece)
-        rows, taken = self._drawn(own.size, own.sizes[-1])
+        rows, there = self._drawn(own.size, own.sizes[-1])
         for turn in range(self._steps):
             number = turn % pieces
             if turn:
-                new_rows, new_taken = self._drawn(own.size, own.sizes[-1])
-                rows, taken = torch.where(number == 0, new_rows, rows), torch.where(number == 0, new_taken, taken)
+                new_rows, new_there = self._drawn(own.size, own.sizes[-1])
+                rows, there = torch.where(number == 0, new_rows, rows), torch.where(number == 0, new_there, there)
             place = number * own.piece + within
             inside = place < len(rows)
             place = torch.where(inside, place, 0)
-            chosen, weight = rows[place], (taken[place] & inside).to(torch.float32)
-            yield Piece(x[chosen], None if y is None else y[chosen], weight, number == 0)
+            chosen, weight = rows[place], (there[place] & inside).to(torch.float32)
+            labels = None if y is None else y[chosen]
+            first = number * own.piece
+            yield Drawn(taken(x, chosen), labels, weight, step=turn // pieces, first=first, begins=number == 0)
+
+    def _rate(self, expected: int | Tensor) -> Tensor:
+        return expected / self._client.bound.to(torch.float64)  # of the declared size: n itself is not public
 
     def _drawn(self, expected: int | Tensor, most: int) -> tuple[Tensor, Tensor]:
         client = self._client
-        rate = expected / client.bound.to(torch.float64)  # of the declared size: n itself is not public
-        return poisson_batch(client.n, client.capacity, rate, client.noise, most)
+        return poisson_batch(client.n, client.capacity, self._rate(expected), client.noise, most)
+
+
+AT_ONCE = 1 << 22  # numbers that are held for the gradients of a few rows, before the next few are computed
 
 
 class PrivateGradient:
@@ -129,39 +158,48 @@ class PrivateGradient:
         self._noise, self._bound, self._draws = noise, private.clip, client.noise
         self._expected = client.bound if batch is None else torch.minimum(client.bound, torch.as_tensor(batch))
 
-        def of_one(params: Params, x: Tensor, y: Tensor | None, place: Tensor) -> Tensor:
+        def of_one(params: Params, x: Tensor, y: Tensor | None, step: int | Tensor, place: Tensor) -> Tensor:
             masks = dropout.masks()
-            with dropout.dropping(None if masks is None else masks.at(place)):  # each point has a mask of its own
+            own = None if masks is None else masks.of(step, place)  # each point has a mask of its own
+            with dropout.dropping(own):
                 return objective(params, Batch(x[None], None if y is None else y[None], None))
 
         self._before: Tensor | None = None  # the sum of a batch's earlier pieces
         self._each = grad_and_value(of_one)
-        self._ghost = GhostNorms.of(objective.model, client.x[:2]) if isinstance(objective, Supervised) else None
+        self._supervised = objective if isinstance(objective, Supervised) else None
+        self._ghost = None if self._supervised is None else GhostNorms.of(self._supervised.model, client.x[:2])
 
     def __call__(self, params: Params, batch: Batch) -> tuple[Params, Tensor]:
-        assert batch.weight is not None
-        if self._ghost is not None and isinstance(params, Tensor) and batch.y is not None:
-            total, losses = self._ghost.clipped_sum(params, batch.x, batch.y, loss_of, batch.weight, self._bound)
-            return self._noisy_mean(total, batch), batch.mean(losses)
-        labels = None if batch.y is None else 0
-        places = torch.arange(len(batch.x))
-        gradients, losses = vmap(self._each, in_dims=(None, 0, labels, 0))(params, batch.x, batch.y, places)
-        parts = {"": gradients} if isinstance(gradients, Tensor) else gradients
-        flat = [part.reshape(len(batch.weight), -1) for part in parts.values()]
-        rows = flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
-        made = self._noisy_mean(clipped_sum(rows, batch.weight, self._bound), batch)
-        loss = batch.mean(losses)
-        if isinstance(gradients, Tensor):
-            return made, loss
-        pieces = torch.split(made, [part.shape[1] for part in flat])
-        return {name: piece.view(params[name].shape) for name, piece in zip(parts, pieces, strict=True)}, loss
-
-    def _noisy_mean(self, total: Tensor, batch: Batch) -> Tensor:
-        if isinstance(batch, Piece):
+        assert isinstance(batch, Drawn)
+        sizes = [part.numel() for part in ([params] if isinstance(params, Tensor) else params.values())]
+        numbers = sum(sizes) if self._ghost is None else self._ghost.numbers
+        made = [self._clipped_sum(params, part) for part in batch.split(max(16, AT_ONCE // numbers))]
+        total = sum((one for one, _ in made[1:]), made[0][0]) if made else torch.zeros(sum(sizes))
+        loss = batch.mean(torch.cat([losses for _, losses in made])) if made else torch.zeros(())
+        if batch.begins is not None:
             if self._before is not None:
                 total = total + torch.where(batch.begins, 0.0, self._before)
             self._before = total
-        return noisy_mean(total, self._bound, self._noise, self._expected, self._draws)
+        gradient = noisy_mean(total, self._bound, self._noise, self._expected, self._draws)
+        if isinstance(params, Tensor):
+            return gradient, loss
+        pieces = torch.split(gradient, sizes)
+        return {name: piece.view(params[name].shape) for name, piece in zip(params, pieces, strict=True)}, loss
+
+    def _clipped_sum(self, params: Params, batch: Drawn) -> tuple[Tensor, Tensor]:
+        """Σ of the clipped gradients of these rows, laid end to end, and all rows' losses."""
+        assert batch.weight is not None
+        if self._ghost is not None and self._supervised is not None and batch.y is not None:
+            theta = self._supervised.theta(params)
+            return self._ghost.clipped_sum(theta, batch.x, batch.y, loss_of, batch.weight, self._bound)
+        labels = None if batch.y is None else 0
+        places = batch.first + torch.arange(len(batch.x))
+        step = batch.step
+        gradients, losses = vmap(self._each, in_dims=(None, 0, labels, None, 0))(params, batch.x, batch.y, step, places)
+        parts = [gradients] if isinstance(gradients, Tensor) else [gradients[name] for name in params]
+        flat = [part.reshape(len(batch.x), -1) for part in parts]
+        rows = flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
+        return clipped_sum(rows, batch.weight, self._bound), losses
 
 
 def private_gradient(
@@ -222,7 +260,22 @@ def poisson_batch(
     There is room for a batch of ``most`` rows, the largest that is to be expected of any client of a block.
     """
     room = min(batch_capacity(most), capacity)
+    smallest, rows = torch.topk(_numbers(n, capacity, draws), room, largest=False, sorted=True)
+    return rows, smallest < _at_most_1(rate)
+
+
+def poisson_rows(n: Tensor | int, capacity: int, rate: Tensor | float, draws: DrawsLike) -> Tensor:
+    """The rows that ``poisson_batch`` takes, in its order, and no others: how many there are is only known now."""
+    u = _numbers(n, capacity, draws)
+    rows = (u < _at_most_1(rate)).nonzero()[:, 0]
+    return rows[u[rows].argsort()]
+
+
+def _numbers(n: Tensor | int, capacity: int, draws: DrawsLike) -> Tensor:
+    """Uniform numbers of the first n rows; 2 for the others."""
     u = ((draws.bits(capacity) >> 11) & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53
-    u = torch.where(torch.arange(capacity) < n, u, 2.0)
-    smallest, rows = torch.topk(u, room, largest=False, sorted=True)
-    return rows, smallest < torch.as_tensor(rate, dtype=torch.float64).clamp(max=1.0)
+    return torch.where(torch.arange(capacity) < n, u, 2.0)
+
+
+def _at_most_1(rate: Tensor | float) -> Tensor:
+    return torch.as_tensor(rate, dtype=torch.float64).clamp(max=1.0)

@@ -1,27 +1,39 @@
-"""Clipped sums of per-sample gradients without the per-sample gradients, for networks made of linear layers.
+"""Clipped sums of per-sample gradients without all per-sample gradients, for networks of linear layers and convolutions.
 
-A linear layer's gradient for one sample is the outer product of its input a and its output's gradient g, so its squared
-norm is ‖g‖²·(‖a‖² + 1), bias included (Goodfellow 2015, "ghost norm"). One backward pass gives all g at once; the
-clipped sum is then a product of two matrices. Nothing of the size samples × parameters is ever made.
+One backward pass gives the gradients g of all layers' outputs, for all samples at once; with the layers' inputs a, that
+is all that is needed.
 
-``clip_factors`` is the clip of DP-SGD, for these networks and for all others (``learn/dpsgd.py``).
+- A linear layer's gradient for one sample is the outer product of a and g, so its squared norm is ‖g‖²·(‖a‖² + 1), bias
+  included (Goodfellow 2015, "ghost norm"), and the clipped sum is a product of two matrices.
+- Where weights meet several places of a sample (a convolution), its gradient is the product of g with the patches of a
+  and is made, for this layer alone: kernels are small, and what is added up is then what was measured. A norm from
+  Gram matrices would not need it, but cancellation could make that norm too small.
+
+So a step costs what it does without privacy. ``clip_factors`` is the clip of DP-SGD, for these networks and for all
+others (``learn/dpsgd.py``).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters, temporarily_clear_interpreter_stack
 from torch.func import functional_call, grad
 from torch.overrides import TorchFunctionMode
 
+from unalike.core import dropout
+from unalike.core.draws import Draws
 from unalike.core.model import Model
 from unalike.privacy.checks import check_positive
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # outputs and labels to per-sample losses [B]
 
 
 def clip_factors(norms: Tensor, bound: float) -> Tensor:
@@ -33,102 +45,260 @@ def clip_factors(norms: Tensor, bound: float) -> Tensor:
     return limit / norms.nan_to_num(nan=torch.inf, posinf=torch.inf).clamp(min=limit)
 
 
-class _Linears(TorchFunctionMode):
-    """Watches ``F.linear``: notes inputs and whose weights they meet, and adds a perturbation to each output."""
+def computed_singly() -> bool:
+    """Is one client computed, and not a block of them under ``vmap``? Then shapes may depend on numbers."""
+    return not retrieve_all_functorch_interpreters()
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer, or a convolution with this stride and padding."""
+
+    weight: str
+    bias: str | None
+    kernel: tuple[int, int] | None = None  # None: a linear layer
+    stride: tuple[int, int] = (1, 1)
+    padding: tuple[int, int] = (0, 0)
+
+    def of_inputs(self, a: Tensor) -> Tensor:
+        """[B, K, L] what the weights of one output meet, at each of L places; [B, K] where there is one place only."""
+        if self.kernel is None:
+            return a if a.ndim == 2 else a.flatten(1, -2).transpose(1, 2)
+        down, right = self.padding
+        if down or right:
+            a = F.pad(a, (right, right, down, down))
+        # far faster than F.unfold, which goes through the samples one by one
+        patches = a.unfold(2, self.kernel[0], self.stride[0]).unfold(3, self.kernel[1], self.stride[1])
+        return patches.permute(0, 1, 4, 5, 2, 3).flatten(4, 5).flatten(1, 3)
+
+    def of_outputs(self, g: Tensor) -> Tensor:
+        """[B, O, L] the gradients of the outputs, or [B, O]."""
+        if self.kernel is not None:
+            return g.flatten(2)
+        return g if g.ndim == 2 else g.flatten(1, -2).transpose(1, 2)
+
+
+class _Layers(TorchFunctionMode):
+    """Notes the inputs and outputs of layers.
+
+    Gradients of the outputs are taken from those themselves, or (``perturb``) from what is added to them.
+    """
 
     def __init__(self, perturb: list[Tensor] | None = None) -> None:
         super().__init__()
-        self.calls: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
-        self.others: set[str] = set()  # names of all other functions that were called
         self._perturb = perturb
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func is not F.linear:
-            self.others.add(getattr(func, "__name__", str(func)))
+        if func is not F.linear and func is not F.conv2d:
             return out
-        given = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
-        self.calls.append((given["input"], given["weight"], given.get("bias")))
+        self.inputs.append(args[0] if args else (kwargs or {})["input"])
         if self._perturb is not None:
-            out = out + self._perturb[len(self.calls) - 1]
+            out = out + self._perturb[len(self.outputs)]
+        elif not out.requires_grad:
+            out.requires_grad_()  # nothing before it needs a gradient
         self.outputs.append(out)
         return out
 
 
+class _NotByLayers(Exception):
+    """The network does something of which nobody knows whether it treats samples one by one."""
+
+
 # What may stand between the layers. Each of these treats the samples of a batch one by one; of anything else (the
-# statistics of a batch, a softmax over it, a sum) nobody knows, and then the norms below would not bound a gradient.
+# statistics of a batch, a softmax over it, a sum) nobody knows, and then the norms above would not bound a gradient.
 _EACH_BY_ITSELF = {
     *("relu", "relu_", "leaky_relu", "elu", "gelu", "silu", "selu", "tanh", "sigmoid", "softplus", "identity"),
-    *("flatten", "view", "reshape", "contiguous", "size", "dim", "__get__", "__len__", "to", "float"),
+    *("flatten", "view", "reshape", "contiguous", "to", "float"),
     *("add", "mul", "sub", "div", "__add__", "__mul__", "__sub__", "__rmul__", "__radd__", "__truediv__"),
 }
+_LOOKS = {"size", "dim", "__len__", "__get__"}  # read a shape or another property
+_LAYOUTS = {"permute", "contiguous", "__getitem__", "view", "reshape"}  # of weights, too
+_POOLS = {"max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"}
 
 
-@lru_cache(maxsize=64)  # it depends on the model's code and the shape of its inputs alone
-def _independent(model: Model, shape: tuple[int, ...]) -> bool:
-    """Does a sample's output stay as it is when the other samples of the batch change? Tried with made-up numbers."""
-    count = math.prod(shape)
-    theta = torch.sin(torch.arange(model.size) * 12.9898) / 4.0
-    one, other, another = (torch.sin(torch.arange(count) * 78.233 + at).reshape(1, *shape) for at in (1.0, 2.0, 30.0))
-    batches = [(one,), (one, other), (one, 3.0 * another), (other, one)]
-    with torch.no_grad():
-        outputs = [functional_call(model.twin(theta), model.tensors(theta), (torch.cat(x),)) for x in batches]
-    of_one = [*(out[0] for out in outputs[:-1]), outputs[-1][1]]
-    return all(bool(torch.allclose(of_one[0], out, rtol=1e-4, atol=1e-5)) for out in of_one[1:])
+class _Structure(TorchFunctionMode):
+    """Follows a network through one call and raises where anything but layers uses weights or may mix samples."""
+
+    def __init__(self, named: Mapping[str, Tensor], rows: int) -> None:
+        super().__init__()
+        self._named, self._rows = named, rows
+        self._weights = {id(value): (name, value) for name, value in named.items()}  # and what was laid out anew
+        self.layers: list[Layer] = []
+        self.outputs: list[Tensor] = []
+        self.numbers = 0  # that a sample needs room for
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs, name = kwargs or {}, str(getattr(func, "__name__", func))
+        if func is F.linear or func is F.conv2d:
+            return self._layer(func, args, kwargs)
+        weight = [self._weights[id(one)] for one in (*args, *kwargs.values()) if id(one) in self._weights]
+        allowed = name in _LOOKS or (name in _LAYOUTS if weight else self._by_itself(name, args))
+        out = func(*args, **kwargs) if allowed else None
+        if not allowed or (name == "__get__" and isinstance(out, Tensor)):  # a transposed tensor, say
+            raise _NotByLayers
+        if weight and isinstance(out, Tensor):
+            self._weights[id(out)] = weight[0][0], out
+        return out
+
+    def _by_itself(self, name: str, args: tuple[Any, ...]) -> bool:
+        x = args[0] if args else None
+        if not isinstance(x, Tensor):
+            return False
+        if name in _POOLS:
+            return x.ndim == 4 and len(x) == self._rows
+        if name == "permute":
+            order = args[1] if isinstance(args[1], tuple | list) else args[1:]
+            return order[0] == 0
+        if name == "__getitem__":
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            return index[0] == slice(None) and all(one is None or isinstance(one, int | slice) for one in index)
+        return name in _EACH_BY_ITSELF
+
+    def _layer(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+        names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        a, weight, bias = given["input"], self._name(given["weight"]), self._name(given.get("bias"))
+        plain = _pair(given.get("dilation", 1)) == (1, 1) and given.get("groups", 1) == 1
+        stride, padding = _pair(given.get("stride", 1)), _pair(given.get("padding", 0))
+        places = a.ndim >= 2 if func is F.linear else a.ndim == 4
+        if weight is None or len(a) != self._rows or not places or not plain or stride is None or padding is None:
+            raise _NotByLayers
+        if id(a) in self._weights:
+            raise _NotByLayers
+        kernel = None if func is F.linear else (int(given["weight"].shape[2]), int(given["weight"].shape[3]))
+        out: Tensor = func(*args, **kwargs)
+        layer = Layer(weight, bias, kernel, stride, padding)
+        met = math.prod(layer.of_inputs(a).shape[1:])
+        self.layers.append(layer)
+        self.outputs.append(out)
+        self.numbers += met + out[0].numel() + (given["weight"].numel() if met > given["weight"][0].numel() else 0)
+        return out
+
+    def _name(self, weight: Tensor | None) -> str | None:
+        """The parameter that it is, perhaps laid out in another way."""
+        if weight is None:
+            return None
+        name, _ = self._weights.get(id(weight), (None, None))
+        if name is None or weight.shape != self._named[name].shape or not torch.equal(weight, self._named[name]):
+            raise _NotByLayers
+        return name
+
+
+def _pair(given: Any) -> tuple[int, int] | None:
+    if isinstance(given, int):
+        return given, given
+    return (int(given[0]), int(given[1])) if isinstance(given, tuple | list) and len(given) == 2 else None
+
+
+def _made_up(count: int, begin: float, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Numbers between −1 and 1 that are all different and come from no data."""
+    at = torch.arange(count * math.prod(shape), device=device)
+    return torch.sin(at * 78.233 + begin).reshape(count, *shape)
 
 
 class GhostNorms:
-    """The clipped sum for one model of linear layers that are used once each."""
+    """The clipped sum for one model of layers that are used once each."""
 
-    def __init__(self, model: Model, layers: list[tuple[str, str | None]], widths: list[int]) -> None:
-        self.model, self._layers, self._widths = model, layers, widths
+    def __init__(self, model: Model, seen: _Structure) -> None:
+        self.model, self._layers = model, seen.layers
+        self._shapes = [out.shape[1:] for out in seen.outputs]
+        self._in_place = any(out._version for out in seen.outputs)  # then an output is no longer what it was
+        self.numbers = seen.numbers  # that are held for a sample
 
     @classmethod
     def of(cls, model: Model, example: Tensor) -> GhostNorms | None:
         """None if the model has any other layers: then every sample's gradient must be made."""
-        theta = torch.zeros(model.size, device=example.device)
-        named = model.tensors(theta)
-        with torch.no_grad(), _Linears() as watched:
-            functional_call(model.twin(theta), named, (example,))
-        names = {id(value): name for name, value in named.items()}
-        layers = [(names.get(id(w)), names.get(id(b)) if b is not None else None) for _, w, b in watched.calls]
-        used = [name for pair in layers for name in pair if name is not None]
-        flat = all(a.ndim == 2 and len(a) == len(example) for a, _, _ in watched.calls)
-        sound = flat and sorted(used) == sorted(named) and all(weight is not None for weight, _ in layers)
-        if not sound or not watched.others <= _EACH_BY_ITSELF or not _independent(model, example.shape[1:]):
-            return None
-        return cls(model, [(str(weight), bias) for weight, bias in layers], [out.shape[-1] for out in watched.outputs])
+        return _found(model, tuple(example.shape[1:]), example.device) if example.is_floating_point() else None
 
     def clipped_sum(
-        self,
-        theta: Tensor,
-        x: Tensor,
-        y: Tensor,
-        loss_of: Callable[[Tensor, Tensor], Tensor],
-        taken: Tensor,
-        bound: float,
+        self, theta: Tensor, x: Tensor, y: Tensor, loss_of: Loss, taken: Tensor, bound: float
     ) -> tuple[Tensor, Tensor]:
         """Σ of the taken samples' gradients, each clipped to ``bound``, and all samples' losses."""
+        gradients, inputs, losses = self._backward(theta, x, y, loss_of)
+        square = torch.zeros(len(x))
+        made: list[tuple[Tensor, Tensor]] = []
+        for g, a, layer in zip(gradients, inputs, self._layers, strict=True):
+            g, met = layer.of_outputs(g), layer.of_inputs(a)
+            if met.ndim == 3:
+                met, g = torch.bmm(g, met.transpose(1, 2)), g.sum(2)  # gradients of weights, and of biases
+                square = square + met.square().sum((1, 2)) + (0.0 if layer.bias is None else g.square().sum(1))
+            else:
+                square = square + g.square().sum(1) * (met.square().sum(1) + (0.0 if layer.bias is None else 1.0))
+            made.append((g.nan_to_num(0.0, 0.0, 0.0), met.nan_to_num(0.0, 0.0, 0.0)))
+        factor = taken * clip_factors(square.sqrt(), bound)
+        parts: dict[str, Tensor] = {}
+        for (g, met), layer in zip(made, self._layers, strict=True):
+            parts[layer.weight] = factor @ met.flatten(1) if met.ndim == 3 else (factor[:, None] * g).T @ met
+            if layer.bias is not None:
+                parts[layer.bias] = factor @ g
+        return self.model.flatten(parts), losses
+
+    def _backward(self, theta: Tensor, x: Tensor, y: Tensor, loss_of: Loss) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """The gradients of the layers' outputs, the layers' inputs, and the losses."""
+        if computed_singly() and not self._in_place:  # a third of the time of what ``vmap`` needs
+            with torch.enable_grad():
+                with _Layers() as seen:
+                    out = self.model(theta.detach(), x)
+                losses = loss_of(out, y)
+                gradients = torch.autograd.grad(losses.sum(), seen.outputs, materialize_grads=True)
+            return list(gradients), [a.detach() for a in seen.inputs], losses.detach()
 
         def total(perturb: list[Tensor]) -> tuple[Tensor, tuple[list[Tensor], Tensor]]:
-            with _Linears(perturb) as watched:
+            with _Layers(perturb) as seen:
                 out = self.model(theta, x)
             losses = loss_of(out, y)
-            return losses.sum(), ([a for a, _, _ in watched.calls], losses)
+            return losses.sum(), (seen.inputs, losses)
 
-        zeros = [torch.zeros(x.shape[0], width) for width in self._widths]
-        gradients, (inputs, losses) = grad(total, has_aux=True)(zeros)
-        square = torch.zeros(x.shape[0])
-        for g, a, (_, bias) in zip(gradients, inputs, self._layers, strict=True):
-            square = square + g.square().sum(1) * (a.square().sum(1) + (0.0 if bias is None else 1.0))
-        factor = (taken * clip_factors(square.sqrt(), bound))[:, None]
-        parts: dict[str, Tensor] = {}
-        for g, a, (weight, bias) in zip(gradients, inputs, self._layers, strict=True):
-            scaled = factor * g.nan_to_num(0.0, 0.0, 0.0)
-            parts[weight] = scaled.T @ a.nan_to_num(0.0, 0.0, 0.0)
-            if bias is not None:
-                parts[bias] = scaled.sum(0)
-        return self.model.flatten(parts), losses
+        zeros = [torch.zeros(len(x), *shape) for shape in self._shapes]
+        found, (inputs, losses) = grad(total, has_aux=True)(zeros)
+        return found, inputs, losses
+
+
+@lru_cache(maxsize=64)  # it depends on the model's code and the shape of its inputs alone
+def _found(model: Model, shape: tuple[int, ...], device: torch.device) -> GhostNorms | None:
+    """By three checks, on made-up numbers and in training mode: what the network calls, and what it computes."""
+    theta, x = _made_up(1, 0.0, (model.size,), device)[0] / 4.0, _made_up(3, 1.0, shape, device)
+    named = model.tensors(theta)
+    nobody = dropout.Masks(Draws(torch.tensor(0)))
+    with temporarily_clear_interpreter_stack(), torch.no_grad(), dropout.dropping(nobody):
+        learning = x.clone().requires_grad_()
+        try:
+            # a network may take another way where no gradient is wanted
+            with torch.enable_grad(), _Structure(named, len(x)) as seen:
+                functional_call(model.twin(theta, training=True), named, (learning,))
+        except _NotByLayers:
+            return None
+        used = [name for layer in seen.layers for name in (layer.weight, layer.bias) if name is not None]
+        if sorted(used) != sorted(named) or not _independent(model, theta, x):
+            return None
+        found = GhostNorms(model, seen)
+        return found if _agrees(found, theta, x) else None
+
+
+def _independent(model: Model, theta: Tensor, x: Tensor) -> bool:
+    """Does a sample's output stay as it is when the other samples of the batch change?"""
+    one, other, another = x[:1], x[1:2], x[2:]
+    batches = [(one,), (one, other), (one, 3.0 * another), (other, one)]
+    outputs = [model(theta, torch.cat(rows)) for rows in batches]
+    of_one = [*(out[0] for out in outputs[:-1]), outputs[-1][1]]
+    return all(bool(torch.allclose(of_one[0], out, rtol=1e-4, atol=1e-5)) for out in of_one[1:])
+
+
+def _agrees(ghost: GhostNorms, theta: Tensor, x: Tensor) -> bool:
+    """Is the clipped sum that of the samples' gradients, made one by one?"""
+    bound, count = 1e-3, len(x)
+
+    def weighed(out: Tensor, _: Tensor) -> Tensor:
+        return (out.flatten(1) * _made_up(1, 5.0, (out[0].numel(),), out.device)).sum(1)
+
+    each = [grad(lambda t, row=row: weighed(ghost.model(t, row[None]), row).sum())(theta) for row in x]
+    expected = torch.stack([one * (bound / one.norm().clamp(min=bound)) for one in each]).sum(0)
+    made, _ = ghost.clipped_sum(theta, x, x, weighed, torch.ones(count, device=x.device), bound)
+    return bool(torch.allclose(made, expected, rtol=1e-2, atol=1e-3 * bound))

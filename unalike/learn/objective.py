@@ -114,13 +114,19 @@ def teacher_gradient(of_teacher: Tensor, of_student: Tensor, y: Tensor) -> Tenso
 
 @dataclass(frozen=True)
 class Supervised:
-    """The mean loss of a model on a batch's labels."""
+    """The mean loss of a model on a batch's labels; with ``origin``, the parameters are what is added to that."""
 
     model: Model
+    origin: Tensor | None = None
 
-    def __call__(self, theta: Params, batch: Batch) -> Tensor:
-        assert isinstance(theta, Tensor) and batch.y is not None
-        return batch.mean(loss_of(self.model(theta, batch.x), batch.y))
+    def __call__(self, params: Params, batch: Batch) -> Tensor:
+        assert batch.y is not None
+        return batch.mean(loss_of(self.model(self.theta(params), batch.x), batch.y))
+
+    def theta(self, params: Params) -> Tensor:
+        """The model's own parameters."""
+        assert isinstance(params, Tensor)
+        return params if self.origin is None else self.origin + params
 
     def at(self, point: Callable[[Tensor], Tensor]) -> Objective:
         """The loss of ``point(θ)`` as a function of θ, which may be a part of the model, or lie in a subspace."""

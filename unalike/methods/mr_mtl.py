@@ -20,7 +20,7 @@ from unalike.core.release import Mean, Release, Stays
 from unalike.core.roster import Declared
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
-from unalike.learn.objective import Batch, Params, Supervised
+from unalike.learn.objective import Supervised
 from unalike.learn.schedules import Schedule
 from unalike.privacy.dpsgd import PointPrivacy, Steps
 
@@ -63,13 +63,8 @@ class MRMTL:
     def fit(
         self, client: Client, mean: Tensor, rate: Tensor, noise: Tensor | None = None, batch: Tensor | None = None
     ) -> Sent:
-        plain = Supervised(self.model)
-
-        def shifted(v: Params, drawn: Batch) -> Tensor:
-            assert isinstance(v, Tensor)
-            return plain(mean + v, drawn)
-
         before = client.kept.get("w", mean) - mean
+        shifted = Supervised(self.model, origin=mean)
         v = self.held_back(shifted, before, client, rate=rate, noise=noise, batch=batch)
         return send(update=v, keep={"w": mean + v})
 

@@ -41,9 +41,9 @@ def _gradient_within_a_gradient() -> bool:
     return transforms.count(TransformType.Grad) > 1 and TransformType.Vmap in transforms
 
 
-def _differentiated() -> bool:
-    """Whether a gradient of what is computed now is wanted."""
-    return any(one.key() == TransformType.Grad for one in retrieve_all_functorch_interpreters())
+def _differentiated(x: Tensor) -> bool:
+    """Whether a gradient of what is computed from x is wanted."""
+    return x.requires_grad or any(one.key() == TransformType.Grad for one in retrieve_all_functorch_interpreters())
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ class LeNet5(LeNet):
     widths = (6, 16)
 
     def pool(self, x: Tensor) -> Tensor:
-        return pooled(x) if _differentiated() else pooled_by_slices(x)
+        return pooled(x) if _differentiated(x) else pooled_by_slices(x)
 
 
 class LeNetEmbedding(LeNet):
