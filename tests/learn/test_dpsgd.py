@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import dp_accounting as dp
 import pytest
 import torch
+import torch.nn.functional as F
 from scipy.stats import binom
-from torch.func import grad
+from torch import Tensor, nn
+from torch.func import grad, vmap
 
 from tests.core.helpers import clients, linear
 from unalike import Clients, Model, simulate
+from unalike.core.client import Client
 from unalike.core.draws import Draws, key
 from unalike.core.federation import each
 from unalike.core.method import train
 from unalike.core.release import Each, Mean
 from unalike.core.roster import Declared
+from unalike.core.task import Sent, send, task
 from unalike.learn import dpsgd as private_steps
 from unalike.learn.ghost import GhostNorms, clip_factors
 from unalike.learn.local import LocalSGD
@@ -79,14 +83,143 @@ def test_what_lies_below_the_bound_is_left_exactly_as_it_is(bound: float) -> Non
     assert (factor[502:] == 0).all()
 
 
-def test_other_networks_have_every_gradient_made_and_do_not_depend_on_the_block() -> None:
-    model = Model(build("small-cnn", (1, 8, 8), 3))
-    x, y = torch.randn(30, 1, 8, 8), torch.randint(0, 3, (30,))
-    assert GhostNorms.of(model, x[:2]) is None
-    people = Clients.from_sizes(x, y, torch.tensor([12, 8, 10]))
-    local = LocalSGD(steps=2, epochs=None, batch=4, lr=0.1, private=PointPrivacy(1.0, 0.5))
-    states = [train(FedAvg(model, cohort=1.0, local=local), simulate(people, block=b), 1).theta for b in (1, 3)]
-    assert torch.allclose(*states, atol=1e-5)
+class Hidden(nn.Module):
+    """Networks of linear layers by all that an outsider sees, which mix samples or use a weight twice."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.first, self.last = kind, nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        if self.kind == "mean":
+            hidden = hidden - hidden.mean(0)
+        elif self.kind == "beyond":
+            hidden = (hidden.view(1, 1, -1, 4) + hidden.view(-1, 1, 1, 4)).view(len(x), -1)[:, :4].relu()
+        elif self.kind == "twice":
+            hidden = self.first(hidden.relu())
+        elif self.kind == "elsewhere":
+            hidden = hidden * self.first.bias
+        elif self.kind == "scaled":
+            return F.linear(hidden.relu(), self.last.weight * 2.0, self.last.bias)
+        elif self.kind == "transposed":
+            hidden = hidden.T.contiguous().view(len(x), -1)
+        scores: Tensor = self.last(hidden.relu())
+        return scores
+
+
+@pytest.mark.parametrize("kind", ["mean", "beyond", "twice", "elsewhere", "scaled", "transposed"])
+def test_a_network_that_is_more_than_its_layers_has_every_gradient_made(kind: str) -> None:
+    assert GhostNorms.of(Model(Hidden("")), torch.zeros(2, 4)) is not None
+    assert GhostNorms.of(Model(Hidden(kind)), torch.zeros(2, 4)) is None
+
+
+@pytest.mark.parametrize("kind", ["grouped", "dilated", "mixing", "normed", "dropout"])
+def test_other_networks_have_every_gradient_made_and_do_not_depend_on_the_block(kind: str) -> None:
+    layer: dict[str, nn.Module] = {
+        "grouped": nn.Conv2d(2, 4, 3, groups=2),
+        "dilated": nn.Sequential(nn.Conv2d(2, 4, 2, dilation=2)),
+        "mixing": nn.Sequential(nn.Unflatten(1, (1, 2)), nn.Flatten(1, 2), nn.Conv2d(2, 4, 3, padding_mode="circular")),
+        "normed": nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4)),
+        "dropout": nn.Sequential(nn.Conv2d(2, 4, 3), nn.Dropout(0.3)),
+    }
+    model = Model(nn.Sequential(layer[kind], nn.ReLU(), nn.Flatten(), nn.Linear(16, 3)))
+    assert GhostNorms.of(model, torch.zeros(2, 2, 4, 4)) is None
+    assert_blocks_agree(model, (2, 4, 4))
+
+
+def assert_blocks_agree(model: Model, shape: tuple[int, ...]) -> None:
+    """Clients of unequal sizes, batches and noise; singly, in blocks, and in a block that is filled up."""
+    sizes, generator = torch.tensor([12, 8, 10, 3, 9]), torch.Generator().manual_seed(3)
+    x, y = torch.randn(42, *shape, generator=generator), torch.randint(0, 3, (42,), generator=generator)
+    people = Clients.from_sizes(x, y, sizes)
+    local = LocalSGD(epochs=1, batch=None, lr=0.1, private=PointPrivacy(0.5, 0.3, batches=(2, 5)))
+    one = FedAvg(model, cohort=1.0, local=local)
+    theta, own = model.init(0), {"batch": each(torch.tensor([5, 2, 5, 2, 2])), "noise": each(torch.rand(5))}
+    updates = []
+    for block in (1, 2, 5):
+        asked = simulate(people, block=block).everyone()
+        updates.append(asked.ask(Told(one).fit, theta=theta, **own, into=Each("update"))["update"])
+    assert updates[0].abs().max() > 1e-3
+    for update in updates[1:]:
+        assert torch.allclose(update, updates[0], atol=2e-5)
+
+
+@dataclass(frozen=True)
+class Told:
+    """Clients that are told their noise and batch size."""
+
+    method: FedAvg
+
+    @task
+    def fit(self, client: Client, theta: Tensor, noise: Tensor, batch: Tensor) -> Sent:
+        return send(update=self.method.local(self.method.model, theta, client, noise=noise, batch=batch) - theta)
+
+
+CONVOLUTIONS = {
+    "small-cnn": lambda: build("small-cnn", (2, 8, 8), 3),
+    "lenet-5": lambda: build("lenet-5", (1, 16, 16), 3),
+    "strided": lambda: nn.Sequential(
+        *(nn.Conv2d(2, 3, (2, 3), stride=(2, 1), padding=(1, 2), bias=False), nn.ReLU(inplace=True), nn.AvgPool2d(2)),
+        *(nn.Conv2d(3, 4, 2), nn.Tanh(), nn.Flatten(), nn.Linear(4 * 4, 3)),
+    ),
+    "places": lambda: nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 8 * 5, 3, bias=False)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_give_the_sum_of_clipped_gradients(name: str) -> None:
+    model, shape = Model(CONVOLUTIONS[name]()), (1, 16, 16) if name == "lenet-5" else (2, 8, 8)
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(7, *shape, generator=generator), torch.randint(0, 3, (7,), generator=generator)
+    taken, theta = torch.tensor([1.0, 0, 1, 1, 1, 0, 1]), model.init(1)
+    ghost = GhostNorms.of(model, x[:2])
+    assert ghost is not None
+    rows = torch.stack(
+        [grad(lambda t, i=i: loss_of(model(t, x[i : i + 1]), y[i : i + 1]).sum())(theta) for i in range(7)]
+    )
+    bound = float(rows.norm(dim=1).median())  # some are longer and some are not
+    expected = taken @ torch.stack([row * min(1.0, bound / float(row.norm())) for row in rows])
+    singly, losses = ghost.clipped_sum(theta, x, y, loss_of, taken, bound)
+    both = vmap(lambda t: ghost.clipped_sum(t, x, y, loss_of, taken, bound)[0])(theta.expand(2, -1))
+    for made in (singly, *both):
+        assert torch.allclose(made, expected, atol=2e-5 * bound + 1e-5)
+    assert torch.allclose(losses, loss_of(model(theta, x), y), atol=1e-6)
+    bad = x.clone()
+    bad[2] = torch.inf  # its gradient is not finite: it counts nothing, and nobody else is lost with it
+    without = ghost.clipped_sum(theta, x, y, loss_of, taken * (torch.arange(7) != 2), bound)[0]
+    assert torch.allclose(ghost.clipped_sum(theta, bad, y, loss_of, taken, bound)[0], without, atol=1e-5)
+    assert_blocks_agree(model, shape)
+
+
+def test_rows_that_do_not_fit_at_once_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    updates = []
+    for at_once in (1, 1 << 22):
+        monkeypatch.setattr(private_steps, "AT_ONCE", at_once)
+        private = method(steps=2, epochs=None, batch=None, private=PointPrivacy(0.3, TINY))
+        asked = simulate(clients([40, 33]), block=1).everyone()
+        theta = private.model.init(0)
+        updates.append(asked.ask(private.fit, theta=theta, rate=1.0, into=Each("update"))["update"])
+    assert torch.allclose(*updates, atol=1e-6)
+
+
+def test_an_empty_batch_has_its_noise() -> None:
+    private = method(steps=3, epochs=None, batch=1, private=PointPrivacy(1.0, 2.0))
+    people = clients([50] * 12)
+    updates = []
+    for block in (1, 12):
+        asked = simulate(people, block=block).everyone()
+        updates.append(asked.ask(private.fit, theta=private.model.init(0), rate=1.0, into=Each("update"))["update"])
+    drawn = [private_steps.poisson_rows(50, 50, 1 / 50, Draws(key(7, i))) for i in range(200)]
+    assert min(len(rows) for rows in drawn) == 0 < max(len(rows) for rows in drawn)
+    assert torch.allclose(*updates, atol=1e-5)
+    assert (updates[0].std(1) > 0.5).all()  # three steps of noise 0.5 · 2, whether or not a row was drawn
+
+
+def test_single_clients_draw_the_rows_that_a_block_draws() -> None:
+    for i in range(50):
+        rows, taken = private_steps.poisson_batch(40, 60, 0.2, Draws(key(5, i)), 12)
+        assert torch.equal(rows[taken], private_steps.poisson_rows(40, 60, 0.2, Draws(key(5, i))))
 
 
 def test_it_does_not_depend_on_the_block() -> None:

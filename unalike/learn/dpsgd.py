@@ -97,21 +97,25 @@ class PoissonBatches:
 
     def batches(self, x: Tensor, y: Tensor | None) -> Iterator[Drawn]:
         """The samples of each step, or of each piece of one."""
-        client, expected, own = self._client, self._batch, self._own
+        client, own = self._client, self._own
         if own is not None and not self._singly:
             yield from self._in_pieces(x, y, own)
             return
+        expected = self._batch if own is None else own.size
         for step in range(self._steps):
-            if expected is None and own is None:
+            if expected is None:
                 yield Drawn(x, y, client.mask.to(torch.float32), step=step)
-            elif self._singly:
-                rows = poisson_rows(client.n, client.capacity, self._rate(expected or own.size), client.noise)
+                continue
+            if self._singly:
+                rows = poisson_rows(client.n, client.capacity, self._rate(expected), client.noise)
+                weight = torch.ones(len(rows))
                 if own is not None:  # what a block draws in vain, turn by turn
                     client.noise.skip(2 * (own.pieces_of(int(own.size)) - 1))
-                yield Drawn(taken(x, rows), None if y is None else y[rows], torch.ones(len(rows)), step=step)
             else:
+                assert isinstance(expected, int)
                 rows, there = self._drawn(expected, expected)
-                yield Drawn(taken(x, rows), None if y is None else y[rows], there.to(torch.float32), step=step)
+                weight = there.to(torch.float32)
+            yield Drawn(taken(x, rows), None if y is None else y[rows], weight, step=step)
 
     def _in_pieces(self, x: Tensor, y: Tensor | None, own: OwnBatch) -> Iterator[Drawn]:
         pieces, within = own.pieces(), torch.arange(own.piece)
@@ -170,7 +174,7 @@ class PrivateGradient:
         self._ghost = None if self._supervised is None else GhostNorms.of(self._supervised.model, client.x[:2])
 
     def __call__(self, params: Params, batch: Batch) -> tuple[Params, Tensor]:
-        assert isinstance(batch, Drawn)
+        batch = batch if isinstance(batch, Drawn) else Drawn(batch.x, batch.y, batch.weight)
         sizes = [part.numel() for part in ([params] if isinstance(params, Tensor) else params.values())]
         numbers = sum(sizes) if self._ghost is None else self._ghost.numbers
         made = [self._clipped_sum(params, part) for part in batch.split(max(16, AT_ONCE // numbers))]

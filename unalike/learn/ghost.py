@@ -1,4 +1,4 @@
-"""Clipped sums of per-sample gradients without all per-sample gradients, for networks of linear layers and convolutions.
+"""Clipped sums of per-sample gradients without all of these, for networks of linear layers and convolutions.
 
 One backward pass gives the gradients g of all layers' outputs, for all samples at once; with the layers' inputs a, that
 is all that is needed.
@@ -71,6 +71,13 @@ class Layer:
         patches = a.unfold(2, self.kernel[0], self.stride[0]).unfold(3, self.kernel[1], self.stride[1])
         return patches.permute(0, 1, 4, 5, 2, 3).flatten(4, 5).flatten(1, 3)
 
+    def convolved(self, patches: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None, **_: Any) -> Tensor:
+        """The convolution as a product of matrices."""
+        kernels = weight.flatten(1).expand(len(input), -1, -1)
+        out = torch.bmm(kernels, patches) if bias is None else torch.baddbmm(bias[None, :, None], kernels, patches)
+        height = (input.shape[2] + 2 * self.padding[0] - weight.shape[2]) // self.stride[0] + 1
+        return out.reshape(*out.shape[:2], height, -1)
+
     def of_outputs(self, g: Tensor) -> Tensor:
         """[B, O, L] the gradients of the outputs, or [B, O]."""
         if self.kernel is not None:
@@ -79,26 +86,32 @@ class Layer:
 
 
 class _Layers(TorchFunctionMode):
-    """Notes the inputs and outputs of layers.
+    """Notes what the weights of layers meet, and the layers' outputs.
 
     Gradients of the outputs are taken from those themselves, or (``perturb``) from what is added to them.
     """
 
-    def __init__(self, perturb: list[Tensor] | None = None) -> None:
+    def __init__(self, layers: list[Layer], perturb: list[Tensor] | None = None) -> None:
         super().__init__()
-        self.inputs: list[Tensor] = []
+        self._layers, self._perturb = layers, perturb
+        self.met: list[Tensor] = []
         self.outputs: list[Tensor] = []
-        self._perturb = perturb
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
         if func is not F.linear and func is not F.conv2d:
-            return out
-        self.inputs.append(args[0] if args else (kwargs or {})["input"])
+            return func(*args, **(kwargs or {}))
+        number = len(self.met)
+        given = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
+        with torch.no_grad():
+            self.met.append(self._layers[number].of_inputs(given["input"]))
+        if number == 0 and func is F.conv2d:  # nobody asks for the gradient of its input, and its patches are there
+            out = self._layers[0].convolved(self.met[0], **given)
+        else:
+            out = func(*args, **(kwargs or {}))
         if self._perturb is not None:
-            out = out + self._perturb[len(self.outputs)]
+            out = out + self._perturb[number]
         elif not out.requires_grad:
             out.requires_grad_()  # nothing before it needs a gradient
         self.outputs.append(out)
@@ -155,7 +168,7 @@ class _Structure(TorchFunctionMode):
             return x.ndim == 4 and len(x) == self._rows
         if name == "permute":
             order = args[1] if isinstance(args[1], tuple | list) else args[1:]
-            return order[0] == 0
+            return bool(order[0] == 0)
         if name == "__getitem__":
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             return index[0] == slice(None) and all(one is None or isinstance(one, int | slice) for one in index)
@@ -224,41 +237,51 @@ class GhostNorms:
         gradients, inputs, losses = self._backward(theta, x, y, loss_of)
         square = torch.zeros(len(x))
         made: list[tuple[Tensor, Tensor]] = []
-        for g, a, layer in zip(gradients, inputs, self._layers, strict=True):
-            g, met = layer.of_outputs(g), layer.of_inputs(a)
+        for g, met, layer in zip(gradients, inputs, self._layers, strict=True):
+            g = layer.of_outputs(g)
             if met.ndim == 3:
-                met, g = torch.bmm(g, met.transpose(1, 2)), g.sum(2)  # gradients of weights, and of biases
-                square = square + met.square().sum((1, 2)) + (0.0 if layer.bias is None else g.square().sum(1))
+                met, g = torch.bmm(g, met.transpose(1, 2)).flatten(1), g.sum(2)  # gradients of weights, and of biases
+                square = square + _square(met) + (0.0 if layer.bias is None else _square(g))
             else:
-                square = square + g.square().sum(1) * (met.square().sum(1) + (0.0 if layer.bias is None else 1.0))
-            made.append((g.nan_to_num(0.0, 0.0, 0.0), met.nan_to_num(0.0, 0.0, 0.0)))
+                square = square + _square(g) * (_square(met) + (0.0 if layer.bias is None else 1.0))
+            made.append((g, met))
+        if not (computed_singly() and bool(torch.isfinite(square.sum()))):  # else all is finite
+            made = [(g.nan_to_num(0.0, 0.0, 0.0), met.nan_to_num(0.0, 0.0, 0.0)) for g, met in made]
         factor = taken * clip_factors(square.sqrt(), bound)
         parts: dict[str, Tensor] = {}
-        for (g, met), layer in zip(made, self._layers, strict=True):
-            parts[layer.weight] = factor @ met.flatten(1) if met.ndim == 3 else (factor[:, None] * g).T @ met
+        for (g, met), layer, places in zip(made, self._layers, (met.ndim == 3 for met in inputs), strict=True):
+            parts[layer.weight] = factor @ met if places else (factor[:, None] * g).T @ met
             if layer.bias is not None:
                 parts[layer.bias] = factor @ g
         return self.model.flatten(parts), losses
 
-    def _backward(self, theta: Tensor, x: Tensor, y: Tensor, loss_of: Loss) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """The gradients of the layers' outputs, the layers' inputs, and the losses."""
+    def _backward(
+        self, theta: Tensor, x: Tensor, y: Tensor, loss_of: Loss
+    ) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """The gradients of the layers' outputs, what their weights have met, and the losses."""
         if computed_singly() and not self._in_place:  # a third of the time of what ``vmap`` needs
             with torch.enable_grad():
-                with _Layers() as seen:
+                with _Layers(self._layers) as seen:
                     out = self.model(theta.detach(), x)
                 losses = loss_of(out, y)
                 gradients = torch.autograd.grad(losses.sum(), seen.outputs, materialize_grads=True)
-            return list(gradients), [a.detach() for a in seen.inputs], losses.detach()
+            return list(gradients), seen.met, losses.detach()
 
         def total(perturb: list[Tensor]) -> tuple[Tensor, tuple[list[Tensor], Tensor]]:
-            with _Layers(perturb) as seen:
+            with _Layers(self._layers, perturb) as seen:
                 out = self.model(theta, x)
             losses = loss_of(out, y)
-            return losses.sum(), (seen.inputs, losses)
+            return losses.sum(), (seen.met, losses)
 
         zeros = [torch.zeros(len(x), *shape) for shape in self._shapes]
-        found, (inputs, losses) = grad(total, has_aux=True)(zeros)
-        return found, inputs, losses
+        found, (met, losses) = grad(total, has_aux=True)(zeros)
+        return found, met, losses
+
+
+def _square(rows: Tensor) -> Tensor:
+    """[B] the rows' squared norms; in one pass, without a square of each number."""
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return norms.square()
 
 
 @lru_cache(maxsize=64)  # it depends on the model's code and the shape of its inputs alone
