@@ -116,7 +116,9 @@ class Tuner:
         one = Plan.of(work, threads, block=1)
         if len(rows) <= one.workers:
             return one
-        if len(rows) <= FEW and one.workers == 1:
+        # in a block, batches of DP-SGD are padded to several times their size: that is worth it for small samples only
+        padded = any(release.cost is not None for release in work.releases) and work.clients.x[0].numel() > SMALL
+        if len(rows) <= FEW and one.workers == 1 and not padded:
             return replace(one, block=len(rows))
         kind = _kind(work, rows, threads)
         if kind not in self.plans:
