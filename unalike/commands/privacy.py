@@ -64,11 +64,17 @@ def _finite(value: Any) -> Any:
 
 def _promised(one: Forecast) -> list[str]:
     """What stands beside a planned ε."""
+    from unalike.learn.scaling import PrivateScaling
     from unalike.studio.words import guarantees
 
     if math.isinf(one.epsilon):
         return []
     lines = guarantees(one.epsilon, _finite(one.epsilon_server), one.source, one.trust, one.accepted_delta)
+    if one.scaling is not None:
+        lines.append(
+            f"of it, ε = {one.scaling:.3g} (by itself) scales the inputs: {PrivateScaling.RELEASES} noisy sums over "
+            f"everybody before training, noise {one.scaling_noise:.4g}"
+        )
     if one.drawn is not None:
         lines.append(f"that is for a client that is drawn {one.drawn} times; hardly anybody is drawn so often")
     if one.trust == "nobody" and one.unit == "client":

@@ -173,7 +173,7 @@ def lay_out(
     unseen: int | float | Sequence[int] | None = None,
     labeled: float = 1.0,
     rotate: Sequence[float] | None = None,
-    normalize: bool = True,
+    normalize: bool | Literal["private"] = True,
     schema: Schema | None = None,
     seed: int = 0,
 ) -> LaidOut:
@@ -454,7 +454,9 @@ def _hide_labels(have: Array, seen: Array, share: float, rng: Generator) -> Arra
     return may_use
 
 
-def _scaling(source: Source, normalize: bool, schema: Schema | None) -> tuple[Scaling, Tensor | None, Tensor | None]:
+def _scaling(
+    source: Source, normalize: bool | Literal["private"], schema: Schema | None
+) -> tuple[Scaling, Tensor | None, Tensor | None]:
     """How inputs are scaled, and the constants where they are public. Nothing is computed from the rows here."""
     if not normalize or source.kind == "tokens":
         return "none", None, None
@@ -464,4 +466,4 @@ def _scaling(source: Source, normalize: bool, schema: Schema | None) -> tuple[Sc
         return "none", None, None
     if source.normalize == "published" and source.mean is not None and source.std is not None:
         return "public", torch.from_numpy(source.mean), torch.from_numpy((1 / source.std).astype(np.float32))
-    return "asked", None, None
+    return "private" if normalize == "private" else "asked", None, None

@@ -144,7 +144,10 @@ def _input_shift(population: Population) -> tuple[Tensor, float] | None:
     deviation = (squares / sizes.sum() - mean.square()).clamp(min=0).sqrt()
     if population.train.scale is not None:
         scale = population.train.scale.to(torch.float64).expand(x.shape[1:]).reshape(-1)
-    elif population.scaling == "asked":  # training would ask for it; to describe data is to look at all of it anyway
+    elif population.scaling in (
+        "asked",
+        "private",
+    ):  # training would ask for it; to describe data is to look at all of it anyway
         spread = _per_channel(deviation, mean, x) if population.kind == "image" else deviation
         constant = spread <= 1e-6 * mean.abs().clamp(min=1)
         scale = torch.where(constant, 1, 1 / torch.where(constant, 1, spread))

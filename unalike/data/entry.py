@@ -36,7 +36,7 @@ def load(
     unseen: int | float | Sequence[int] | None = None,
     labeled: float = 1.0,
     rotate: Sequence[float] | None = None,
-    normalize: bool = True,
+    normalize: bool | Literal["private"] = True,
     schema: Schema | str | Path | None = None,
     seed: int = 0,
     **options: Any,
@@ -58,8 +58,9 @@ def load(
     - ``labeled``: the fraction p of training clients that have labels; the labels of the others are hidden.
     - ``rotate``: angles of which each client draws one for all its images.
     - ``normalize``: scale inputs, by the constants of the ``schema`` or the published ones of a known image source;
-      where there are none, ``unalike.simulate`` asks the training clients for their mean and deviation. ``False``
-      leaves inputs as they are. The data stays raw; models get scaled inputs.
+      where there are none, ``unalike.simulate`` asks the training clients for their mean and deviation (``"private"``:
+      in a run with an ε, by noisy sums that are part of it). ``False`` leaves inputs as they are. The data stays raw;
+      models get scaled inputs.
     - ``schema``: what rows look like (a ``Schema``, or a file as ``Schema.to_json`` writes it). Columns in order,
       values of text, classes and scaling are then its own, and data that does not fit is an error.
     - ``options`` go to the source or file reader, e.g. ``client_column="shop"``.

@@ -17,7 +17,7 @@ from unalike.data.source import DataError, Kind
 
 # How inputs are scaled: not at all, by public constants (``train.shift`` and ``train.scale``), or by the mean and the
 # deviation of the training clients' rows, for which ``unalike.simulate`` asks them.
-Scaling = Literal["none", "public", "asked"]
+Scaling = Literal["none", "public", "asked", "private"]  # asked in exact sums, or in noisy ones
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from unalike.core.client import Client
-from unalike.core.federation import Federation
-from unalike.core.release import Sum
+from unalike.core.federation import Cohort, Federation
+from unalike.core.release import Release, Sum, Unit
+from unalike.core.roster import Roster
 from unalike.core.schema import Kind, Schema
 from unalike.core.task import Sent, send, task
+from unalike.privacy.mechanisms import Gaussian
 
 _CONSTANT = 1e-7  # a feature that varies less than this, beside its mean, is only shifted
 
@@ -41,7 +46,7 @@ def scale_inputs(federation: Federation) -> Schema:
     """Ask all clients for the mean and the deviation of their inputs, and have everybody use them from now on.
 
     Per feature, or per channel of images. The sums are in the transcript and the ledger. They have no noise, so a run
-    that states an ε takes public constants in their place.
+    that states an ε takes public constants in their place, or ``scale_privately``.
     """
     schema = federation.roster.schema
     scaling = Scaling(schema.kind)
@@ -50,9 +55,164 @@ def scale_inputs(federation: Federation) -> Schema:
     pixels = schema.shape[1] * schema.shape[2] if schema.kind == "image" else 1
     mean = first["total"] / (first["rows"] * pixels)
     second = everyone.ask(scaling.squares, mean=mean, into=[Sum("square"), Sum("rows")])  # others may answer now
-    deviation = (second["square"] / (second["rows"] * pixels)).clamp(min=0).sqrt()
+    variance = second["square"] / (second["rows"] * pixels)
+    return _used(federation, mean, variance)
+
+
+def _used(federation: Federation, mean: Tensor, variance: Tensor) -> Schema:
+    deviation = variance.clamp(min=0).sqrt()
     constant = deviation <= _CONSTANT * mean.abs().clamp(min=1.0)
     scale = torch.where(constant, 1.0, 1.0 / torch.where(constant, 1.0, deviation))
-    scaled = replace(schema, shift=mean.to(torch.float32), scale=scale.to(torch.float32))
+    scaled = replace(federation.roster.schema, shift=mean.to(torch.float32), scale=scale.to(torch.float32))
     federation.use(scaled)
     return scaled
+
+
+@dataclass(frozen=True)
+class PrivateScaling:
+    """Mean and deviation from noisy sums of bounded numbers alone, for one client or one point, add or remove.
+
+    Where the values of a feature lie is found by noisy counts: how many are how far from a centre, in powers of two.
+    The largest power whose count stands out of the noise is the radius; a clipped mean within it is the next centre
+    (two such steps, the first around 0), and with the last one come the squares. So inputs far from 0 are found, too,
+    and nobody has to guess a range (Karwa and Vadhan 2018; the two steps as in CoinPress, Biswas et al. 2020).
+
+    A point counts as 1 in each feature. A client counts by its declared size, up to that of the median client: then
+    none has more weight than 1, and clients of equal size give the statistics of their pooled rows. Values beyond 1e6
+    count as 1e6, as in every private ask.
+    """
+
+    kind: Kind
+    features: int
+    noise: Gaussian
+    unit: Unit = "client"
+
+    RELEASES: ClassVar[int] = 4
+    _LOWEST: ClassVar[int] = -20  # powers of two that are told apart; what is nearer than the lowest counts nowhere
+    _HIGHEST: ClassVar[int] = 20
+    _FINE: ClassVar[float] = 2.0**30  # numbers are whole multiples of 1 / this, so that sums of them are exact
+
+    @classmethod
+    def of(cls, schema: Schema, noise: Gaussian, unit: Unit) -> PrivateScaling:
+        return cls(schema.kind, schema.shape[0] if schema.kind == "image" else math.prod(schema.shape), noise, unit)
+
+    # Each row's vector has at most norm √features (counts, means), or √(2·features) with squares.
+
+    @task
+    def counts(self, client: Client, center: Tensor, usual: Tensor) -> Sent:
+        """How many values lie in [2^k, 2^(k+1)) around the centre, for each k: [powers, features]."""
+        away = self._flat(client.x.to(torch.float64) - center).abs()
+        powers = range(self._LOWEST, self._HIGHEST)
+        least = [away >= 2.0**power for power in powers] + [torch.zeros_like(away, dtype=torch.bool)]
+        inside = [self._row(low & ~high) for low, high in itertools.pairwise(least)]
+        return send(counts=torch.stack([self._over_rows(client, one, usual) for one in inside]))
+
+    @counts.into
+    def counted(self) -> list[Release]:
+        return [self._sum("counts", self.features)]
+
+    @task
+    def means(self, client: Client, center: Tensor, radius: Tensor, usual: Tensor) -> Sent:
+        return send(mean=self._over_rows(client, self._row(self._within(client, center, radius)), usual))
+
+    @means.into
+    def averaged(self) -> list[Release]:
+        return [self._sum("mean", self.features)]
+
+    @task
+    def moments(self, client: Client, center: Tensor, radius: Tensor, usual: Tensor) -> Sent:
+        within = self._within(client, center, radius)
+        both = [self._over_rows(client, self._row(one), usual) for one in (within, within.square())]
+        return send(moments=torch.stack(both))
+
+    @moments.into
+    def both(self) -> list[Release]:
+        return [self._sum("moments", 2 * self.features)]
+
+    def _sum(self, name: str, numbers: int) -> Sum:
+        bound = math.sqrt(numbers)
+        if self.unit == "point":
+            return Sum(name, sensitivity=bound, noise=self.noise, unit="point")
+        return Sum(name, clip=bound, noise=self.noise)
+
+    def _flat(self, x: Tensor) -> Tensor:
+        """[rows, features, pixels]; the inputs of a table have one pixel."""
+        return x.reshape(x.shape[0], self.features, -1)
+
+    def _within(self, client: Client, center: Tensor, radius: Tensor) -> Tensor:
+        away, reach = self._flat(client.x.to(torch.float64) - center), radius.reshape(-1, 1)
+        return torch.where(reach > 0, away / torch.where(reach > 0, reach, 1.0), 0.0).clamp(-1.0, 1.0)
+
+    def _row(self, values: Tensor) -> Tensor:
+        """[rows, features] each row's mean over its pixels, cut to fine steps: never a larger number."""
+        return (values.to(torch.float64).mean(2) * self._FINE).trunc() / self._FINE
+
+    def _over_rows(self, client: Client, rows: Tensor, usual: Tensor) -> Tensor:
+        if self.unit == "point":
+            return client.sum(rows)
+        return client.mean(rows) * (client.bound / usual).clamp(max=1.0)
+
+    # The server's side
+
+    def usual(self, roster: Roster) -> float:
+        """The declared size of the median client."""
+        return float(roster.bound.to(torch.float64).median())
+
+    def weight(self, roster: Roster) -> float:
+        """What all rows, or all clients, count together; public, and no answer changes it."""
+        bounds = roster.bound.to(torch.float64)
+        return float(bounds.sum() if self.unit == "point" else (bounds / self.usual(roster)).clamp(max=1.0).sum())
+
+    def least_share(self, roster: Roster) -> float:
+        """The share of all values that must lie in one power of two to stand out of the noise, almost surely."""
+        tried = (self._HIGHEST - self._LOWEST) * self.features
+        return self._deviation(self.features) * math.sqrt(2.0 * math.log(40.0 * tried)) / self.weight(roster)
+
+    def _deviation(self, numbers: int) -> float:
+        return self.noise.std(math.sqrt(numbers))
+
+
+MOST_SHARE = 0.25  # a feature has this much of its values in one power of two; if that is not enough, nothing is
+
+
+def too_noisy(scaling: PrivateScaling, roster: Roster) -> str | None:
+    """Why the noise leaves nothing of the statistics, or None. Known before anybody is asked."""
+    share = scaling.least_share(roster)
+    if share <= MOST_SHARE:
+        return None
+    total = scaling.weight(roster)
+    return (
+        f"private statistics for the scaling of {scaling.features} features would drown in their noise: it is that of "
+        f"{share * total:,.0f} {scaling.unit}s, and there are {total:,.0f}"
+    )
+
+
+def scale_privately(federation: Federation, scaling: PrivateScaling) -> Schema:
+    """``scale_inputs`` by noisy sums, which are in the ledger like any others."""
+    roster, everyone = federation.roster, federation.everyone()
+    wrong = too_noisy(scaling, roster)
+    if wrong is not None:
+        raise ValueError(f"{wrong}; give public constants, more of the budget, or features that are fewer")
+    usual, total = torch.tensor(scaling.usual(roster), dtype=torch.float64), scaling.weight(roster)
+    shape = (scaling.features, 1, 1) if scaling.kind == "image" else roster.schema.shape
+    center = torch.zeros(shape, dtype=torch.float64)
+
+    radius = _radius(scaling, everyone, center, usual)
+    mean = everyone.ask(scaling.means, center=center, radius=radius, usual=usual)["mean"].double() / total
+    center = center + (radius * mean.clamp(-1.0, 1.0)).reshape(shape)
+    radius = _radius(scaling, everyone, center, usual)
+    moments = everyone.ask(scaling.moments, center=center, radius=radius, usual=usual)["moments"].double() / total
+    mean, square = moments[0].clamp(-1.0, 1.0), moments[1].clamp(0.0, 1.0)
+    # a variance that does not stand out of its noise could be any up to this, which keeps scaled inputs small
+    least = 2.0 * scaling._deviation(2 * scaling.features) / total
+    variance = radius.square() * torch.maximum(square - mean.square(), torch.tensor(least, dtype=torch.float64))
+    return _used(federation, center + (radius * mean).reshape(shape), variance.reshape(shape))
+
+
+def _radius(scaling: PrivateScaling, everyone: Cohort, center: Tensor, usual: Tensor) -> Tensor:
+    """[features] the power of two below which the values lie; 0 where none stand out: all are at the centre."""
+    counts = everyone.ask(scaling.counts, center=center, usual=usual)["counts"].double()
+    roster = everyone.federation.roster
+    there = counts > scaling.least_share(roster) * scaling.weight(roster)
+    powers = torch.arange(scaling._LOWEST, scaling._HIGHEST, dtype=torch.float64)[:, None]
+    return torch.where(there, 2.0 ** (powers + 1.0), 0.0).amax(0)

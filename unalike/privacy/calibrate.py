@@ -34,26 +34,40 @@ class Plan:
 
 
 def plan(
-    noise_multiplier: float, rounds: int, sampling: Sampling = Everyone(), *, delta: float, also: Sequence[DpEvent] = ()
+    noise_multiplier: float,
+    rounds: int,
+    sampling: Sampling = Everyone(),
+    *,
+    delta: float,
+    also: Sequence[DpEvent] = (),
+    once: Sequence[float] = (),
 ) -> Plan:
-    """ε of a run that releases one Gaussian sum a round (and the events ``also``, of the same cohort) to the end."""
+    """ε of a run that releases one Gaussian sum a round (and the events ``also``, of the same cohort) to the end.
+
+    once: noise multipliers of Gaussian sums over everybody that come once in the run, besides.
+    """
     check_positive(noise_multiplier, "noise_multiplier", "it is standard deviation / sensitivity")
     check_at_least(rounds, 1, "rounds", "give how many rounds the run will have")
     check_delta(delta)
     from unalike.privacy import accountant
 
-    released = _run(noise_multiplier, rounds, sampling, tuple(also))
+    released = _run(noise_multiplier, rounds, sampling, tuple(also), tuple(once))
     epsilon = accountant.epsilon(released, delta)
     return Plan(noise_multiplier, rounds, sampling, epsilon, delta, accountant.method(released))
 
 
 @lru_cache(maxsize=256)
 def noise_multiplier(
-    epsilon: float, delta: float, rounds: int, sampling: Sampling = Everyone(), also: tuple[DpEvent, ...] = ()
+    epsilon: float,
+    delta: float,
+    rounds: int,
+    sampling: Sampling = Everyone(),
+    also: tuple[DpEvent, ...] = (),
+    once: tuple[float, ...] = (),
 ) -> float:
     """The least noise multiplier with which the run of ``plan`` stays within (ε, δ)."""
     check_at_least(rounds, 1, "rounds", "give how many rounds the run will have")
-    return least_noise(lambda z: _run(z, rounds, sampling, also), epsilon, delta)
+    return least_noise(lambda z: _run(z, rounds, sampling, also, once), epsilon, delta)
 
 
 def least_noise(released: Callable[[float], Account], epsilon: float, delta: float) -> float:
@@ -112,9 +126,9 @@ def least_noise(released: Callable[[float], Account], epsilon: float, delta: flo
     return math.exp(log_z)
 
 
-def _run(z: float, rounds: int, sampling: Sampling, also: tuple[DpEvent, ...]) -> Account:
-    """What the ledger would hold at the end of the run: one round's, ``rounds`` times."""
+def _run(z: float, rounds: int, sampling: Sampling, also: tuple[DpEvent, ...], once: tuple[float, ...]) -> Account:
+    """What the ledger would hold at the end of the run: one round's, ``rounds`` times, and what comes once."""
     one_round = Ledger()
     for event in (Gaussian(z).event(), *also):
         one_round.record(event, sampling=sampling, cohort=0)
-    return account([(one_round.event(), rounds)])
+    return account([(one_round.event(), rounds), *((Gaussian(other).event(), 1) for other in once)])

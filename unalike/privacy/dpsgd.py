@@ -19,6 +19,7 @@ from unalike.privacy.account import account
 from unalike.privacy.calibrate import least_noise
 from unalike.privacy.checks import check_at_least, check_delta, check_epsilon, check_positive
 from unalike.privacy.ledger import Charge
+from unalike.privacy.mechanisms import Gaussian
 from unalike.privacy.sampling import Local
 
 if TYPE_CHECKING:
@@ -69,11 +70,12 @@ def event(noise_multiplier: float, *steps: Steps) -> DpEvent:
     return dp_accounting.ComposedDpEvent(parts)
 
 
-def epsilon(noise_multiplier: float, *steps: Steps, delta: float) -> float:
-    """ε of one point of a client that takes these steps."""
+def epsilon(noise_multiplier: float, *steps: Steps, delta: float, also: Sequence[float] = ()) -> float:
+    """ε of one point of a client that takes these steps, with Gaussian sums of the noise multipliers ``also``."""
     from unalike.privacy import accountant
 
-    return accountant.epsilon(account([(event(noise_multiplier, *steps), 1)]), delta)
+    others = ((Gaussian(other).event(), 1) for other in also)
+    return accountant.epsilon(account([(event(noise_multiplier, *steps), 1), *others]), delta)
 
 
 @lru_cache(maxsize=4096)  # clients alike in size and target share the solution
@@ -112,7 +114,8 @@ class PointPrivacy:
     The noise is ``noise_multiplier`` · clip for everybody; or, with ``epsilon`` and ``delta``, each client's own, found
     from its number of samples so that ``rounds`` rounds of training cost it no more than that. With ``own`` the (ε, δ)
     are those that each client declares. ``batches``: clients declare batch sizes of their own, out of these,
-    ascending. Neighbours differ by one point that is added or removed; the size N̄ is public.
+    ascending. ``also``: noise multipliers of Gaussian sums that the run releases besides, once each. Neighbours differ
+    by one point that is added or removed; the size N̄ is public.
     """
 
     clip: float = 1.0
@@ -123,6 +126,7 @@ class PointPrivacy:
     rounded: bool = False  # calibrate for rounded steps: for clients of very many sizes
     own: bool = False
     batches: tuple[int, ...] | None = None
+    also: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         check_positive(self.clip, "the clip bound", "give the largest norm that one point's gradient may have")
@@ -153,7 +157,8 @@ class PointPrivacy:
             epsilon, delta = self.epsilon, self.delta
         if epsilon is None or delta is None or self.rounds is None:
             raise ValueError("every client has its own (ε, δ) here, but this one declares none: see Roster.epsilon")
-        return noise_for(epsilon, delta, Steps(steps.rate, steps.count * self.rounds))
+        others = tuple(Gaussian(z).event() for z in self.also)
+        return noise_for(epsilon, delta, Steps(steps.rate, steps.count * self.rounds), also=others)
 
     def __str__(self) -> str:
         z = self.noise_multiplier

@@ -9,13 +9,21 @@ from unalike.core.secure import EXCHANGES
 from unalike.core.terms import Terms
 from unalike.learn.evaluation import Scorer
 from unalike.learn.optimum import Losses
-from unalike.learn.scaling import Scaling
+from unalike.learn.scaling import PrivateScaling, Scaling
 
 
-def program_of(method: Method, schema: Schema, *, terms: Terms = Terms(), simulated: bool = False) -> Program:
+def program_of(
+    method: Method,
+    schema: Schema,
+    *,
+    terms: Terms = Terms(),
+    simulated: bool = False,
+    scaling: PrivateScaling | None = None,
+) -> Program:
     """The method's tasks, scoring, scaling, and the exchanges of a secure sum; all else is refused.
 
+    scaling: where inputs are scaled by noisy statistics; then nobody gives exact ones.
     simulated: the clients are a simulation's, which may also measure how far a convex problem is from its minimum.
     """
-    owners = (method, Scorer(method.model), Scaling(schema.kind), *([Losses()] if simulated else []))
+    owners = (method, Scorer(method.model), scaling or Scaling(schema.kind), *([Losses()] if simulated else []))
     return Program([*(task for owner in owners for task in tasks_of(owner)), *EXCHANGES], terms=terms)

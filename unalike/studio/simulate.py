@@ -13,7 +13,7 @@ from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.request import Part, Program, Runtime
 from unalike.core.schema import Schema
 from unalike.data.population import Population
-from unalike.learn.scaling import scale_inputs
+from unalike.learn.scaling import PrivateScaling, scale_inputs, scale_privately
 from unalike.runtime.routes import Drop
 from unalike.runtime.shard.shard import Shard
 from unalike.runtime.shard.simulator import Simulator
@@ -27,6 +27,7 @@ def simulate(
     seed: int = 0,
     *,
     schema: Schema | None = None,
+    scaling: PrivateScaling | None = None,
     shards: int = 1,
     block: int | None = None,
     threads: int | None = None,
@@ -38,18 +39,25 @@ def simulate(
     """A federation over these clients, simulated here: ``train(method, simulate(clients), rounds=20)``.
 
     - ``data``: a store of clients, or a population, whose seen clients are asked. Where nothing public says how its
-      inputs are scaled (``population.scaling``), the seen clients are asked for that first, in sums.
+      inputs are scaled (``population.scaling``), the seen clients are asked for that first, in sums: with noise, if
+      ``scaling`` says with which.
     - ``schema``: how inputs are scaled, as an earlier federation of the same data found out; then nobody is asked.
     - ``shards``: the clients are dealt out to so many; results do not depend on it but for the order of sums.
     - ``block``, ``threads``, ``device``: see ``Simulator``. ``strict``, ``drop``: see ``Simulation``.
     - ``fields``: those of ``Federation``, such as ``budget`` and ``quorum``.
     """
     runtime = simulation(data, shards=shards, block=block, threads=threads, device=device, strict=strict, drop=drop)
-    return federated(runtime, data, seed, schema=schema, **fields)
+    return federated(runtime, data, seed, schema=schema, scaling=scaling, **fields)
 
 
 def federated(
-    runtime: Runtime, data: Data, seed: int = 0, *, schema: Schema | None = None, **fields: Any
+    runtime: Runtime,
+    data: Data,
+    seed: int = 0,
+    *,
+    schema: Schema | None = None,
+    scaling: PrivateScaling | None = None,
+    **fields: Any,
 ) -> Federation:
     """A federation over clients that a runtime reaches already; the arguments are those of ``simulate``."""
     if isinstance(data, Population):
@@ -57,8 +65,12 @@ def federated(
     federation = Federation(runtime, seed, **fields)
     if schema is not None:
         federation.use(schema)
+    elif scaling is not None:
+        scale_privately(federation, scaling)
     elif isinstance(data, Population) and data.scaling == "asked":
         scale_inputs(federation)
+    elif isinstance(data, Population) and data.scaling == "private":
+        raise ValueError('normalize="private" needs to know the noise: simulate(..., scaling=PrivateScaling(...))')
     return federation
 
 

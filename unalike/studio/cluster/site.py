@@ -80,7 +80,7 @@ class Training:
 def agreed_program(prepared: Prepared) -> Program:
     """What both sides know from the recipe: the tasks that clients run, and where the noise comes from."""
     terms = Terms(noise_of(prepared.recipe), prepared.recipe.privacy.trust)
-    return program_of(prepared.method, prepared.roster.schema, terms=terms, simulated=True)
+    return program_of(prepared.method, prepared.roster.schema, terms=terms, simulated=True, scaling=prepared.scaling)
 
 
 def simulator(recipe: Recipe) -> Simulator:

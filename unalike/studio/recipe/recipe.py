@@ -36,7 +36,7 @@ class Data(_Section):
     unseen: int | float | list[int] = 0.1  # share (or number, or positions) of clients that arrive after training
     labeled: float = Field(1.0, ge=0, le=1)  # share of the training clients that have labels
     rotate: list[float] | None = None
-    normalize: bool = True
+    normalize: bool | Literal["private"] = True  # "private": by noisy sums, where no constants are public
     schema_: str | None = Field(None, alias="schema")  # a file that says what rows look like, and is public
     seed: int | None = Field(None, ge=0)  # None: the run's seed
     options: dict[str, Any] = {}  # of the source or file reader, e.g. client_column
@@ -61,6 +61,7 @@ class Privacy(_Section):
     trust: Literal["server", "nobody"] = "server"  # who sees a sum before it has its noise
     noise: Literal["system", "simulated"] | None = None  # None: the operating system's, where anything is promised
     accept_delta: bool = False  # also a δ of 1/n or more
+    scaling: float | None = Field(None, gt=0, lt=1)  # share of ε for private statistics of the inputs; None: 0.2
 
     @property
     def promises(self) -> bool:

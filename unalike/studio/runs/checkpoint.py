@@ -20,10 +20,9 @@ from unalike.core.transcript import Traffic, Transcript
 from unalike.privacy.ledger import Ledger
 from unalike.runtime.simulate import Simulation
 from unalike.studio.errors import UserError
-from unalike.studio.runs.folder import CHECKPOINT, CLIENTS, RECIPE, read_json
+from unalike.studio.runs.folder import CHECKPOINT, CLIENTS, JOURNAL, RECIPE, read_json
 
 METADATA = "unalike"
-JOURNAL = "ledger.journal.json"
 _SERIALS = 5  # that one ask may use: its own, and those of the exchanges of a secure sum
 
 
@@ -155,8 +154,9 @@ def journal(folder: Path) -> Callable[[Federation], None]:
     return save
 
 
-def recall(folder: Path, federation: Federation) -> None:
-    """Go on with the ledger that was last saved by a journal, if there is one, and with serials that are not used."""
-    if (folder / JOURNAL).exists():
-        content = read_json(folder / JOURNAL)
-        federation.ledger, federation.serial = Ledger.from_state(content["ledger"]), int(content["serial"])
+def recalled(folder: Path) -> dict[str, Any]:
+    """For a federation: the ledger that was last saved by a journal, if there is one, and serials that are not used."""
+    if not (folder / JOURNAL).exists():
+        return {}
+    content = read_json(folder / JOURNAL)
+    return {"ledger": Ledger.from_state(content["ledger"]), "serial": int(content["serial"])}

@@ -18,9 +18,14 @@ def cost(recipe: Recipe) -> tuple[Forecast, str | None, str]:
     no data, it is planned for so many training clients; else for those that the data gives.
     """
     wanted = recipe.data
-    if wanted.clients is None or "name" in wanted.model_fields_set or recipe.privacy.unit == "point":
+    if (
+        wanted.clients is None
+        or "name" in wanted.model_fields_set
+        or wanted.normalize == "private"
+        or recipe.privacy.unit == "point"
+    ):
         prepared = prepare(recipe)
-        found = forecast(prepared.recipe, prepared.method, prepared.roster, prepared.delta)
+        found = forecast(prepared.recipe, prepared.method, prepared.roster, prepared.delta, scaling=prepared.scaling)
         whom = f"{counted(found.clients, 'training client')} of {prepared.population.name}"
         unseen = len(prepared.population.unseen)
         notes = [f"{unseen:,} more are unseen"] * bool(unseen) + [left_out(prepared.population)]

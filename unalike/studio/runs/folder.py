@@ -33,6 +33,7 @@ FORMAT = 1  # of run and comparison folders; raise it when a file changes so tha
 ABOUT, RECIPE, VERSIONS, RESULT = "unalike.json", "recipe.toml", "versions.json", "result.json"
 SCHEMA, ROSTER, METRICS, METRICS_TABLE = "schema.json", "roster.safetensors", "metrics.jsonl", "metrics.csv"
 CHECKPOINT, TRANSCRIPT, LEDGER, LOCK = "checkpoint.safetensors", "transcript.json", "ledger.json", ".lock"
+JOURNAL = "ledger.journal.json"  # what the asks of a private run have cost since its last checkpoint
 ANALYSES, REPORT, COMPARISON = "simulation/analyses.json", "report.html", "comparison.json"
 TREATED = "treated.json"  # clients' weights and clusters, as the server knows them
 CLIENTS = "clients"  # what stays with the clients: what they keep, and a fingerprint of their data
@@ -256,7 +257,8 @@ class RunFolder:
 
     ``private``: scores go to a file of their own in ``simulation/``.
     ``new``: it was made for this run, so an error before the end of the first round, which leaves nothing to go on
-    with, takes it away again. After an error of the disk it stays, because the run can go on.
+    with, takes it away again. After an error of the disk it stays, because the run can go on; and so it does where
+    clients have given something that is charged.
     """
 
     def __init__(self, path: Path, new: bool = False, private: bool = False) -> None:
@@ -285,7 +287,8 @@ class RunFolder:
             self._lock.close()
             (self.path / LOCK).unlink(missing_ok=True)
         failed = isinstance(error, Exception) and not isinstance(error, OSError)
-        if self._new and failed and not read_metrics(self.path / METRICS):
+        spent = (self.path / JOURNAL).exists()
+        if self._new and failed and not spent and not read_metrics(self.path / METRICS):
             shutil.rmtree(self.path, ignore_errors=True)
 
     def keep_metrics(self, rounds: int) -> list[dict[str, Any]]:

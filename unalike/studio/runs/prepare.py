@@ -23,6 +23,7 @@ from unalike.data import DataError
 from unalike.data.build import LaidOut
 from unalike.data.population import Population
 from unalike.data.source import COUNTED, FILLED, Source
+from unalike.learn.scaling import PrivateScaling
 from unalike.methods.problem import Problem
 from unalike.networks import architectures
 from unalike.runtime.shard.simulator import found_device
@@ -31,7 +32,7 @@ from unalike.studio.recipe.hyperparameters import Hyperparameters, method_named,
 from unalike.studio.recipe.keys import PARTITION_OPTIONS
 from unalike.studio.recipe.recipe import Network, Recipe
 from unalike.studio.runs.declared import column_of, declare
-from unalike.studio.runs.privacy import budget_of, make_private, noise_of, target_delta
+from unalike.studio.runs.privacy import budget_of, make_private, noise_of, private_scaling, target_delta
 from unalike.studio.simulate import simulate
 from unalike.studio.words import counted, listed
 
@@ -55,11 +56,14 @@ class Prepared:
     roster: Roster  # of the training clients
     method: Method
     delta: float
+    scaling: PrivateScaling | None = None  # of the inputs, by noisy statistics; else by public constants, or none
 
     def federation(self, session: Elsewhere | None = None, out: Path | None = None, **fields: Any) -> Federation:
         """The training clients, ready to be asked: here, or on the workers of a session, who keep things in ``out``."""
         fields = {"noise": noise_of(self.recipe), "trust": self.recipe.privacy.trust, **fields}
         fields |= {"budget": budget_of(self.recipe, self.delta), "accept_delta": self.recipe.privacy.accept_delta}
+        if "schema" not in fields:
+            fields["scaling"] = self.scaling
         if session is not None:
             return session.federation(self, out, **fields)
         return simulate(self.population, self.recipe.seed, **self.recipe.runtime.simulated(), **fields)
@@ -82,14 +86,18 @@ def prepare(recipe: Recipe, population: Population | None = None) -> Prepared:
         _check_public(population)
     population = declare(recipe, population, target_delta(recipe, population.roster().select(population.seen)))
     roster = population.roster().select(population.seen)
-    recipe, method = build(recipe, roster, labels_hidden=bool(population.test.labeled[population.seen].any()))
-    return Prepared(recipe, population, roster, method, target_delta(recipe, roster))
+    scaling = private_scaling(recipe, roster) if population.scaling == "private" else None
+    hidden = bool(population.test.labeled[population.seen].any())
+    recipe, method = build(recipe, roster, labels_hidden=hidden, scaling=scaling)
+    return Prepared(recipe, population, roster, method, target_delta(recipe, roster), scaling)
 
 
-def build(recipe: Recipe, roster: Roster, labels_hidden: bool = False) -> tuple[Recipe, Method]:
+def build(
+    recipe: Recipe, roster: Roster, labels_hidden: bool = False, scaling: PrivateScaling | None = None
+) -> tuple[Recipe, Method]:
     """The method of a recipe, and the recipe with every default filled in, from what a server may know: the roster.
 
-    labels_hidden: labels exist that training may not use, which a message then says.
+    labels_hidden: labels exist that training may not use, which a message then says. scaling: what is paid besides.
     """
     schema = roster.schema
     network = recipe.model.name or architectures.default_for(schema.shape, schema.kind)
@@ -98,7 +106,7 @@ def build(recipe: Recipe, roster: Roster, labels_hidden: bool = False) -> tuple[
     arguments = _fitted(recipe, cls, known.read(recipe.hyperparameters), roster, labels_hidden)
     if "rounds" in known.hints and "rounds" not in recipe.hyperparameters:  # a method that plans them all ahead
         arguments = {**arguments, "rounds": max(1, recipe.rounds)}
-    protecting, privacy = make_private(recipe, cls, arguments, roster)
+    protecting, privacy = make_private(recipe, cls, arguments, roster, scaling)
     method = _built(recipe.method, cls, {**arguments, **protecting}, model, roster)
     if isinstance(method, NeedsRounds) and 0 < recipe.rounds < method.least_rounds:
         raise UserError(
@@ -120,7 +128,12 @@ def _check_public(population: Population) -> None:
     if not found:
         return
     only_scaling = not population.pooled
-    advice = ", or leave the inputs as they are: --set data.normalize=false" if only_scaling else ""
+    advice = (
+        ", or have noisy statistics for a share of ε: --set data.normalize=private, or leave the inputs as they are: "
+        "--set data.normalize=false"
+        if only_scaling
+        else ""
+    )
     raise UserError(
         f"a run with an ε uses nothing of the clients' rows but what noise protects, and {listed(found)} would come "
         f"from the rows of all clients: give a public schema, --set data.schema=FILE (`unalike data DATASET --schema "

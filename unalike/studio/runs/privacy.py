@@ -20,6 +20,7 @@ from unalike.core.federation import Federation
 from unalike.core.method import ClientPrivate, PointPrivate, TrainsLocally
 from unalike.core.roster import Roster
 from unalike.core.terms import Noise
+from unalike.learn.scaling import PrivateScaling, too_noisy
 from unalike.privacy import Budget, Gaussian, Poisson, calibrate, dpsgd
 from unalike.privacy.checks import check_delta
 from unalike.privacy.dpsgd import PointPrivacy, Steps
@@ -28,16 +29,24 @@ from unalike.studio.recipe.recipe import Privacy, Recipe
 from unalike.studio.runs.result import OwnBudget
 
 CLIP = {"client": 0.5, "point": 1.0}  # where a recipe gives ε and no clip
+SCALING = 0.2  # of ε, for private statistics of the inputs: costs compose about in squares, so training hardly notices
 SEES_SUMS = 'the server sees the sums before they have their noise; trust = "nobody" adds it before they reach it'
 _MANY_SIZES = 8  # clients of more different sizes than this share calibrations for rounded steps
 _LATE = 1e-6  # chance that some client of a point-level run is drawn more often than planned, which stops the run
 
 
 def make_private(
-    recipe: Recipe, method: type, arguments: Mapping[str, Any], roster: Roster
+    recipe: Recipe,
+    method: type,
+    arguments: Mapping[str, Any],
+    roster: Roster,
+    scaling: PrivateScaling | None = None,
 ) -> tuple[dict[str, Any], Privacy]:
-    """Arguments for the method's constructor that make it keep what ``[privacy]`` says, and that section filled in."""
-    wanted = recipe.privacy
+    """Arguments for the method's constructor that make it keep what ``[privacy]`` says, and that section filled in.
+
+    scaling: what the run releases before it trains.
+    """
+    wanted, once = recipe.privacy, _once(scaling)
     if (wanted.epsilon, wanted.epsilons, wanted.noise_multiplier, wanted.clip) == (None, None, None, None):
         return {}, wanted
     delta = target_delta(recipe, roster)
@@ -53,6 +62,8 @@ def make_private(
     clip = wanted.clip or CLIP[wanted.unit]
     promised = wanted.promises
     filled = wanted.model_copy(update={"clip": clip, "delta": delta, "noise": wanted.noise or "system"})
+    if scaling is not None:
+        filled = filled.model_copy(update={"scaling": wanted.scaling or SCALING})
     if wanted.unit == "client":
         if not isinstance(method, ClientPrivate):
             why = getattr(method, "not_client_private", "it has no release with a clip and noise")
@@ -62,7 +73,7 @@ def make_private(
         noise = wanted.noise_multiplier
         if wanted.epsilon is not None and noise is None:
             sampling = Poisson(sampling_rate(arguments["cohort"], roster))
-            noise = calibrate.noise_multiplier(wanted.epsilon, delta, max(1, recipe.rounds), sampling)
+            noise = calibrate.noise_multiplier(wanted.epsilon, delta, max(1, recipe.rounds), sampling, once=once)
         assert noise is not None
         return {"clip": clip, "noise": Gaussian(noise)}, filled.model_copy(update={"noise_multiplier": noise})
     if not isinstance(method, PointPrivate):
@@ -78,8 +89,37 @@ def make_private(
         if roster.epsilon is not None and arguments.get("least_epsilon"):
             epsilon = float(roster.epsilon.min())
         batches = None if roster.batch is None else tuple(sorted(set(roster.batch.tolist())))
-        private = PointPrivacy(clip, None, epsilon, delta, rounds, many, own=epsilon is None, batches=batches)
+        private = PointPrivacy(clip, None, epsilon, delta, rounds, many, epsilon is None, batches, once)
     return {"local": dataclasses.replace(arguments["local"], private=private)}, filled
+
+
+def private_scaling(recipe: Recipe, roster: Roster) -> PrivateScaling:
+    """The noisy statistics that a run scales its inputs by: they alone cost the share of ε that the recipe names."""
+    wanted, delta = recipe.privacy, target_delta(recipe, roster)
+    epsilon = wanted.epsilon
+    if epsilon is None and roster.epsilon is not None and roster.delta is not None:
+        epsilon, delta = float(roster.epsilon.min()), float(roster.delta.min())  # everybody's answer has the same noise
+    if epsilon is None:
+        raise UserError(
+            "data.normalize = private scales inputs by noisy statistics of the clients' rows, which a share of ε pays: "
+            "give --epsilon (or leave normalize out where nothing is to be private)"
+        )
+    share = wanted.scaling or SCALING
+    noise = Gaussian(calibrate.noise_multiplier(share * epsilon, delta, PrivateScaling.RELEASES))
+    scaling = PrivateScaling.of(roster.schema, noise, wanted.unit)
+    wrong = too_noisy(scaling, roster)
+    if wrong is not None:
+        raise UserError(
+            f"{wrong} (noise multiplier {noise.noise_multiplier:.3g} in {PrivateScaling.RELEASES} releases, {share:g} "
+            f"of ε = {epsilon:g}): give public constants in a schema (--set data.schema=FILE), a larger share (--set "
+            "privacy.scaling=0.5) or a larger ε; --set data.normalize=false leaves inputs as they are"
+        )
+    return scaling
+
+
+def _once(scaling: PrivateScaling | None) -> tuple[float, ...]:
+    """The noise multipliers of what is released before training."""
+    return () if scaling is None else (scaling.noise.noise_multiplier,) * scaling.RELEASES
 
 
 def units_of(roster: Roster, unit: str) -> int:
@@ -129,6 +169,7 @@ class Forecast:
     ``noise`` is the least of any client, over the clip; ``rate`` that of Poisson cohorts, or the least of Poisson
     batches where points are protected. ``epsilon`` is against readers. ``epsilon_server`` is that of the client that is
     drawn most often, ``drawn`` times: the chance that one is drawn more often is below 1e-6.
+    ``scaling``: ε of the statistics that inputs are scaled by, alone; it is in ``epsilon``.
     ``added``: how many times its deviation the noise on a sum has in all, because every shard adds the whole.
     """
 
@@ -149,17 +190,28 @@ class Forecast:
     source: str = "system"
     added: float = 1.0
     accepted_delta: bool = False
+    scaling: float | None = None
+    scaling_noise: float | None = None
 
 
-def forecast(recipe: Recipe, method: object, roster: Roster, delta: float, shards: int = 1) -> Forecast:
+def forecast(
+    recipe: Recipe,
+    method: object,
+    roster: Roster,
+    delta: float,
+    shards: int = 1,
+    scaling: PrivateScaling | None = None,
+) -> Forecast:
     """What a prepared run will cost (``recipe`` with all defaults filled in), with its clients in so many shards."""
-    found, wanted = _forecast(recipe, method, roster, delta), recipe.privacy
+    once = _once(scaling)
+    found, wanted = _forecast(recipe, method, roster, delta, once), recipe.privacy
     server, drawn, added = math.inf, None, 1.0
     if found.unit == "point":
-        server = found.epsilon  # the noise is made at the clients
+        if scaling is None or wanted.trust == "nobody":
+            server = found.epsilon  # the noise is made at the clients
     elif wanted.trust == "nobody" and found.noise is not None and found.rate is not None:
         drawn = participations(found.rate, roster, found.rounds)
-        server = calibrate.plan(found.noise, drawn, delta=delta).epsilon
+        server = calibrate.plan(found.noise, drawn, delta=delta, once=once).epsilon
         added = math.sqrt(shards)
     return dataclasses.replace(
         found,
@@ -169,14 +221,16 @@ def forecast(recipe: Recipe, method: object, roster: Roster, delta: float, shard
         trust=wanted.trust,
         source="simulated" if wanted.noise == "simulated" else "system",
         accepted_delta=delta >= 1 / units_of(roster, found.unit),
+        scaling=None if scaling is None else calibrate.plan(once[0], len(once), delta=delta).epsilon,
+        scaling_noise=None if scaling is None else scaling.noise.noise_multiplier,
     )
 
 
-def _forecast(recipe: Recipe, method: object, roster: Roster, delta: float) -> Forecast:
+def _forecast(recipe: Recipe, method: object, roster: Roster, delta: float, once: tuple[float, ...]) -> Forecast:
     rounds, clip = max(1, recipe.rounds), recipe.privacy.clip
     if isinstance(method, ClientPrivate) and isinstance(method.noise, Gaussian):
         rate = sampling_rate(method.cohort, roster)
-        plan = calibrate.plan(method.noise.noise_multiplier, rounds, Poisson(rate), delta=delta)
+        plan = calibrate.plan(method.noise.noise_multiplier, rounds, Poisson(rate), delta=delta, once=once)
         noise = method.noise.noise_multiplier
         return Forecast(len(roster), "client", clip, noise, noise, rounds, rate, rate, plan.epsilon, delta, plan.method)
     if roster.epsilon is not None and isinstance(method, TrainsLocally) and isinstance(method, PointPrivate):
@@ -190,7 +244,7 @@ def _forecast(recipe: Recipe, method: object, roster: Roster, delta: float) -> F
         times = participations(method.cohort, roster, rounds)
         scales = [point.multiplier(steps) for point, steps in private]
         costs = [
-            dpsgd.epsilon(scale, Steps(steps.rate, steps.count * times), delta=delta)
+            dpsgd.epsilon(scale, Steps(steps.rate, steps.count * times), delta=delta, also=once)
             for scale, (_, steps) in zip(scales, private, strict=True)
         ]
         rates = [steps.rate for _, steps in private]

@@ -34,7 +34,7 @@ from unalike.studio.runs.gap import Gap
 from unalike.studio.runs.map_data import descriptors, map_data
 from unalike.studio.runs.measure import Measured, measure, metric_of, serves_unlabeled
 from unalike.studio.runs.prepare import FROM_PYTHON, Given, Prepared, left_out, load_data, prepare
-from unalike.studio.runs.privacy import spent, spent_by_each
+from unalike.studio.runs.privacy import noise_of, spent, spent_by_each
 from unalike.studio.runs.progress import Watcher, describe_workers
 from unalike.studio.runs.result import ByGroup, Bytes, Privacy, Result, Worker, as_text, table
 from unalike.studio.runs.treated import treated
@@ -285,13 +285,17 @@ def _train(prepared: Prepared, files: RunFolder | None, told: _Told, session: Se
     recipe, method, population = prepared.recipe, prepared.method, prepared.population
     watcher, spoken, clock, failures = told.watcher, told.spoken, _Clock(), 0
     saved = None if files is None else checkpoint.load(files.path)
+    charged: dict[str, Any] = {}
+    if files is not None and noise_of(recipe) == "system":  # what is asked before there is a checkpoint counts, too
+        charged = {"journal": checkpoint.journal(files.path), **checkpoint.recalled(files.path)}
     if files is None or saved is None:
-        federation = prepared.federation(session, None if files is None else files.path)
+        federation = prepared.federation(session, None if files is None else files.path, **charged)
         state = started(method, federation.seed)
     else:
         federation = prepared.federation(session, files.path, schema=folder.load_roster(files.path).schema)
         saved.restore(federation)
-        checkpoint.recall(files.path, federation)
+        for name, value in charged.items():
+            setattr(federation, name, value)
         state = saved.state
         clock = _Clock(saved.seconds, saved.measuring)
     if files is not None:
@@ -300,8 +304,6 @@ def _train(prepared: Prepared, files: RunFolder | None, told: _Told, session: Se
             fingerprint.save(files.path, population)
             folder.save_roster(files.path, federation.roster)
             checkpoint.save(files.path, state, federation)
-        if federation.noise == "system":
-            federation.journal = checkpoint.journal(files.path)
     measured: list[Measured] | None = None
     gap = Gap(method, federation)
     on_workers = federation.runtime if isinstance(federation.runtime, HasWorkers) else None
@@ -454,7 +456,7 @@ def _write_outcome(
     folder.write_json(path / folder.TRANSCRIPT, federation.transcript.rows())
     folder.write_json(path / folder.LEDGER, federation.ledger.state())
     result.save(path)
-    (path / checkpoint.JOURNAL).unlink(missing_ok=True)
+    (path / folder.JOURNAL).unlink(missing_ok=True)
 
 
 def _idle(method: Method) -> str:
