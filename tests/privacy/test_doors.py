@@ -17,6 +17,7 @@ import dp_accounting
 import pytest
 import torch
 from safetensors.torch import save
+from scipy.stats import binom
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -30,7 +31,7 @@ from unalike.core.client import Kept
 from unalike.core.federation import QuorumError, each
 from unalike.core.request import Program, Request, Wanted
 from unalike.core.task import Sent, send, task
-from unalike.core.terms import Terms
+from unalike.core.terms import Terms, Trust
 from unalike.learn.dpsgd import PrivateGradient
 from unalike.learn.ghost import GhostNorms
 from unalike.learn.local import LocalSGD
@@ -471,6 +472,33 @@ def test_a_private_secure_cohort_does_not_tell_its_size() -> None:
             replace(cohort, positions=positions).ask(total, into=noisy(secure=True))
         told.append(str(refused.value))
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("trust", ["server", "nobody"])
+def test_the_noise_of_a_secure_sum_does_not_tell_how_many_were_drawn(trust: Trust) -> None:
+    """Cohorts of 30 and of 60, of which 45 were expected; the noise is that of the most that there could be."""
+    federation = simulate(clients([2] * 90), trust=trust, noise="system")
+    zero, spreads = Sum("zero", clip=1.0, noise=Gaussian(1.0), secure=True), []
+    fewest, most = (int(binom.ppf(1e-12, 90, 0.5)), int(binom.isf(1e-12, 90, 0.5)))
+    for count in (30, 60):
+        cohort = federation.begin_round(count).sample(0.5, poisson=True)
+        found = replace(cohort, positions=torch.arange(count)).ask(many_zeros, into=zero)["zero"].double()
+        spreads.append(float(found.std()))
+    expected = 1.0 if trust == "server" else math.sqrt(most / (fewest // 2 + 1))
+    assert spreads == pytest.approx([expected, expected], rel=0.1)  # 1,500 numbers: the deviation is known to 1.8 %
+
+
+@task
+def many_zeros(client: Client) -> Sent:
+    return send(zero=torch.zeros(1500))
+
+
+def test_ring_and_shares_follow_from_the_planned_sizes_alone() -> None:
+    small, large = (Session(tuple(range(n)), 10, 1.0, noise=2.0, planned=(20, 70)) for n in (25, 60))
+    assert (small.ring.step, small.least) == (large.ring.step, large.least) == (small.ring.step, 11)
+    assert Session.from_message(small.message()) == small
+    with pytest.raises(ValueError, match="almost impossible"):
+        Session(tuple(range(71)), 10, 1.0, noise=2.0, planned=(20, 70))
 
 
 def test_a_secure_sum_without_noise_promises_nothing() -> None:

@@ -7,6 +7,10 @@ out of the sum; if more drop out than the threshold allows, the sum stays closed
 The array is put on a grid of whole numbers before it is masked; a client's array moves by at most half a step in each
 coordinate, and noise on the opened sum is scaled to the clip plus that. Where nobody is trusted, each client adds a
 share of the noise before it masks: so large that the fewest clients with whom a sum is opened bring the whole noise.
+
+How many there are in a Poisson cohort is a secret to those who see the result. Ring and shares then follow from the
+fewest and the most that there could be, and the server adds the shares of all who are not there, each drawn as a client
+draws it: the noise is that of the most clients, whoever came.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from unalike.core.task import Sent, Task, send
 from unalike.privacy.discrete import gaussian_noise, grid, rounding
 from unalike.privacy.masks.protocol import ProtocolError, SecureClient, SecureServer
 from unalike.privacy.masks.session import Message, Session
-from unalike.privacy.mechanisms import Gaussian, clip, is_exact
+from unalike.privacy.mechanisms import DrawsLike, Gaussian, clip, is_exact
 from unalike.privacy.sampling import Poisson
 
 if TYPE_CHECKING:
@@ -64,17 +68,25 @@ def mask(client: Client, identity: Tensor, senders: Tensor, letters: Tensor, **s
         std, bound = client.kept.values[SECURE_NOISE].tolist()
         step, share = own.session.ring.step, std / math.sqrt(own.session.least)
         message = own.mask(
-            clip(value, bound - rounding(len(value), step)), inbox, _steps(share / step, len(value), client)
+            clip(value, bound - rounding(len(value), step)), inbox, _steps(share / step, len(value), client.noise)
         )
     sent = _sent(own, message)
     return send(keep={**sent.keep, SECURE_ARRAY: torch.zeros_like(value)}, **sent.arrays)
 
 
-def _steps(deviation: float, count: int, client: Client) -> Tensor:
+def _steps(deviation: float, count: int, draws: DrawsLike) -> Tensor:
     """Noise of this deviation as whole numbers."""
-    if is_exact(client.noise):
+    if is_exact(draws):
         return gaussian_noise(math.ceil(deviation), [count])
-    return torch.round(deviation * client.noise.normal(count).to(torch.float64)).to(torch.int64)
+    return torch.round(deviation * draws.normal(count).to(torch.float64)).to(torch.int64)
+
+
+def _shares(deviation: float, absent: int, count: int, draws: DrawsLike) -> Tensor:
+    """The shares of so many clients, added up."""
+    total = torch.zeros(count, dtype=torch.int64)
+    for _ in range(absent):
+        total += _steps(deviation, count, draws)
+    return total
 
 
 def unmask(client: Client, identity: Tensor, survivors: Tensor, **session: Tensor) -> Sent:
@@ -177,9 +189,20 @@ def check_secure(cohort: Cohort, releases: Sequence[Release]) -> Sum | None:
     return one
 
 
-def _session(clients: int, length: int, bound: float, noise: float = 0.0) -> Session:
+def _session(
+    clients: int, length: int, bound: float, noise: float = 0.0, planned: tuple[int, int] | None = None
+) -> Session:
     neighbours = None if clients <= _MANY + 1 else _MANY
-    return Session(tuple(range(clients)), length, bound, neighbours=neighbours, noise=noise)
+    return Session(tuple(range(clients)), length, bound, neighbours=neighbours, noise=noise, planned=planned)
+
+
+def _planned(cohort: Cohort, release: Sum) -> tuple[int, int] | None:
+    """The fewest and the most clients that the cohort could have, where its size is to stay a secret."""
+    sampling = cohort.sampling
+    if release.noise is None or not isinstance(sampling, Poisson) or sampling.rate == 1:
+        return None
+    fewest, most = sampling.sizes(round(cohort.expected / sampling.rate))
+    return max(3, fewest), most
 
 
 def secure_sum(
@@ -200,6 +223,12 @@ def secure_sum(
         moved = rounding(length, step, release.norm)
         total = release.noise.add(total, release.change(cohort.sampling, moved), federation.draws())
     survivors = exchanges.survivors
+    if exchanges.session.noise and exchanges.session.planned is not None:
+        absent, share = (
+            exchanges.session.most - len(survivors),
+            exchanges.session.noise / math.sqrt(exchanges.session.least),
+        )
+        total += step * _shares(share / step, absent, length, federation.draws())
     value = (total / release.divisor(len(survivors), 0.0, cohort.expected)).to(torch.float32).reshape(shape)
     clients, size = len(survivors), exchanges.bytes
     if release.noise is not None and isinstance(cohort.sampling, Poisson):  # as in every private ask: what is expected
@@ -217,13 +246,14 @@ class _Exchanges:
         whole = 0.0
         if release.noise is not None and cohort.federation.trust == "nobody":
             whole = release.noise.std(release.change(cohort.sampling))
-        self.session = _session(len(cohort), math.prod(shape), release.clip, whole)
+        planned = _planned(cohort, release)
+        self.session = _session(len(cohort), math.prod(shape), release.clip, whole, planned)
         if whole and cohort.federation.noise == "system":
             needed = grid(release.clip, whole, self.session.length)
             if self.session.ring.step > needed:
                 raise ValueError(
-                    f"{len(cohort)} clients with {self.session.length} numbers each leave no room for exact noise in a "
-                    "secure sum's 32 bits; send fewer numbers or sample fewer clients"
+                    f"{self.session.most} clients with {self.session.length} numbers each leave no room for exact "
+                    "noise in a secure sum's 32 bits; send fewer numbers or sample fewer clients"
                 )
         self.server = SecureServer(self.session)
         self.failures: list[Failure] = []

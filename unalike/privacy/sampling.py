@@ -13,6 +13,7 @@ from typing import Any, Literal
 from unalike.privacy.checks import check_at_least
 
 Relation = Literal["add_remove", "replace_one"]
+_RARELY = 1e-12
 
 
 class _Chosen:
@@ -51,6 +52,15 @@ class Poisson(_Chosen):
     def __post_init__(self) -> None:
         if not (math.isfinite(self.rate) and 0 < self.rate <= 1):
             raise ValueError(f"the sampling rate must be above 0 and at most 1, got {self.rate}; give cohort / clients")
+
+    def sizes(self, population: int) -> tuple[int, int]:
+        """The fewest and the most of so many units that a sample has, but with probability 2e-12: public numbers."""
+        if self.rate == 1:
+            return population, population
+        from scipy.stats import binom
+
+        low, high = binom.ppf(_RARELY, population, self.rate), binom.isf(_RARELY, population, self.rate)
+        return max(0, int(low)), min(population, int(high))
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,8 @@ class Session:
 
     ``neighbours``: how many peers each client has; None: all others. More than half of them are ``needed`` to the end,
     so that no two groups of peers can each give away one of a client's two secrets.
+    ``planned``: the fewest and the most clients that there could have been, where how many there are is a secret. The
+    ring and the clients' shares of noise then follow from these.
     """
 
     identities: tuple[int, ...]
@@ -77,6 +79,7 @@ class Session:
     bound: float
     neighbours: int | None = None
     noise: float = 0.0  # the deviation of the noise that clients add in shares: the ring has room for it
+    planned: tuple[int, int] | None = None
     number: bytes = field(default_factory=lambda: secrets.token_bytes(16))
 
     def __post_init__(self) -> None:
@@ -88,7 +91,9 @@ class Session:
                 f"a secure sum needs at least 3 clients, got {len(self.identities)}; of two, each learns the other's "
                 "vector from the sum: sample more clients"
             )
-        Ring(self.bound, len(self.identities), self._room)
+        if len(self.identities) > self.most:
+            raise ValueError("a sample of a size that is almost impossible: the sum stays closed; draw another")
+        Ring(self.bound, self.most, self._room)
         most = len(self.identities) - 1
         if self.neighbours is not None and (self.neighbours % 2 or not 2 <= self.neighbours <= most):
             raise ValueError(
@@ -103,6 +108,7 @@ class Session:
             "bound": torch.tensor(self.bound, dtype=torch.float64),
             "neighbours": torch.tensor(self.neighbours or 0),
             "noise": torch.tensor(self.noise, dtype=torch.float64),
+            "planned": torch.tensor(self.planned or (0, 0)),
             "number": to_tensor(self.number),
         }
 
@@ -114,22 +120,28 @@ class Session:
             float(message["bound"]),
             int(message["neighbours"]) or None,
             float(message["noise"]),
+            (int(message["planned"][0]), int(message["planned"][1])) if bool(message["planned"].any()) else None,
             from_tensor(message["number"]),
         )
 
     @property
     def ring(self) -> Ring:
-        return Ring(self.bound, len(self.identities), self._room)
+        return Ring(self.bound, self.most, self._room)
 
     @property
     def _room(self) -> float:
         """For the noise of all clients together: twelve deviations."""
-        return 12.0 * self.noise * math.sqrt(len(self.identities) / self.least)
+        return 12.0 * self.noise * math.sqrt(self.most / self.least)
+
+    @property
+    def most(self) -> int:
+        """As many clients the ring has room for, and as many shares of noise a sum has in the end."""
+        return len(self.identities) if self.planned is None else self.planned[1]
 
     @property
     def least(self) -> int:
         """The fewest clients with whom the sum is opened; a client helps no fewer (``SecureClient.unmask``)."""
-        return len(self.identities) // 2 + 1
+        return (len(self.identities) if self.planned is None else self.planned[0]) // 2 + 1
 
     @property
     def peer_count(self) -> int:
