@@ -54,6 +54,7 @@ def test_schedules() -> None:
     assert [Schedule("1/t")(t) for t in (1, 2, 4)] == [1, 0.5, 0.25]
     assert Schedule("1/sqrt(t)")(4) == 0.5
     assert Schedule("1/log(t)")(1) == 1.0 and Schedule("1/log(t)")(100) == pytest.approx(1 / math.log(99 + math.e))
+    assert [Schedule("1/log10(t)")(t) for t in (1, 10, 1000)] == pytest.approx([1, 0.5, 0.25])
     assert [Schedule("exponential", decay=0.5, period=2)(t) for t in range(1, 6)] == [1, 1, 0.5, 0.5, 0.25]
     assert Schedule("cosine", period=10)(1) == 1 and Schedule("cosine", period=10)(11) == pytest.approx(0)
 

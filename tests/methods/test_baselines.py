@@ -163,6 +163,16 @@ def test_fedreps_head_is_trained_first_and_stays() -> None:
     assert sent == {"update", "loss"}
 
 
+def test_fedreps_newcomer_trains_a_head_on_the_final_body() -> None:
+    clients = clients_of((5,))
+    method = FedRep(MODEL, 1, newcomer=LocalSGD(steps=1, batch=None, lr=0.5))
+    state = method.start(1)
+    x, y = clients.rows(0)
+    head = method.first_head.clone().requires_grad_()
+    (g,) = torch.autograd.grad(F.cross_entropy(MODEL(torch.cat([state.body, head]), x), y), head)
+    torch.testing.assert_close(models(method, state, clients)[0], torch.cat([state.body, (head - 0.5 * g).detach()]))
+
+
 def test_fedem_with_one_component_is_fedavg() -> None:
     clients = clients_of((8, 5, 9, 7))
     method = FedEM(PROBLEM, 3, LOCAL, components=1)

@@ -207,6 +207,12 @@ def test_the_settings_of_the_documents() -> None:
     assert built("knnper").scale == 100 and built("knnper").neighbours == (5, 10)
     assert {built(name).cohort for name in ("fedavg", "perfedavg", "fedrep", "pfedme", "knnper", "pefll")} == {5}
     assert built("pfl-nearest").trainer.weight_decay == 1e-3 and built("pfl-nearest").cohort == 0.1
+    assert built("fedem").components == 3 and built("fedem").local == LocalSGD(epochs=1, batch=128, lr=0.03)
+    assert built("fedma").local == LocalSGD(epochs=20, batch=64, lr=0.01)
+    assert built("fml").local == LocalSGD(epochs=5, lr=0.01, momentum=0.9) and built("fml").alpha == 0.5
+    for name in ("adaped", "adaped-continue", "quped"):  # P3 §4.1
+        assert built(name).local == LocalSGD(steps=10, batch=1 / 60, lr=0.1, weight_decay=1e-4)
+    assert built("adaped").psi == 4 and built("adaped").psi_lr == 0.03 and built("quped").weight == 0.25
 
 
 def test_from_the_command_line_and_from_python(tmp_path: Path) -> None:
@@ -222,8 +228,8 @@ def test_from_the_command_line_and_from_python(tmp_path: Path) -> None:
 def test_what_is_no_preset_is_refused() -> None:
     with pytest.raises(UserError, match=r"there is one preset, paper"):
         on_preset("pefll", "thesis")
-    with pytest.raises(UserError, match=r"fedma has no preset 'paper' .*; local, fedavg"):
-        on_preset("fedma", "paper")
+    with pytest.raises(UserError, match=r"fedprox has no preset 'paper' .*; local, fedavg"):
+        on_preset("fedprox", "paper")
 
 
 def on_preset(name: str, preset: str) -> Any:

@@ -46,7 +46,7 @@ def methods(name: Annotated[str | None, typer.Argument(hidden=True)] = None) -> 
     say(tomli_w.dumps({"method": name, "hyperparameters": values}))
     preset = method_named(name).preset
     if preset is not None:
-        changed = ", ".join(f"{key} = {value}" for key, value in flattened(preset).items())
+        changed = ", ".join(f"{key} = {value}" for key, value in flattened(preset).items()) or "these defaults"
         say(f"# --preset paper: {changed}")
 
 

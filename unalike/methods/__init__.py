@@ -42,7 +42,7 @@ class Entry:
     paper: str
     summary: str
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    preset: Mapping[str, Any] | None = None  # --preset paper: laid over the defaults
+    preset: Mapping[str, Any] | None = None  # --preset paper: laid over the defaults; {}: these are the paper's
 
 
 # One pass in batches of 10, as in McMahan et al.: equal work at a client in every method that trains the model there.
@@ -193,6 +193,7 @@ METHODS: dict[str, Entry] = {
         "Marfoq et al., NeurIPS 2021",
         "a few common models, of which every client has its own mixture",
         _PASS,
+        preset={"components": 3, "local": {"epochs": 1, "batch": 128, "lr": 0.03}},
     ),
     "fedma": Entry(
         FedMA,
@@ -200,6 +201,7 @@ METHODS: dict[str, Entry] = {
         "Wang et al., ICLR 2020",
         "one model for all: layers are averaged after their neurons were matched",
         _PASS,
+        preset={"local": {"epochs": 20, "batch": 64, "lr": 0.01}},
     ),
     "pefll": Entry(
         PeFLL,
@@ -277,6 +279,7 @@ METHODS: dict[str, Entry] = {
         "AdaPeD",
         "Ozkara et al., 2022",
         "a model of its own for every client, taught by a common one as far as that helps",
+        preset={},
     ),
     "adaped-continue": Entry(
         AdaPeD,
@@ -284,18 +287,21 @@ METHODS: dict[str, Entry] = {
         "Ozkara et al., 2022",
         "AdaPeD whose clients go on training while they are not sampled",
         {"train_unsampled": True},
+        preset={},
     ),
     "quped": Entry(
         QuPeD,
         "QuPeD",
         "Ozkara et al., NeurIPS 2021",
         "a model of its own for every client, taught by a common one with a fixed weight; full precision",
+        preset={},
     ),
     "fml": Entry(
         FML,
         "FML",
         "Shen et al., 2020",
         "a private model and a common one that teach each other at every client",
+        preset={},
     ),
     "learned-prior": Entry(
         LearnedPrior,

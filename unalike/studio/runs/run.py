@@ -310,6 +310,7 @@ def _train(prepared: Prepared, files: RunFolder | None, told: _Told, session: Se
     if on_workers is not None:
         on_workers.waiting = partial(_tell_workers, watcher, on_workers)
     runaway: int | None = None  # the first round of a loss that nobody can want
+    begun: float | None = None  # the first loss: a sum over many rows may begin above any bound
 
     watcher.begin(spoken, recipe.rounds, federation.round, metric_of(population))
     idle = _idle(method) if recipe.rounds else "rounds = 0 (--rounds)"
@@ -338,7 +339,8 @@ def _train(prepared: Prepared, files: RunFolder | None, told: _Told, session: Se
                     if on_workers is not None:
                         _tell_workers(watcher, on_workers)
                     watcher.round({**record, **found})
-                    if runaway is None and (record["loss"] or 0) > RUNAWAY:
+                    begun = record["loss"] if begun is None else begun
+                    if runaway is None and (record["loss"] or 0) > max(RUNAWAY, begun or 0):
                         runaway = number
                         watcher.note(
                             f"{spoken}: the loss is {record['loss']:.3g} in round {number}: training runs away; try a "

@@ -76,8 +76,7 @@ def _private(
         common = [f"{row['common']:.0f} % (ε = {row['epsilon']:g})" for row in table if row["method"] == "DP-AdaPeD"]
         note = (
             f"The common model μ itself is right in {', '.join(common)} of its answers; a model that guesses in 10 %. "
-            "Where μ knows nothing, a lead does not come from collaboration: a teacher of pure noise smooths the "
-            "personal models, which rates of .1 with small batches make unsteady"
+            "Where μ knows nothing, a lead does not come from collaboration"
         )
         return Found(values, table, _curves(table), [note])
 
