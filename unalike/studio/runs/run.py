@@ -310,7 +310,7 @@ def _train(prepared: Prepared, files: RunFolder | None, told: _Told, session: Se
     if on_workers is not None:
         on_workers.waiting = partial(_tell_workers, watcher, on_workers)
     runaway: int | None = None  # the first round of a loss that nobody can want
-    begun: float | None = None  # the first loss: a sum over many rows may begin above any bound
+    begun: float | None = None  # the first loss of squares, which may begin above any bound
 
     watcher.begin(spoken, recipe.rounds, federation.round, metric_of(population))
     idle = _idle(method) if recipe.rounds else "rounds = 0 (--rounds)"
@@ -339,7 +339,8 @@ def _train(prepared: Prepared, files: RunFolder | None, told: _Told, session: Se
                     if on_workers is not None:
                         _tell_workers(watcher, on_workers)
                     watcher.round({**record, **found})
-                    begun = record["loss"] if begun is None else begun
+                    if begun is None and federation.roster.schema.target == "number":
+                        begun = record["loss"]
                     if runaway is None and (record["loss"] or 0) > max(RUNAWAY, begun or 0):
                         runaway = number
                         watcher.note(
