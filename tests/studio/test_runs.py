@@ -558,7 +558,7 @@ def test_scores_of_a_run_with_an_epsilon_lie_in_simulation_alone(tmp_path: Path)
     written = {file.name: file.read_text() for file in public if file.suffix in (".json", ".jsonl", ".csv", ".toml")}
     assert {"result.json", "metrics.jsonl", "metrics.csv", "recipe.toml"} <= set(written)
     assert "report.html" not in {file.name for file in public}, "it shows the scores"
-    assert not any("worst" in text or str(result.accuracy.seen.mean) in text for text in written.values())
+    assert not any(re.search(r'worst|"mean":|seen\.mean', text) for text in written.values())
     assert json.loads(written["result.json"])["accuracy"] == dict.fromkeys(("seen", "unseen", "unlabeled"))
     assert not any(set(parts) & record.keys() for record in metrics(out))
 
@@ -577,6 +577,15 @@ def test_scores_of_a_run_with_an_epsilon_lie_in_simulation_alone(tmp_path: Path)
     page = (out / "report.html").read_text()
     assert "Scores were not handed on with this run" in page and "No round" not in page and "not served by" not in page
     assert "no simulation/ in private" in page and "%" not in page[page.index("<main>") : page.index('id="rounds"')]
+
+
+def test_a_report_lies_where_what_it_shows_lies(tmp_path: Path) -> None:
+    open_run, private = tmp_path / "open", tmp_path / "private"
+    (private / "simulation").mkdir(parents=True)
+    assert folders.report_of(tmp_path, [open_run, private]) == tmp_path / "report.html"
+    (private / folders.ACCURACY).touch()
+    assert folders.report_of(tmp_path, [open_run, private]) == tmp_path / "simulation/report.html"
+    assert folders.report_of(tmp_path, [open_run]) == tmp_path / "report.html"
 
 
 def test_damaged_scores_are_named(tmp_path: Path) -> None:
