@@ -19,6 +19,7 @@ from unalike.core.device import beside
 from unalike.core.draws import Draws, key
 
 Kind = Literal["kronecker", "signs", "identity"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 _DOMAIN = 5_2  # so that a seed's P has nothing to do with its other draws
 
 
@@ -87,8 +88,8 @@ def subspace(kind: Kind, rows: int, columns: int | None, seed: int) -> Subspace:
 
     ``columns``: k; None: 10,000 as in the thesis, or half of d where that is less.
     """
-    if kind not in get_args(Kind):
-        raise ValueError(f"subspace {kind!r}; expected one of {', '.join(get_args(Kind))}")
+    if kind not in KINDS:
+        raise ValueError(f"subspace {kind!r}; expected one of {', '.join(KINDS)}")
     if kind == "identity":
         if columns not in (None, rows):
             raise ValueError(f"the identity has as many columns as rows, {rows}, not {columns}; leave the number out")
