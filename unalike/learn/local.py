@@ -271,15 +271,14 @@ class _Descent:
             gradient = _shortened(gradient, local.clip)
         if local.weight_decay:
             decayed = _map(lambda g, p: g + local.weight_decay * p, gradient, self.params)
-            gradient = decayed if isinstance(gradient, Tensor) else self._spared(gradient, _parts(decayed))
+            if isinstance(decayed, dict):
+                decayed |= {name: value for name, value in _parts(gradient).items() if name in self._undecayed}
+            gradient = decayed
         if local.momentum:
             if self._velocity is not None:
                 gradient = _map(lambda g, v: local.momentum * v + g, gradient, self._velocity)
             self._velocity = gradient if isinstance(gradient, Tensor) else {**_parts(self._velocity), **gradient}
         self._advance(gradient, rate)
-
-    def _spared(self, plain: dict[str, Tensor], decayed: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: (plain if name in self._undecayed else decayed)[name] for name in plain}
 
     def _advance(self, direction: Params, rate: Tensor | float) -> None:
         """One pass over the parameters."""

@@ -250,8 +250,7 @@ class AdaPeD:
                 federation.cohort(others).ask(self.go_on, rate=rate, into=[])
         if "loss" in replies:
             federation.report(loss=replies["loss"])
-        if self.noise is None:  # else the cohort is nobody's business
-            state = with_answered(state, cohort, replies.answered)
+        state = with_answered(state, cohort, replies)
         if "update" in replies:  # else the very first Poisson cohort was empty
             change = replies["update"]
             if self.noisy_steps is not None:

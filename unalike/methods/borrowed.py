@@ -8,7 +8,7 @@ clients that answered in some round are lent; a training client that never did i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -80,19 +80,8 @@ class Borrowed:
 
     @cached_property
     def trainer(self) -> PFedHN:
-        return PFedHN(
-            self.problem,
-            cohort=self.cohort,
-            local=self.local,
-            server=self.server,
-            descriptor=self.descriptor,
-            descriptor_lr=self.descriptor_lr,
-            size=self.size,
-            layers=self.layers,
-            initial=self.initial,
-            lambda_h=self.lambda_h,
-            weight_decay=self.weight_decay,
-        )
+        shared = {one.name for one in fields(self)} & {one.name for one in fields(PFedHN)}
+        return PFedHN(**{name: getattr(self, name) for name in shared})
 
     @cached_property
     def model(self) -> Model:

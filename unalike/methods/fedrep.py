@@ -116,10 +116,7 @@ class FedRep:
     def round(self, state: State, federation: Federation) -> State:
         cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
         replies = cohort.ask(self.fit, body=state.body, rate=self.schedule(federation.round))
-        state = moved(state, "body", replies, self.server, federation)
-        if self.noise is not None:
-            return state  # who was in a cohort is not told
-        return with_answered(state, cohort, replies.answered)
+        return with_answered(moved(state, "body", replies, self.server, federation), cohort, replies)
 
     def personalize(self, state: State, cohort: Cohort) -> Models:
         new = newcomers(state, cohort)

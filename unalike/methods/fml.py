@@ -19,7 +19,8 @@ from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Params, divergence, loss_of, scores
 from unalike.learn.schedules import Schedule
-from unalike.methods.averaging import averaged, check_averaging
+from unalike.learn.server import ServerOptimizer
+from unalike.methods.averaging import averaged, check_averaging, moved
 from unalike.methods.newcomers import NOBODY, newcomers, with_answered
 from unalike.privacy.mechanisms import AdditiveNoise
 
@@ -106,11 +107,7 @@ class FML:
     def round(self, state: State, federation: Federation) -> State:
         cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
         replies = cohort.ask(self.fit, meme=state.meme, rate=self.schedule(federation.round))
-        if self.noise is None:  # else the cohort is nobody's business
-            state = with_answered(state, cohort, replies.answered)
-        if "loss" in replies:
-            federation.report(loss=replies["loss"])
-        return state.replace(meme=state.meme + replies["update"]) if "update" in replies else state
+        return with_answered(moved(state, "meme", replies, ServerOptimizer(), federation), cohort, replies)
 
     def personalize(self, state: State, cohort: Cohort) -> Models:
         new = newcomers(state, cohort)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from unalike.core.federation import Cohort
+from unalike.core.federation import Cohort, Replies
 from unalike.core.method import State
+from unalike.privacy.sampling import Poisson
 
 NOBODY = torch.zeros(0, dtype=torch.int64)  # the first ``ids``
 
 
-def with_answered(state: State, cohort: Cohort, answered: Tensor) -> State:
-    """The state with those who answered among its ``ids``."""
-    return state.replace(ids=torch.unique(torch.cat([state.ids, cohort.ids[answered]])))
+def with_answered(state: State, cohort: Cohort, replies: Replies) -> State:
+    """The state with those who answered among its ``ids``; who is in a Poisson sample protects, so it is not told."""
+    if isinstance(cohort.sampling, Poisson):
+        return state
+    return state.replace(ids=torch.unique(torch.cat([state.ids, cohort.ids[replies.answered]])))
 
 
 def newcomers(state: State, cohort: Cohort) -> Cohort:

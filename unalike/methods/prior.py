@@ -151,8 +151,7 @@ class LearnedPrior:
         cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
         gamma: dict[str, Any] = {name: state[name] for name in ("weights", "centers", "scale")}
         replies = cohort.ask(self.fit, **gamma, rate=self.schedule(federation.round))
-        if self.noise is None:  # else the cohort is nobody's business
-            state = with_answered(state, cohort, replies.answered)
+        state = with_answered(state, cohort, replies)
         if "loss" in replies:
             federation.report(loss=replies["loss"])
         if "update" not in replies:

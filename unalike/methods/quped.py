@@ -31,7 +31,8 @@ from unalike.learn.objective import (
     teacher_gradient,
 )
 from unalike.learn.schedules import Schedule
-from unalike.methods.averaging import averaged, check_averaging
+from unalike.learn.server import ServerOptimizer
+from unalike.methods.averaging import averaged, check_averaging, moved
 from unalike.methods.newcomers import NOBODY, newcomers, with_answered
 from unalike.privacy.mechanisms import AdditiveNoise
 
@@ -136,11 +137,7 @@ class QuPeD:
     def round(self, state: State, federation: Federation) -> State:
         cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
         replies = cohort.ask(self.fit, w=state.w, rate=self.schedule(federation.round))
-        if self.noise is None:  # else the cohort is nobody's business
-            state = with_answered(state, cohort, replies.answered)
-        if "loss" in replies:
-            federation.report(loss=replies["loss"])
-        return state.replace(w=state.w + replies["update"]) if "update" in replies else state
+        return with_answered(moved(state, "w", replies, ServerOptimizer(), federation), cohort, replies)
 
     def personalize(self, state: State, cohort: Cohort) -> Models:
         new = newcomers(state, cohort)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from unalike.core.checks import at_least
-from unalike.core.client import Client
+from unalike.core.client import Client, Kept
 from unalike.core.federation import Cohort, Federation, Models, Replies, each
 from unalike.core.method import State
 from unalike.core.model import Model
@@ -307,11 +307,15 @@ class Splitting:
         """The last τ+1 images and residuals, oldest first, the newest of which z̄ has just made known."""
         u, z = self._last(client, center)
         image = self._plain(u, z, center)
-        newest = {"images": image, "residuals": u - image}
-        return {
-            name: torch.cat([client.kept.get(name, value.expand(self.anderson.memory + 1, -1))[1:], value[None]])
-            for name, value in newest.items()
-        }
+        return self._pushed(client.kept, image, u - image)
+
+    def _pushed(self, past: Mapping[str, Tensor] | Kept, image: Tensor, residual: Tensor) -> dict[str, Tensor]:
+        """The last τ+1 images and residuals with these at the end; at first they are all the same."""
+        length, pushed = self.anderson.memory + 1, {}
+        for name, newest in {"images": image, "residuals": residual}.items():
+            before: Tensor = past.get(name, newest.expand(length, *newest.shape))
+            pushed[name] = torch.cat([before[1:], newest[None]])
+        return pushed
 
     def _image(
         self,
@@ -487,11 +491,7 @@ class Splitting:
         return point, state.with_part("anderson", after)
 
     def _remembered(self, state: State, image: Tensor, residual: Tensor) -> State:
-        past, length = state.part("history"), self.anderson.memory + 1
-        newest = {"images": image, "residuals": residual}
-        filled = {name: past.get(name, value.expand(length, *value.shape)) for name, value in newest.items()}
-        pushed = {name: torch.cat([filled[name][1:], value[None]]) for name, value in newest.items()}
-        return state.with_part("history", pushed)
+        return state.with_part("history", self._pushed(state.part("history"), image, residual))
 
     def _shares(self, state: State, cohort: Cohort, federation: Federation) -> tuple[Tensor, State]:
         """The weights that clients give their own last images, of which T(u) of the last round is the newest.

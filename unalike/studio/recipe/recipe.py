@@ -103,8 +103,8 @@ class Runtime(_Section):
 
     @model_validator(mode="after")
     def _for_workers_alone(self) -> Runtime:
-        given = [name for name in _OF_WORKERS if name in self.model_fields_set]
-        if self.name == "simulate" and any(getattr(self, name) != _DEFAULTS[name] for name in given):
+        given = [name for name in _OF_WORKERS if getattr(self, name) != Runtime.model_fields[name].default]
+        if self.name == "simulate" and given:
             raise ValueError(f"{given[0]} is for workers of a cluster: set runtime.name to ray (--runtime ray)")
         if self.name == "ray" and self.strict:
             raise ValueError("strict is for a simulation in this process: on a cluster every message is encoded anyway")
@@ -112,7 +112,6 @@ class Runtime(_Section):
 
 
 _OF_WORKERS = ("workers", "address", "deadline", "lost", "folder")
-_DEFAULTS: dict[str, Any] = {name: Runtime.model_fields[name].default for name in _OF_WORKERS}
 
 
 class Expected(_Section):
