@@ -91,6 +91,8 @@ def test_resolved_recipe_spells_everything_out_and_reads_back(tmp_path: Path) ->
 
 def test_short_names() -> None:
     assert spelled_out({"lr": 0.2, "alpha": 1.0}) == {"hyperparameters": {"local": {"lr": 0.2}}}
+    steps = {"hyperparameters": {"local": {"steps": 3, "epochs": "none"}}}
+    assert spelled_out({"local_steps": 3}) == spelled_out(steps) == steps  # one of them, in whichever way it is said
     with pytest.raises(UserError, match=r"no setting is called 'roudns'; did you mean 'rounds'\?"):
         spelled_out({"roudns": 3})
     with pytest.raises(UserError, match="not both"):

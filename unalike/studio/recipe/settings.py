@@ -12,7 +12,7 @@ from unalike.core.suggest import nearest
 from unalike.data.sources.catalog import CATALOG
 from unalike.methods import METHODS
 from unalike.studio.errors import UserError
-from unalike.studio.recipe.hyperparameters import Hyperparameters, method_named
+from unalike.studio.recipe.hyperparameters import NONE, Hyperparameters, method_named
 from unalike.studio.recipe.keys import FLAGS, KEYS, PARTITION_OPTIONS, flattened, merged, nested
 from unalike.studio.recipe.recipe import Expected, Plan, overridden, plan_of, read_toml, shipped
 from unalike.studio.runs.folder import RECIPE
@@ -75,10 +75,11 @@ def spelled_out(settings: Mapping[str, Any]) -> dict[str, Any]:
             known = [*KEYS, *PARTITION_OPTIONS, "hyperparameters"]
             raise UserError(f"no setting is called {name!r}{nearest(name, known)}")
     local = values["hyperparameters"].get("local", {})
-    if "steps" in local and "epochs" in local:
+    given = [name for name in ("epochs", "steps") if local.get(name) not in (None, NONE)]
+    if len(given) == 2:
         raise UserError(f"give local epochs ({local['epochs']}) or local steps ({local['steps']}), not both")
-    if "steps" in local or "epochs" in local:  # the one that is given replaces the other of the method's default
-        other = "epochs" if "steps" in local else "steps"
+    if given:  # it replaces the other of the method's default
+        other = "epochs" if given == ["steps"] else "steps"
         values = merged(values, nested({f"hyperparameters.local.{other}": "none"}))
     return values
 
