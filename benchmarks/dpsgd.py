@@ -4,7 +4,8 @@ All train an MLP 64-64-10 at clients of 100 samples with (expected) batches of 1
 client. Opacus runs one client after the other, as a federated client with it would; so does the plain PyTorch loop.
 ``ghost`` is an alternative to materialising every sample's gradient: norms from activations and output gradients.
 
-``unequal`` is a round of 20 clients with sizes, batch sizes and noise of their own, beside Opacus in a loop over them.
+``unequal`` is a round of 20 clients with sizes and batch sizes of their own, beside Opacus in a loop over them,
+both on one thread and in CPU time.
 """
 
 from __future__ import annotations
@@ -180,15 +181,21 @@ def unequal(repetitions: int, quick: bool) -> tuple[list[Row], dict[str, Any]]:
     none, everyone = replace(people, size=torch.zeros_like(sizes)), torch.arange(count)
     said = {"batch": batch}
     whole = Population("unequal", "image", people, none, none, everyone, everyone[:0], 10, declared=said)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     for name, make in (("MLP 784-32-10", _mlp), ("LeNet-5", _lenet_5)):
-        private = PointPrivacy(CLIP, NOISE, batches=BATCHES)
-        method = RobustHDP(Model(make()), local=LocalSGD(batch=None, lr=LR, private=private), weights="size")
-        ours = _Rounds(method, whole)
-        theirs = partial(_opacus_round, make, x, y, sizes.tolist(), batch.tolist())
-        taken = alternate(repetitions, theirs, ours)
+        # each client's noise is a number of its own, here of equal size: that costs nothing to find
+        local = LocalSGD(batch=None, lr=LR, private=PointPrivacy(CLIP, NOISE, batches=BATCHES))
+        ours = _Rounds(RobustHDP(Model(make()), local=local, weights="size"), whole)
+        each = list(zip(sizes.tolist(), batch.tolist(), strict=True))
+        theirs, bare = partial(_opacus_round, make, x, y, each), partial(_plain_round, make, x, y, each)
+        taken = alternate(repetitions, theirs, ours, bare, clock=time.process_time)
         ratio = quotients(taken[0], taken[1])
-        rows.append(Row(f"DP-SGD, 20 unequal clients, {name}", "Opacus in a loop / Unalike", ratio, target=("≥", 3)))
-        raw[name] = {"opacus": taken[0], "unalike": taken[1]}
+        work = f"DP-SGD, 20 unequal clients, {name}"
+        rows.append(Row(work, "Opacus in a loop / Unalike", ratio, target=("≥", 3)))
+        rows.append(Row(work, "Opacus in a loop / PyTorch without privacy", quotients(taken[0], taken[2])))
+        raw[name] = {"opacus": taken[0], "unalike": taken[1], "PyTorch without privacy": taken[2]}
+    torch.set_num_threads(threads)
     return rows, raw
 
 
@@ -208,21 +215,20 @@ class _Rounds:
     def __init__(self, method: RobustHDP, people: Population) -> None:
         self.method, self.federation = method, simulate(people)
         self.state = method.start(0)
-        for _ in range(3):  # block sizes are measured and tasks recorded
-            self()
+        self()  # blocks are measured
 
     def __call__(self) -> None:
         self.state = self.method.round(self.state, self.federation.begin_round(self.federation.round + 1))
 
 
-def _opacus_round(make: Callable[[], nn.Module], x: Tensor, y: Tensor, sizes: list[int], batches: list[int]) -> None:
+def _opacus_round(make: Callable[[], nn.Module], x: Tensor, y: Tensor, clients: list[tuple[int, int]]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from opacus.grad_sample import GradSampleModule
         from opacus.optimizers import DPOptimizer
 
         begin = 0
-        for size, batch in zip(sizes, batches, strict=True):
+        for size, batch in clients:
             net = GradSampleModule(make())
             sgd = torch.optim.SGD(net.parameters(), lr=LR)
             optimizer = DPOptimizer(sgd, noise_multiplier=NOISE, max_grad_norm=CLIP, expected_batch_size=batch)
@@ -232,6 +238,20 @@ def _opacus_round(make: Callable[[], nn.Module], x: Tensor, y: Tensor, sizes: li
                 F.cross_entropy(net(x[rows]), y[rows]).backward()
                 optimizer.step()
             begin += size
+
+
+def _plain_round(make: Callable[[], nn.Module], x: Tensor, y: Tensor, clients: list[tuple[int, int]]) -> None:
+    """The same batches without privacy, in a loop: what no private step of these networks is expected to beat."""
+    begin = 0
+    for size, batch in clients:
+        net = make()
+        sgd = torch.optim.SGD(net.parameters(), lr=LR)
+        for _ in range(math.ceil(size / batch)):
+            rows = begin + (torch.rand(size) < batch / size).nonzero().flatten()
+            sgd.zero_grad()
+            F.cross_entropy(net(x[rows]), y[rows]).backward()
+            sgd.step()
+        begin += size
 
 
 def run() -> dict[str, float | None]:

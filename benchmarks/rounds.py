@@ -18,15 +18,18 @@ from unalike.studio.simulate import simulation
 Work = Callable[[], object]
 
 
-def alternate(repetitions: int, *works: Work) -> list[list[float]]:
-    """Seconds of each work in each repetition; they take turns, after one turn to warm up that does not count."""
+def alternate(repetitions: int, *works: Work, clock: Callable[[], float] = time.perf_counter) -> list[list[float]]:
+    """Seconds of each work in each repetition; they take turns, after one turn to warm up that does not count.
+
+    ``clock``: ``time.process_time`` for works on one thread, which stands still while another program is at work.
+    """
     seconds: list[list[float]] = [[] for _ in works]
     for repetition in range(repetitions + 1):
         for work, taken in zip(works, seconds, strict=True):
-            begin = time.perf_counter()
+            begin = clock()
             work()
             if repetition:
-                taken.append(time.perf_counter() - begin)
+                taken.append(clock() - begin)
     return seconds
 
 

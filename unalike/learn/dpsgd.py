@@ -58,6 +58,9 @@ class Drawn(Batch):
     def split(self, rows: int) -> Iterator[Drawn]:
         """A few rows after the other."""
         assert self.weight is not None
+        if 0 < len(self.x) <= rows:
+            yield self
+            return
         for begin in range(0, len(self.x), rows):
             part = slice(begin, begin + rows)
             y = None if self.y is None else self.y[part]
@@ -179,7 +182,8 @@ class PrivateGradient:
         numbers = sum(sizes) if self._ghost is None else self._ghost.numbers
         made = [self._clipped_sum(params, part) for part in batch.split(max(16, AT_ONCE // numbers))]
         total = sum((one for one, _ in made[1:]), made[0][0]) if made else torch.zeros(sum(sizes))
-        loss = batch.mean(torch.cat([losses for _, losses in made])) if made else torch.zeros(())
+        losses = [one for _, one in made]
+        loss = batch.mean(losses[0] if len(losses) == 1 else torch.cat(losses)) if made else torch.zeros(())
         if batch.begins is not None:
             if self._before is not None:
                 total = total + torch.where(batch.begins, 0.0, self._before)
