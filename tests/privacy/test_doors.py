@@ -36,14 +36,17 @@ from unalike.learn.dpsgd import PrivateGradient
 from unalike.learn.ghost import GhostNorms
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Supervised
+from unalike.methods.fedavg import FedAvg
 from unalike.privacy import Budget, Everyone, FixedSize, Gaussian, Ledger, Poisson, SystemDraws
 from unalike.privacy.dpsgd import LocalCost, PointPrivacy
 from unalike.privacy.masks.protocol import SecureClient, SecureServer, SecureSumAborted
 from unalike.privacy.masks.session import Session
-from unalike.runtime.shard.shard import PrivateFailure, Refused
+from unalike.runtime.shard.shard import PrivateFailure, Refused, Shard
+from unalike.runtime.shard.simulator import Simulator
 from unalike.runtime.simulate import Simulation
 from unalike.studio import resume, run
 from unalike.studio.errors import UserError
+from unalike.studio.program import program_of
 
 SMALL: dict[str, Any] = {
     "data": "digits", "partition": "iid", "clients": 40, "unseen": 4, "cohort": 0.5, "model": "logistic", "rounds": 2,
@@ -225,6 +228,24 @@ def test_a_closed_program_does_not_go_by_the_servers_word() -> None:
     program.teach(total, [Sum("total")], Terms())  # without noise, there is nothing to agree on
     with pytest.raises(ValueError, match=r"the clients agreed to .*trust='nobody'"):
         program.teach(total, [noisy()], Terms("seeded", "server"))
+
+
+def test_a_curious_server_is_given_no_exact_sum_in_a_run_with_an_epsilon() -> None:
+    """It asks one client for the sum of its rows, which scaling and scoring are made of, and for the raw update."""
+    method = FedAvg(Model(nn.Linear(3, 2)), cohort=1.0, clip=0.5, noise=Gaussian(1.0))
+    store = clients([3] * 5, features=3)
+    schema = store.roster().schema
+    for terms in (Terms("system", "nobody"), Terms("system", "server")):
+        shard = Shard({"train": store}, store.roster(), program_of(method, schema, terms=terms), Simulator(block=4))
+        for purpose in ("train", "serve", "measure"):
+            wanted = (Wanted.of(Sum("total")), Wanted.of(Sum("rows")))
+            sums = _request([0], "Scaling.totals", wanted=wanted, purpose=purpose)
+            with pytest.raises(wire.WireError, match="without noise: nothing is sent"):
+                list(shard.answer(sums))
+            with pytest.raises(wire.WireError, match="lets out mean"):
+                program_of(method, schema, terms=terms).releases(_request([0], "FedAvg.fit", purpose=purpose))
+    shard.program = program_of(method, schema)  # without an ε it answers
+    assert list(shard.answer(replace(_request([0], "Scaling.totals"), wanted=wanted)))
 
 
 # The doors, in the order in which they were found
@@ -416,6 +437,19 @@ def test_an_empty_first_cohort_releases_noise_and_leaves_the_same_record() -> No
     full = replace(other.begin_round(1).sample(0.5, poisson=True), positions=torch.arange(3))
     full.ask(total, into=Mean("total", clip=1.0, noise=Gaussian(1.0)))
     assert other.transcript == federation.transcript and other.traffic == federation.traffic
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_the_noise_of_nobody_has_the_type_that_clients_send(dtype: torch.dtype) -> None:
+    @task
+    def typed(client: Client) -> Sent:
+        return send(total=torch.zeros(3, dtype=dtype))
+
+    federation = simulate(clients([3] * 9), noise="system")
+    cohort = federation.begin_round(1).sample(0.5, poisson=True)
+    bounded = Sum("total", sensitivity=1.0, noise=Gaussian(1.0))
+    some, nobody = (replace(cohort, positions=torch.arange(n)).ask(typed, into=bounded)["total"] for n in (4, 0))
+    assert some.dtype == nobody.dtype
 
 
 def test_the_divisor_of_a_private_mean_is_no_count_of_clients() -> None:

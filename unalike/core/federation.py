@@ -19,7 +19,7 @@ from unalike.core.request import Failure, Part, Purpose, Request, Runtime, Wante
 from unalike.core.roster import Declared, Roster
 from unalike.core.schema import Schema
 from unalike.core.secure import check_secure, secure_sum
-from unalike.core.shapes import Shapes, dry_run
+from unalike.core.shapes import Shapes, dry_run, dry_sent
 from unalike.core.task import Task
 from unalike.core.terms import Noise, Terms, Trust
 from unalike.core.transcript import Entry, Traffic, Transcript
@@ -387,6 +387,9 @@ class Cohort:
             )
         gathered = Gathered(self, request, releases, shapes)
         record = Record(self, request, protects(releases) and not protocol)
+        if shapes is not None and not len(self):
+            roster = federation.roster
+            gathered.would_be(dry_sent(task, roster.schema, roster.bound[0], self._dry(task, shared, own, held)) or {})
         if len(self):
             for reply in federation.runtime.deliver(request):
                 if gathered.add(reply):
@@ -436,14 +439,21 @@ class Cohort:
         program, roster = self.federation.runtime.program, self.federation.roster
         if (program.open and len(self)) or any(one.shape is None for one in held.values()):
             return None
-        inputs = dict(shared)
-        inputs |= {name: value[0] if len(value) else value.new_zeros(value.shape[1:]) for name, value in own.items()}
-        inputs |= {name: torch.zeros(one.shape or ()) for name, one in held.items()}
-        inputs |= {name: value[0] for name, value in task.derived(roster.declared(torch.arange(1))).items()}
+        inputs = self._dry(task, shared, own, held)
         kind = (task.name, *map(Wanted.of, releases), *((name, value.shape) for name, value in inputs.items()))
         if kind not in program.shapes:
             program.shapes[kind] = dry_run(task, releases, roster.schema, roster.bound[0], inputs)
         return program.shapes[kind]
+
+    def _dry(
+        self, task: Task, shared: Mapping[str, Tensor], own: Mapping[str, Tensor], held: Mapping[str, Held]
+    ) -> dict[str, Tensor]:
+        """Inputs for a dry run, as one client would get them."""
+        inputs = dict(shared)
+        inputs |= {name: value[0] if len(value) else value.new_zeros(value.shape[1:]) for name, value in own.items()}
+        inputs |= {name: torch.zeros(one.shape or ()) for name, one in held.items()}
+        derived = task.derived(self.federation.roster.declared(torch.arange(1)))
+        return inputs | {name: value[0] for name, value in derived.items()}
 
     def _charge(self, releases: Sequence[Release]) -> None:
         """Enter the ask in the ledger, unless the budget forbids it; a release without noise is non-private on purpose.

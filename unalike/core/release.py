@@ -447,6 +447,10 @@ class Total:
         self._total = total.clone() if self._total is None else self._total.add_(total)
         self._weight, self._count = self._weight + partial.weight, self._count + partial.count
 
+    def like(self, sent: Tensor) -> None:
+        """What a client would send, where nobody does: the sum has its type."""
+        self._dtype = sent.dtype if sent.is_floating_point() else torch.float32
+
     def finish(self, expected: float, sampling: Sampling, draws: DrawsLike, parts: int = 1) -> dict[str, Tensor]:
         """The sum or mean, with its noise.
 

@@ -46,6 +46,11 @@ class Gathered:
         self._failed: dict[int, str] = {}
         self._over: dict[int, str] = {}  # shards that have said all, or nonsense; and what is wrong with what follows
 
+    def would_be(self, sent: Mapping[str, Tensor]) -> None:
+        """Nobody was drawn: sums are noise of the type that clients send, so that this does not show."""
+        for total in self._totals.values():
+            total.like(sent[total.name])
+
     def add(self, reply: Reply) -> bool:
         """Take a reply; False: nothing of it could be used, and its clients' failures say why."""
         if (reply.run, reply.serial) != (self._request.run, self._request.serial):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from unalike.core import wire
-from unalike.core.release import KINDS, Partial, Release
+from unalike.core.release import KINDS, Partial, Release, Stays
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema
 from unalike.core.shapes import Shapes
@@ -236,10 +236,25 @@ class Program:
 
     A shard elsewhere has a closed program, made from the recipe by its own installed code: it refuses all else. In this
     process a program is open: an ask teaches it the task, the releases that it is about and the terms.
+
+    ``private``: the run states an ε, so a closed program lets nothing out without noise, whatever the server asks for:
+    neither scores nor sums. ``exchanges`` of a secure sum are masked, and may. ``measured``: the clients are a
+    simulation's, in which whoever measures sees more.
     """
 
-    def __init__(self, tasks: Sequence[Task] = (), *, open: bool = False, terms: Terms = Terms()) -> None:
-        self.open, self.terms = open, terms
+    def __init__(
+        self,
+        tasks: Sequence[Task] = (),
+        *,
+        open: bool = False,
+        terms: Terms = Terms(),
+        exchanges: Sequence[Task] = (),
+        private: bool = False,
+        measured: bool = False,
+    ) -> None:
+        tasks = [*tasks, *exchanges]
+        self.open, self.terms, self._private, self._measured = open, terms, private, measured
+        self._exchanges = {task.name for task in exchanges}
         self._tasks = {task.name: task for task in tasks}
         if len(self._tasks) < len(tasks):
             twice = sorted({task.name for task in tasks if self._tasks[task.name] is not task})
@@ -274,7 +289,18 @@ class Program:
                     f"{request.task} lets out {', '.join(map(str, map(Wanted.of, known)))}, but was asked for {one}"
                 )
             found.append(match or _plain_release(one))
+        bare = [one for one in found if not isinstance(one, Stays) and one.noise is None and one.cost is None]
+        if bare and not self._may_be_bare(request):
+            raise wire.WireError(
+                f"the run states an ε, and {request.task} was asked for {Wanted.of(bare[0])} without noise: nothing is "
+                "sent"
+            )
         return found
+
+    def _may_be_bare(self, request: Request) -> bool:
+        if self.open or not self._private or request.task in self._exchanges:
+            return True
+        return self._measured and request.purpose == "measure"
 
 
 def _plain_release(wanted: Wanted) -> Release:

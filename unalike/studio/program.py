@@ -26,4 +26,5 @@ def program_of(
     simulated: the clients are a simulation's, which may also measure how far a convex problem is from its minimum.
     """
     owners = (method, Scorer(method.model), scaling or Scaling(schema.kind), *([Losses()] if simulated else []))
-    return Program([*(task for owner in owners for task in tasks_of(owner)), *EXCHANGES], terms=terms)
+    tasks = [task for owner in owners for task in tasks_of(owner)]
+    return Program(tasks, terms=terms, exchanges=EXCHANGES, private=terms.system, measured=simulated)
