@@ -1,9 +1,12 @@
 """Workers of a Ray cluster against one process: rounds per second, the cost of an exchange, memory, the cost model.
 
-make bench-cluster, or: .ci/loopback python -m benchmarks.cluster [speed exchange memory model] [--quick]
+make bench-cluster, or: .ci/loopback python -m benchmarks.cluster [speed flower exchange memory model] [--quick]
 
-Workers have one thread each, and so has the one process that they are compared with. All numbers are from one run; the
-constants of ``unalike/studio/cluster/costs.py`` are those of the part "model" on the machine that its file names.
+Workers have one thread each, and so has the one process that they are compared with; both take turns, round by round.
+Beside the time there is that of processors, which says what idle ones would need: one process / (driver + the worker
+that needs most). All numbers are from one run; the constants of ``unalike/studio/cluster/costs.py`` are those of the
+part "model" on the machine that its file names. The first time, Flower is installed into .bench, which needs a network:
+``python -m benchmarks.cluster install``, outside of the namespace.
 """
 
 from __future__ import annotations
@@ -12,18 +15,25 @@ import argparse
 import json
 import os
 import statistics
+import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from benchmarks.peers import FLOWER, Running
 from benchmarks.report import machine
+from benchmarks.workloads import MLP
 from unalike.core.method import next_state, started
 from unalike.studio.cluster import costs
 from unalike.studio.cluster.session import Session
 from unalike.studio.recipe.recipe import Data, Network, Recipe, Runtime
 from unalike.studio.runs.prepare import load_data, prepare
+
+if TYPE_CHECKING:
+    from unalike.runtime.ray import Tally
 
 RESULTS = Path(__file__).resolve().parent / "results" / "cluster.json"
 TARGETS = {"mlp": 1.8, "lenet": 1.8, "pefll": None}  # two workers / one process
@@ -62,53 +72,113 @@ def recipe(work: str, cohort: int | None = None, runtime: Runtime | None = None)
     )
 
 
+class Turns:
+    """Rounds of a recipe in this process or on workers, one at a time."""
+
+    def __init__(self, one: Recipe, session: Session | None) -> None:
+        population = load_data(one) if session is None else session.load(one, b"")
+        prepared = prepare(one, population)
+        self.method, self.federation = prepared.method, prepared.federation(session)
+        self.state, self.number = started(self.method, self.federation.seed), 0
+        self.tallies: list[Tally] = [] if session is None else self.federation.runtime.tallies  # type: ignore[attr-defined]
+        self.seconds, self.cpu, self.own_cpu = list[float](), list[float](), list[float]()
+
+    def round(self) -> None:
+        self.number += 1
+        before = [tally.cpu for tally in self.tallies]
+        begin, own = time.perf_counter(), time.process_time()
+        self.state = next_state(self.method, self.state, self.federation.begin_round(self.number))
+        self.seconds.append(time.perf_counter() - begin)
+        self.own_cpu.append(time.process_time() - own)
+        workers = [tally.cpu - used for tally, used in zip(self.tallies, before, strict=True)]
+        self.cpu.append(self.own_cpu[-1] + max(workers, default=0.0))
+
+    def found(self, warm: int) -> dict[str, Any]:
+        seconds, cpu, own = self.seconds[warm:], self.cpu[warm:], self.own_cpu[warm:]
+        made: dict[str, Any] = {"seconds": seconds, "median": statistics.median(seconds), "least": min(seconds)}
+        made |= {"cpu": statistics.median(cpu), "least_cpu": min(cpu), "driver_cpu": statistics.median(own)}
+        if self.tallies:
+            made["asks"] = self.tallies[0].asks / self.number
+            made["bytes_down"] = sum(tally.bytes_down for tally in self.tallies) / self.number
+            made["bytes_up"] = sum(tally.bytes_up for tally in self.tallies) / self.number
+        return made
+
+
 def rounds(one: Recipe, session: Session | None, repetitions: int, warm: int = 2) -> dict[str, Any]:
-    """Seconds of some rounds, after a few that are not counted."""
-    population = load_data(one) if session is None else session.load(one, b"")
-    prepared = prepare(one, population)
-    federation = prepared.federation(session)
-    state = started(prepared.method, federation.seed)
-    taken, busy = [], []
-    for number in range(1, warm + repetitions + 1):
-        before = [] if session is None else [tally.seconds for tally in federation.runtime.tallies]  # type: ignore[attr-defined]
-        begin = time.perf_counter()
-        state = next_state(prepared.method, state, federation.begin_round(number))
-        if number > warm:
-            taken.append(time.perf_counter() - begin)
-            if session is not None:
-                now = [tally.seconds for tally in federation.runtime.tallies]  # type: ignore[attr-defined]
-                busy.append(max(b - a for a, b in zip(before, now, strict=True)))
-    found: dict[str, Any] = {"seconds": taken, "median": statistics.median(taken), "least": min(taken)}
-    if session is not None:
-        found |= {"at_work": statistics.median(busy), "asks": federation.runtime.tallies[0].asks / (warm + repetitions)}  # type: ignore[attr-defined]
-        found["bytes_down"] = sum(t.bytes_down for t in federation.runtime.tallies) / (warm + repetitions)  # type: ignore[attr-defined]
-        found["bytes_up"] = sum(t.bytes_up for t in federation.runtime.tallies) / (warm + repetitions)  # type: ignore[attr-defined]
-    return found
+    """Some rounds, after a few that are not counted."""
+    turns = Turns(one, session)
+    for _ in range(warm + repetitions):
+        turns.round()
+    return turns.found(warm)
 
 
 def on(workers: int) -> Runtime:
     return Runtime(name="ray", workers=workers)
 
 
+WARM = 2  # rounds that are not counted
+
+
 def speed(quick: bool) -> dict[str, Any]:
-    """Rounds per second: one process with one thread, one worker, two workers."""
+    """Rounds per second: one process with one thread beside one worker, then beside two, taking turns."""
     repetitions, found = 3 if quick else 9, dict[str, Any]()
     works = list(TARGETS) if "UNALIKE_DATA" in os.environ else ["mlp"]
-    for work in works:
-        found[work] = {"one process": rounds(recipe(work), None, repetitions)}
-        say(f"{work}: one process {1 / found[work]['one process']['median']:.3f} rounds/s")
     for count in (1, 2):
         session = Session(on(count))
         try:
             for work in works:
-                made = found[work][f"{count} workers"] = rounds(recipe(work, runtime=on(count)), session, repetitions)
-                ratio = found[work]["one process"]["median"] / made["median"]
-                say(f"{work}: {count} workers {1 / made['median']:.3f} rounds/s, {ratio:.2f}× one process")
+                here, there = Turns(recipe(work), None), Turns(recipe(work, runtime=on(count)), session)
+                for _ in range(WARM + repetitions):
+                    here.round()
+                    there.round()
+                one, made = here.found(WARM), there.found(WARM)
+                made["beside"] = one
+                pairs = zip(one["seconds"], made["seconds"], strict=True)
+                made["ratio"] = statistics.median(ours / theirs for ours, theirs in pairs)
+                made["cpu_ratio"] = one["cpu"] / made["cpu"]
+                found.setdefault(work, {"target": TARGETS[work]})[f"{count} workers"] = made
+                say(
+                    f"{work}: one process {1 / one['median']:.3f} rounds/s, {count} workers {1 / made['median']:.3f}: "
+                    f"{made['ratio']:.2f}×; of processors' time {made['cpu_ratio']:.2f}× (driver "
+                    f"{1e3 * made['driver_cpu']:.0f} ms of {1e3 * made['cpu']:.0f} ms)"
+                )
         finally:
             session.close()
-    for work in works:
-        ratio = found[work]["one process"]["median"] / found[work]["2 workers"]["median"]
-        found[work] |= {"two workers / one process": ratio, "target": TARGETS[work]}
+    return found
+
+
+def flower(quick: bool) -> dict[str, Any]:
+    """FedAvg with the MLP of benchmarks/workloads.py: two workers beside Flower's simulation, which is Ray's, too."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        place = MLP.write(Path(folder))
+        arrays = {name: np.load(place / f"{name}.npy") for name in ("x", "y", "sizes")}
+        client = np.repeat(np.arange(len(arrays["sizes"])), arrays["sizes"])
+        np.savez(place / "own.npz", x=arrays["x"], y=arrays["y"], client=client)
+        one = Recipe(
+            method="fedavg",
+            data=Data(name=str(place / "own.npz"), unseen=0, test=0, normalize=False),
+            model=Network(name="mlp"),
+            hyperparameters={"cohort": MLP.cohort, "local": {"epochs": 1, "batch": MLP.batch, "lr": MLP.lr}},
+            runtime=on(2).model_copy(update={"block": 25, "threads": 1}),
+            rounds=1000,
+        )
+        session = Session(on(2))
+        try:
+            ours = Turns(one, session)
+            with Running(FLOWER, place) as theirs:
+                taken = []
+                for _ in range(WARM + (2 if quick else 5)):
+                    ours.round()
+                    taken += theirs.rounds(1)
+        finally:
+            session.close()
+        found = {"clients": MLP.cohort, "unalike": ours.found(WARM), "flower": taken[WARM:]}
+        found["ratio"] = statistics.median(found["flower"]) / found["unalike"]["median"]
+        say(
+            f"{MLP.cohort} clients a round: two workers {found['unalike']['median']:.3f} s, Flower's simulation "
+            f"{statistics.median(found['flower']):.3f} s ({found['ratio']:.0f}×)"
+        )
     return found
 
 
@@ -150,23 +220,34 @@ class Nothing:
 
 
 def memory(quick: bool) -> list[dict[str, Any]]:
-    """Resident memory of a worker, and the most that it ever had, with ever more clients of four rows."""
+    """Resident memory of a worker, and the most that it ever had, with ever more clients of four rows.
+
+    They are in an NPZ file, of which a worker reads its rows, or made by every worker as a whole, to be thrown away.
+    """
     found = []
     for clients in (10_000, 100_000) if quick else (10_000, 100_000, 1_000_000):
-        name = f"gaussian-mixture:clients={clients},points=4,dim=16,components=10"
-        one = recipe("mlp", 1000, on(2)).model_copy(update={"data": Data(name=name, unseen=0)})
-        session = Session(on(2))
-        try:
-            made = rounds(one, session, 1, warm=1)
-            status = [Path(f"/proc/{pid}/status").read_text() for pid in session.workers.processes()]
-        finally:
-            session.close()
-        resident, most = (
-            max(int(line.split()[1]) / 1e3 for text in status for line in text.splitlines() if line.startswith(what))
-            for what in ("VmRSS", "VmHWM")
-        )
-        found.append({"clients": clients, "resident_mb": resident, "most_mb": most, "round": made["median"]})
-        say(f"{clients:,} clients on two workers: {resident:.0f} MB each, at most {most:.0f} MB")
+        with tempfile.TemporaryDirectory() as folder:
+            random, file = np.random.default_rng(0), Path(folder) / "own.npz"
+            x = random.standard_normal((4 * clients, 16), dtype=np.float32)
+            np.savez(file, x=x, y=random.integers(10, size=len(x)), client=np.repeat(np.arange(clients), 4))
+            del x
+            made = f"gaussian-mixture:clients={clients},points=4,dim=16,components=10"
+            for kind, name in (("file", str(file)), ("made", made)):
+                data = Data(name=name, unseen=0, test=0, normalize=False)
+                one = recipe("mlp", 1000, on(2)).model_copy(update={"data": data})
+                session = Session(on(2))
+                try:
+                    took = rounds(one, session, 1, warm=1)
+                    status = [Path(f"/proc/{pid}/status").read_text() for pid in session.workers.processes()]
+                finally:
+                    session.close()
+                resident, most = (
+                    max(int(line.split()[1]) / 1e3 for text in status for line in text.splitlines() if what in line)
+                    for what in ("VmRSS", "VmHWM")
+                )
+                row = {"clients": clients, "data": kind, "resident_mb": resident, "most_mb": most}
+                found.append({**row, "round": took["median"]})
+                say(f"{clients:,} clients ({kind}) on two workers: {resident:.0f} MB each, at most {most:.0f} MB")
     return found
 
 
@@ -218,16 +299,19 @@ def model(quick: bool) -> dict[str, Any]:
     return {"constants": vars(found), "rows": rows}
 
 
-PARTS = {"speed": speed, "exchange": exchange, "memory": memory, "model": model}
+PARTS = {"speed": speed, "flower": flower, "exchange": exchange, "memory": memory, "model": model}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", default=list(PARTS), help=", ".join(PARTS))
+    parser.add_argument("parts", nargs="*", default=list(PARTS), help=f"{', '.join(PARTS)}; or install: Flower alone")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--out", type=Path, default=RESULTS)
     told = parser.parse_args()
     torch.set_num_threads(1)
+    if told.parts == ["install"]:
+        say(f"Flower is in {FLOWER.python()}")
+        return
     content = json.loads(told.out.read_text()) if told.out.exists() else {}
     content["machine"] = machine()
     for part in told.parts or PARTS:

@@ -101,6 +101,8 @@ class Running:
             "UNALIKE_CACHE": self._home.name,  # block and threads are measured anew in every run
             "FLWR_HOME": self._home.name,
             "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # without a network it would fail
             "RAY_USAGE_STATS_ENABLED": "0",
         }
         with self._errors.open("w") as errors:

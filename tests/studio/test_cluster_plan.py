@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from unalike.studio.cluster.absent import chosen
 from unalike.studio.cluster.costs import Costs, fitted, most
 from unalike.studio.cluster.plan import Probed, outlook
 
-PROBED = Probed(client=0.001, asks=1, shared=1e5, own=20.0, row=100.0, rows=10.0, cohort=0.1, name="a recipe")
+PROBED = Probed(
+    client=0.001, asks=1, shared=1e5, own=20.0, row=100.0, rows=10.0, cohort=0.1, mapped=False, name="a recipe"
+)
 
 
 def test_constants_that_made_the_times_are_found_again() -> None:
@@ -41,7 +44,11 @@ def test_a_plan_adds_up_and_says_what_breaks_first() -> None:
     assert seconds.total == pytest.approx(seconds.exchanges + seconds.routing + seconds.computing + seconds.sending)
     assert found.sent == pytest.approx(10 * 1e5 + 20 * 100_000)
     what, count = found.limits[0]
-    assert "loads the data" in what and count == pytest.approx(1e9 / (1000 + 520))
+    of_all, own = 10 * 24 + 260, (1000 + 260) / 10 + 260
+    assert "has all of it in memory" in what and count == pytest.approx(1e9 / (1000 + of_all + own))
+    mapped = outlook(replace(PROBED, mapped=True), 1_000_000, 10, memory=1.5e9)
+    assert found.loading - mapped.loading == pytest.approx(1e9) and mapped.worker_memory == found.worker_memory
+    assert "has the order of all rows" in mapped.limits[0][0]
     assert found.loading > 1e9 and [one for _, one in found.limits] == sorted(one for _, one in found.limits)
     more = outlook(PROBED, 1_000_000, 20, memory=1.5e9)
     assert more.seconds.computing < seconds.computing and more.worker_memory < found.worker_memory

@@ -20,7 +20,7 @@ from unalike.data.partition.mixture import Mixture
 from unalike.data.partition.schemes import NEED_CLASSES, PARTITIONS, Partition, iid
 from unalike.data.partition.shift import QUARTERS, draw_kinds, rotate_clients
 from unalike.data.population import Population, Scaling
-from unalike.data.rows import gather, group, owners, rank, release, shuffle, stored_type
+from unalike.data.rows import gather, group, in_file, owners, rank, shuffle, stored_type
 from unalike.data.source import FILLED, Array, DataError, Names, Source
 
 # One generator for each decision, so that e.g. hiding more labels leaves the partition as it was.
@@ -109,6 +109,11 @@ class LaidOut:
         self._rows, self._sizes, self._kept, self._turned = dealt.rows, dealt.sizes, kept, turned
         self._start = np.cumsum(dealt.sizes) - dealt.sizes
 
+    @property
+    def mapped(self) -> bool:
+        """Are the inputs in a file, so that those of others need no memory?"""
+        return in_file(self.source.x) is not None
+
     def population(self, overwrite: bool = False) -> Population:
         """The population with everybody's inputs; ``overwrite``: those of the source may be changed."""
         source = self.source
@@ -131,7 +136,6 @@ class LaidOut:
             some = part.select(positions)
             y, known = (None if one is None else one[index] for one in (part.y, part.known))
             made[name] = replace(some, x=x, y=y, known=known, start=some.start + own)
-        release(self.source.x)
         return made
 
     def pieces(self, rows: int) -> Iterator[Array]:
@@ -142,7 +146,6 @@ class LaidOut:
             last = max(first + 1, int(np.searchsorted(ends, self._start[first] + rows, side="right")))
             clients = np.arange(first, last)
             yield self._inputs(clients, self._places(clients))
-            release(self.source.x)
             first = last
 
     def _places(self, clients: Array) -> Array:

@@ -69,6 +69,7 @@ def gather(name: str, x: Array, rows: Array | None, kind: Kind, overwrite: bool 
     with np.errstate(over="ignore", invalid="ignore"):  # what does not fit into float32 is found just below
         for a, b in pieces(count, _step(x)):
             out[a:b] = x[a:b] if rows is None else x[rows[a:b]]
+            release(x)
     _check_finite(name, out, rows)
     return out
 
@@ -84,13 +85,19 @@ def stored_type(name: str, x: Array, kind: Kind) -> np.dtype[np.generic]:
     return np.dtype(np.uint8) if x.dtype == np.uint8 else np.dtype(np.float32)
 
 
-def release(x: Array) -> None:
-    """Let go of the memory of an array that is mapped from a file; it is read again when it is needed."""
+def in_file(x: Array) -> mmap.mmap | None:
+    """The part of a file that an array is mapped from; None: it is in memory."""
     owner: object = x
     while isinstance(owner, np.ndarray):
         owner = owner.base
-    if isinstance(owner, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # not on every system
-        owner.madvise(mmap.MADV_DONTNEED)
+    return owner if isinstance(owner, mmap.mmap) else None
+
+
+def release(x: Array) -> None:
+    """Let go of the memory of an array that is mapped from a file; it is read again when it is needed."""
+    file = in_file(x)
+    if file is not None and hasattr(mmap, "MADV_DONTNEED"):  # not on every system
+        file.madvise(mmap.MADV_DONTNEED)
 
 
 def _step(x: Array) -> int:

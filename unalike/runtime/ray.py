@@ -57,6 +57,7 @@ class Tally:
     answered: int = 0  # replies of clients
     failed: int = 0
     seconds: float = 0.0  # at work
+    cpu: float = 0.0  # of its processor in these
     waited: float = 0.0  # from a request to its answer, as this side sees it
     last: float = 0.0  # the same, of the last request
     restarts: int = 0
@@ -323,7 +324,8 @@ class RayRuntime:
         frames = unpacked(answer)
         tally.last = time.monotonic() - begun
         tally.waited += tally.last
-        tally.seconds += json.loads(next(frames))["seconds"]
+        about = json.loads(next(frames))
+        tally.seconds, tally.cpu = tally.seconds + about["seconds"], tally.cpu + about["cpu"]
         tally.bytes_up += len(answer)
         for frame in frames:
             reply = Reply.decode(frame)

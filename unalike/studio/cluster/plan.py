@@ -21,11 +21,12 @@ from unalike.core.schema import Schema
 from unalike.studio.cluster.costs import Costs, Seconds
 from unalike.studio.recipe.hyperparameters import Hyperparameters
 from unalike.studio.recipe.recipe import Privacy, Recipe
-from unalike.studio.runs.prepare import prepare
+from unalike.studio.runs.prepare import data_in_pieces, prepare
 
 PROBE = 128  # clients of a round that is tried; one of fewer says little about blocks
 ROUNDS = 4  # of which the first is not counted
 BASE = 5e8  # bytes of a worker that has no client: Python, PyTorch, Ray
+ORDER = 24  # bytes of a row's label and place, which a worker has of all rows while it loads
 FACTS = 260  # bytes of a client's place in the tables of this process, and in those of a worker
 
 
@@ -40,6 +41,7 @@ class Probed:
     row: float  # bytes of a row
     rows: float  # of a client
     cohort: float  # share of the training clients, or their number where it is above 1
+    mapped: bool  # inputs are in a file of which a worker reads its own; else it holds all of them for a while
     name: str
 
 
@@ -56,7 +58,7 @@ class Outlook:
     seconds: Seconds
     sent: float  # bytes in a round, all workers
     worker_memory: float  # bytes, while it trains
-    loading: float  # bytes, while it loads: it reads all the data to find its own
+    loading: float  # bytes, while it loads
     driver_memory: float
     limits: list[tuple[str, float]]  # what breaks, and at how many clients
 
@@ -103,7 +105,9 @@ def probe(recipe: Recipe) -> Probed:
     """A few rounds of the recipe, with fewer clients and one thread."""
     torch.set_num_threads(1)
     here = recipe.runtime.model_copy(update={"name": "simulate", "threads": 1, "workers": None, "address": None})
-    prepared = prepare(recipe.model_copy(update={"runtime": here}))
+    laid_out = data_in_pieces(recipe)
+    mapped = laid_out.mapped
+    prepared = prepare(recipe.model_copy(update={"runtime": here}), laid_out.population(overwrite=True))
     known = getattr(prepared.method, "cohort", len(prepared.roster))
     chosen = dict(prepared.recipe.hyperparameters)
     if "cohort" in Hyperparameters.of(recipe.method).keys:
@@ -130,6 +134,7 @@ def probe(recipe: Recipe) -> Probed:
         row=train.x[0].nbytes + (0 if train.y is None else train.y[0].nbytes),
         rows=float(prepared.population.sizes.double().mean()),
         cohort=float(known) if isinstance(known, int | float) else 1.0,
+        mapped=mapped,
         name=f"{recipe.method} on {prepared.population.name}",
     )
 
@@ -158,12 +163,14 @@ def outlook(
     )
     data, part = probed.rows * probed.row, asked / clients
     own_memory = BASE + clients / workers * (data + FACTS) + clients * FACTS + 2 * per_worker
-    loading = BASE + clients * (data + 2 * FACTS)
+    held = probed.rows * ORDER + FACTS + (0.0 if probed.mapped else data)  # of every client, while a worker loads
+    loading = own_memory + clients * held
     driver = BASE + clients * FACTS + 2 * (workers * probed.shared + probed.own * asked)
     limits = [
         (
-            f"a worker that loads the data holds all of it for a while ({_gb(data)} GB for a million clients)",
-            (memory - BASE) / (data + 2 * FACTS),
+            f"a worker that loads the data has {'the order of all rows' if probed.mapped else 'all of it'} in memory "
+            f"({_gb(held)} GB for a million clients)",
+            (memory - BASE) / (held + (data + FACTS) / workers + FACTS),
         ),
         ("a worker's own clients fill its memory", (memory - BASE) / ((data + FACTS) / workers + FACTS)),
         ("the clients' places and rows fill this process's memory", (memory - BASE) / (FACTS + 2 * probed.own * part)),

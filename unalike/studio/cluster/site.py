@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -43,9 +44,8 @@ class Training:
         self._parts: dict[Part, Clients] = {}
         population = self._declared(self._laid_out.facts)
         self._facts = emptied(population)
-        step = max(1, math.ceil(len(population) / MOST_CLIENTS))
         counted = population.classes is not None and population.has_labels
-        counts = population.histogram()[::step].clone() if counted else None
+        counts = _on_the_map(population).histogram() if counted else None
         digests = fingerprint.of(population, self._key, self._laid_out.pieces(_PIECE))
         self._about = encoded(population, digests, counts)
 
@@ -75,6 +75,13 @@ class Training:
 
     def view(self, what: str) -> bytes:
         raise ValueError(f"nothing here is called {what!r}")
+
+
+def _on_the_map(population: Population) -> Population:
+    """Those of the clients that a map of them shows."""
+    some = torch.arange(0, len(population), max(1, math.ceil(len(population) / MOST_CLIENTS)))
+    train, validation, test = (part.select(some) for part in population.parts.values())
+    return replace(population, train=train, validation=validation, test=test)
 
 
 def agreed_program(prepared: Prepared) -> Program:
