@@ -57,7 +57,7 @@ def test_a_run_ends_as_in_one_process_and_equal_bits_when_repeated(
         torch.testing.assert_close(values[1], values[0], rtol=1e-4, atol=1e-5)
 
 
-def test_the_result_and_the_report_have_a_line_for_each_worker(shared: Workers, tmp_path: Path) -> None:
+def test_the_result_and_the_report_have_a_line_for_each_worker(shared: Workers, tmp_path: Path, drawings: None) -> None:
     said: list[str] = []
 
     class Heard(Watcher):
