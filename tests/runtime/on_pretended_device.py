@@ -85,6 +85,7 @@ FEW = {"steps": 2}
 QUICK: dict[str, dict[str, Any]] = {  # where a client takes many steps by default
     **{name: {"local": FEW} for name in ("pefll", "pefll-unlabeled", "odpfl")},
     **{name: {"local": FEW} for name in ("pfl-sampled", "pfl-nearest", "pfl-ensemble")},
+    **{name: {"local": FEW} for name in ("local", "adaped", "adaped-continue", "perfedavg", "pfedme", "quped")},
     "pfedhn": {"local": FEW, "newcomer_rounds": 2},
     "fedavg-finetune": {"finetune": FEW},
 }
