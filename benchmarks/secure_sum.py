@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 
@@ -27,7 +28,7 @@ class Losing(Simulation):
                 stay = request.ids[reply.rows] >= LOST
                 arrays = [{name: value[stay] for name, value in one.items()} for one in reply.arrays]
                 failed = {int(row): "dropped out" for row in reply.rows[~stay]}
-                reply = Reply(reply.rows[stay], arrays, {**reply.failed, **failed}, reply.partials)
+                reply = replace(reply, rows=reply.rows[stay], arrays=arrays, failed={**reply.failed, **failed})
             yield reply
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as program
-from benchmarks import own, peers, plans, scale
+from benchmarks import own, peers, plans, scale, secure_sum
 from benchmarks.compare import compare
 from benchmarks.peers import BARE, UNALIKE, Running, Tool, Unavailable
 from benchmarks.report import Ratio, Row, machine, table
@@ -70,6 +70,12 @@ def test_isolation_needs_its_tools(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peers.shutil, "which", lambda name: None)
     with pytest.raises(Unavailable, match="nothing but loopback"):
         peers.isolation()
+
+
+def test_a_secure_sum_is_measured_although_clients_drop_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"CLIENTS": 12, "LENGTH": 50, "LOST": 2}.items():
+        monkeypatch.setattr(secure_sum, name, value)
+    assert secure_sum.run()["largest_error"] < 0.01
 
 
 def test_unequal_clients_have_as_many_samples_as_equal_ones() -> None:
