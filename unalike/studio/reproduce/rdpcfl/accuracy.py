@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
-import altair as alt
 import torch
 from torch import Tensor
 
@@ -20,6 +18,8 @@ from unalike.methods.mr_mtl import MRMTL
 from unalike.methods.rdpcfl import RDPCFL
 from unalike.networks.architectures import build
 from unalike.privacy.dpsgd import PointPrivacy
+from unalike.studio.figures.file import Figure
+from unalike.studio.reproduce.charts import dots
 from unalike.studio.reproduce.item import Found, Item, Numbers, Row, Tick, Work, claim
 from unalike.studio.reproduce.rdpcfl.clusters import CLIP, CLUSTERS, DELTA
 from unalike.studio.reproduce.tuning import accuracies, tuned
@@ -144,27 +144,19 @@ def _rows() -> tuple[Row, ...]:
     return tuple(found)
 
 
-def _chart(table: list[dict[str, Any]]) -> alt.FacetChart:
-    rows = []
-    cases = dict.fromkeys((row["shift"], row["epsilon"], row["method"]) for row in table)
-    for shift, epsilon, name in cases:
-        mine = [row for row in table if (row["shift"], row["epsilon"], row["method"]) == (shift, epsilon, name)]
-        for whom, key in (("all clients", "accuracy"), ("smallest cluster", "minority")):
-            mean = statistics.fmean(row[key] for row in mine)
-            rows.append({"case": f"{shift}, ε = {epsilon:g}", "method": name, "whom": whom, "accuracy": mean})
-    chart: alt.FacetChart = (
-        alt.Chart(alt.InlineData(values=rows))
-        .mark_point(filled=True, size=70, opacity=1)
-        .encode(
-            x=alt.X("accuracy:Q", title="accuracy (%)"),
-            y=alt.Y("method:N", sort=list(METHODS), title=None),
-            color=alt.Color("whom:N", title=None),
-            shape=alt.Shape("whom:N", title=None),
-        )
-        .properties(width=200, height=140)
-        .facet("case:N", columns=3)
-    )
-    return chart
+def _chart(table: list[dict[str, Any]]) -> Figure:
+    """Every seed's accuracies, of all clients and of the smallest cluster."""
+    rows = [
+        {
+            "method": row["method"],
+            "column": f"{row['shift']}, ε = {row['epsilon']:g}",
+            "whose": whom,
+            "accuracy": row[key],
+        }
+        for row in table
+        for whom, key in (("all clients", "accuracy"), ("smallest cluster", "minority"))
+    ]
+    return dots(rows, METHODS)
 
 
 _ROWS = _rows()
