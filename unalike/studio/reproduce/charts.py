@@ -19,13 +19,23 @@ WHOSE = {"paper": LIGHT["s6"], "Unalike": LIGHT["s0"]}
 def curves(
     rows: Sequence[Mapping[str, Any]], x: alt.X, y: alt.Y, by: str, *, title: str = "", dashes: str = ""
 ) -> Figure:
-    """A line for each value of ``by``, and a dash for each value of ``dashes``."""
-    lines: dict[str, Any] = {"color": alt.Color(f"{by}:N", title=None, sort=None)}
+    """A line for each value of ``by``, and a dash for each value of ``dashes``; points where there are few."""
+    plain = [dict(row) for row in rows]
+    stroke = alt.Legend(symbolType="stroke", symbolStrokeWidth=2)
+
+    def named(key: str) -> dict[str, Any]:  # one order for both, so that equal legends are one
+        return {
+            "title": None,
+            "scale": alt.Scale(domain=list(dict.fromkeys(row[key] for row in plain))),
+            "legend": stroke,
+        }
+
+    lines: dict[str, Any] = {"color": alt.Color(f"{by}:N", **named(by))}
     if dashes:
-        lines["strokeDash"] = alt.StrokeDash(f"{dashes}:N", title=None)
+        lines["strokeDash"] = alt.StrokeDash(f"{dashes}:N", **named(dashes))
     chart: alt.Chart = (
-        alt.Chart(alt.InlineData(values=[dict(row) for row in rows]), title=title)
-        .mark_line(point=True)
+        alt.Chart(alt.InlineData(values=plain), title=title)
+        .mark_line(point=len(plain) < 100)
         .encode(x=x, y=y, **lines)
         .properties(width=420, height=280)
     )
@@ -45,7 +55,7 @@ def dots(rows: Sequence[Mapping[str, Any]], order: Sequence[str]) -> Figure:
             x=alt.X("accuracy:Q", title="accuracy (%)", scale=CLOSE),
             y=alt.Y("method:N", sort=list(order), title=None),
             color=alt.Color("whose:N", title=None, scale=alt.Scale(domain=names, range=colours), **legend),
-            shape=alt.Shape("whose:N", title=None, **legend),
+            shape=alt.Shape("whose:N", title=None, scale=alt.Scale(domain=names), **legend),
             facet=alt.Facet("column:N", sort=None, title=None, columns=3),
         )
         .properties(width=220, height=190)
