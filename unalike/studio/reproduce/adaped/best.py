@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from unalike import data
-from unalike.core.method import Method
+from unalike.core.method import Method, train
 from unalike.core.model import Model
 from unalike.data.population import Population
 from unalike.learn.evaluation import evaluate
@@ -78,11 +78,8 @@ def _trained(tick: Tick, method: str, partition: str, rate: float, own: float, s
     """Accuracy of every client's own model on validation and test rows, and of AdaPeD's common model on test rows."""
     federation = simulate(_population(partition, seed), seed, threads=1)
     made = _method(method, Model(build("mlp", (1, 8, 8), 10)), rate, own)
-    state = made.start(seed)
     rounds = round(own * _ROUNDS * _COHORT / _CLIENTS) if method == "Local" else _ROUNDS
-    for number in range(1, rounds + 1):
-        state = made.round(state, federation.begin_round(number))
-        tick(number, rounds)
+    state = train(made, federation, rounds, after_round=lambda number, _: tick(number, rounds))
     test = accuracies("test", made, state, federation)
     chosen_by = float(accuracies("validation", made, state, federation).mean())
     found: Numbers = {"accuracy": float(test.mean()), "worst": float(test.min()), "validation": chosen_by}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from unalike import data
 from unalike.core.federation import Federation
-from unalike.core.method import Method, State
+from unalike.core.method import Method, State, train
 from unalike.core.model import Model
 from unalike.data.population import Population
 from unalike.learn.evaluation import evaluate
@@ -68,10 +68,7 @@ def trained(
     model = Model(build(input_shape=(3, 32, 32), classes=10, **options))
     made = paper_method(method, Problem(model, (3, 32, 32), 10, len(population.seen), "image"), changes or {})
     federation = simulate(population, seed, threads=1)
-    state = made.start(seed)
-    for number in range(1, rounds + 1):
-        state = made.round(state, federation.begin_round(number))
-        tick(number, rounds)
+    state = train(made, federation, rounds, after_round=lambda number, _: tick(number, rounds))
     variants = {choice: dataclasses.replace(cast(Any, made), choice=choice) for choice in choices} or {"": made}
     found: Numbers = {}
     for choice, variant in variants.items():

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from unalike import data
-from unalike.core.method import Method, State
+from unalike.core.method import Method, State, train
 from unalike.core.model import Model
 from unalike.data.population import Population
 from unalike.learn.local import LocalSGD
@@ -62,10 +62,7 @@ def _trained(
     population, known = _population(shift, samples, seed)
     made = _method(method, rate, rounds, epsilon, known)
     federation = simulate(population, seed, threads=1, noise="seeded")
-    state = made.start(seed)
-    for number in range(1, rounds + 1):
-        state = made.round(state, federation.begin_round(number))
-        tick(number, rounds)
+    state = train(made, federation, rounds, after_round=lambda number, _: tick(number, rounds))
     own = accuracies("test", made, state, federation)
     small = torch.tensor(known) == 0
     found: Numbers = {
