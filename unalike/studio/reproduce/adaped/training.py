@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from unalike import data
-from unalike.core.method import Method, State
+from unalike.core.method import Method, State, train
 from unalike.core.model import Model
 from unalike.data.population import Population
 from unalike.learn.evaluation import evaluate
@@ -74,9 +74,9 @@ OPEN = {
 
 
 @functools.cache
-def _population(name: str, seed: int) -> Population:
+def _population(name: str, seed: int, clients: int, samples: int | None) -> Population:
     if name == "mnist":
-        return data.load("mnist", partition="pathological:3", clients=50, unseen=0, seed=seed)
+        return data.load("mnist", partition="pathological:3", clients=clients, samples=samples, unseen=0, seed=seed)
     return data.load("femnist", task="digits", partition="natural:3", clients=66, unseen=0, seed=seed)
 
 
@@ -89,12 +89,14 @@ def trained(
     seed: int,
     epsilon: float | None = None,
     continued: bool = False,
+    clients: int = 50,
+    samples: int | None = None,
 ) -> Numbers:
     """Accuracy of every client's own model, and of the common one where there is one.
 
-    ``continued``: clients train in every round, sampled or not.
+    ``continued``: clients train in every round, sampled or not. ``clients`` and their ``samples``: of MNIST.
     """
-    population = _population(source, seed)
+    population = _population(source, seed, clients, samples)
     model = Model(build("lenet-5", (1, 28, 28), 10))
     problem = Problem(model, (1, 28, 28), 10, len(population.seen), "image")
     changes: dict[str, Any] = {}
@@ -107,13 +109,14 @@ def trained(
         rounds = round(rounds * cohort)
     made = _method(method, problem, cohort, **changes)
     federation = simulate(population, seed, threads=1, noise="seeded")
-    state = made.start(seed)
     psi: list[float] = []
-    for number in range(1, rounds + 1):
-        state = made.round(state, federation.begin_round(number))
+
+    def after(number: int, state: State) -> None:
         if "psi" in state and number % 6 == 0:
             psi.append(float(state.psi))
         tick(number, rounds)
+
+    state = train(made, federation, rounds, after_round=after)
     own = evaluate(made.model, lambda cohort: made.personalize(state, cohort), federation, federation.roster)
     found = {"accuracy": 100 * own.mean, "worst": 100 * float(own.score.nanquantile(0.0)), "psi": psi}
     common = _common(state)
