@@ -45,8 +45,8 @@ _OPEN = {
 
 
 _EARLY = (
-    "in a scaled run ODPFL-HN's hypernetwork is not done: its clients take 15 local steps in a round, five epochs of 150 "
-    "rows, those of the PFL-methods 50, and it has a fifth of the rounds"
+    "in a scaled run, a fifth of the rounds, ODPFL-HN's hypernetwork is not done: its clients take 15 local steps in a "
+    "round, five epochs of 150 rows, those of the PFL-methods 50"
 )
 
 
