@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shlex
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,13 +116,11 @@ def test_resume_and_report() -> None:
     assert Path("other.html").stat().st_size > 10_000
 
 
-def test_ctrl_c_ends_with_130_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-    import signal
-
-    watcher = At(2, lambda: os.kill(os.getpid(), signal.SIGINT))
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_with_its_code_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    watcher = At(2, lambda: os.kill(os.getpid(), number))
     monkeypatch.setattr("unalike.studio.runs.progress.watcher_for", lambda console, quiet: watcher)
-    shown = unalike("run", "fedavg", *FLAGS, "--out", "r", code=130)
+    shown = unalike("run", "fedavg", *FLAGS, "--out", "r", code=128 + number)
     assert "stopped after round 3 of 8. Go on with: unalike resume r" in shown
     assert shown.count("stopped") == 1
     monkeypatch.undo()
