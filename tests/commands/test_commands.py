@@ -213,7 +213,6 @@ def test_every_argument_is_explained_in_words() -> None:
 
 def test_live_progress_has_all_that_was_promised() -> None:
     record = {
-        "round": 3,
         "loss": 0.5,
         "bytes_up": 2000,
         "bytes_down": 3_000_000,
@@ -224,12 +223,24 @@ def test_live_progress_has_all_that_was_promised() -> None:
         text = io.StringIO()
         watcher = make(Console(file=text, force_terminal=make is Live, width=100))
         watcher.begin("fedavg", 10, 0, "accuracy")
-        watcher.round({**record, "unseen": None, "unlabeled": None})
+        for number in (2, 3):
+            watcher.round({**record, "round": number, "unseen": None, "unlabeled": None})
         watcher.note("a note")
         watcher.end()
         shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", text.getvalue())
         for part in ("fedavg", "3/10", "seen 50.0%", "loss 0.500", "↑2 kB ↓3 MB", "ε 1.25", "left", "a note"):
             assert part in shown, part
+
+
+def test_the_time_that_is_left_leaves_out_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, clock = io.StringIO(), iter([0.0, 100.0, 101.0, 102.0])
+    monkeypatch.setattr("unalike.studio.runs.progress.time.monotonic", lambda: next(clock))
+    watcher = Lines(Console(file=text, width=100))
+    watcher.begin("fedavg", 10, 0, "accuracy")
+    for number in (1, 2, 3):
+        watcher.round({"round": number, "bytes_up": 0, "bytes_down": 0, "seen": {"mean": 0.5}})
+    first, second, third = text.getvalue().splitlines()
+    assert "left" not in first and second.endswith("8.0 s left") and third.endswith("7.0 s left")
 
 
 def test_whole_numbers_are_counts_and_fractions_are_shares() -> None:
