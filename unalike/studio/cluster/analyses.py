@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 ANALYSIS = f"{__name__}:Analysis"  # as a driver names it
 Given = Points | Histograms | Problem
 
-_ALWAYS = (squared_distances, read_estimate, read_risk, *EXCHANGES)  # what is measured, and a secure sum's exchanges
+_MEASURED = (squared_distances, read_estimate, read_risk)  # a simulation's own view
 
 
 # Reading, where the rows are
@@ -197,7 +197,7 @@ class Taught(Program):
     told its class and settings."""
 
     def __init__(self, tell: Callable[[bytes], object], terms: Terms) -> None:
-        super().__init__(_ALWAYS, terms=terms)
+        super().__init__(_MEASURED, terms=terms, exchanges=EXCHANGES)
         self._tell, self._last = tell, object()
         self._owners: dict[str, object] = {}  # by class: one of its settings is known at a time
 
@@ -240,13 +240,17 @@ class Analysis:
             whole = self._whole if self._whole is not None else self._read()
             self._parts, self._mine, self._whole = chosen(_parts(whole), mine), mine, None
         self._terms = Terms(asked["noise"])
-        program = Program(_ALWAYS, terms=self._terms)
-        return Shard(self._parts, self._parts["train"].roster(), program, Simulator(asked["block"], 1))
+        return Shard(self._parts, self._parts["train"].roster(), self._program(), Simulator(asked["block"], 1))
 
     def learn(self, what: bytes) -> Program:
         """The program of some algorithms, given by their classes and settings."""
-        tasks = [task for owner in plain.decoded(what) for task in tasks_of(owner)]
-        return Program([*tasks, *_ALWAYS], terms=self._terms)
+        return self._program(task for owner in plain.decoded(what) for task in tasks_of(owner))
+
+    def _program(self, tasks: Iterable[Task] = ()) -> Program:
+        """Where there is an ε, nothing leaves a shard without noise but what a simulation measures."""
+        return Program(
+            [*tasks, *_MEASURED], terms=self._terms, exchanges=EXCHANGES, private=self._terms.system, measured=True
+        )
 
     def view(self, what: str) -> bytes:
         raise ValueError(f"nothing here is called {what!r}")
