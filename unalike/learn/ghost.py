@@ -339,12 +339,16 @@ class GhostNorms:
     def clipped_sum(
         self, theta: Tensor, x: Tensor, y: Tensor, loss_of: Loss, taken: Tensor, bound: float
     ) -> tuple[Tensor, Tensor]:
-        """Σ of the taken samples' gradients, each clipped to ``bound``, and all samples' losses."""
+        """Σ of the taken samples' gradients, each clipped to ``bound``, and all samples' losses.
+
+        Norms and sum are in double precision if ``taken`` is.
+        """
         gradients, inputs, losses = self._backward(theta, x, y, loss_of)
+        made_in = torch.promote_types(theta.dtype, taken.dtype)
         square = torch.zeros(len(x))
         made: list[tuple[Tensor, Tensor]] = []
         for g, met, layer in zip(gradients, inputs, self._layers, strict=True):
-            g = layer.of_outputs(g)
+            g, met = layer.of_outputs(g).to(made_in), met.to(made_in)
             if met.ndim == 3:
                 met, g = torch.bmm(g, met.transpose(1, 2)).flatten(1), g.sum(2)  # gradients of weights, and of biases
                 square = square + _square(met) + (0.0 if layer.bias is None else _square(g))
