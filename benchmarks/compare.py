@@ -47,7 +47,7 @@ def compare(
                     raise
                 skipped[tool.name] = str(reason)
                 say(f"{work.name}: {tool.name} is left out: {reason}")
-        turns = {name: _turn(one) for name, one in running.items()}
+        turns = {name: _turn(one, clock) for name, one in running.items()}
         seconds: dict[str, list[float]] = {name: [] for name in running}
         for repetition in range(repetitions):
             say(f"{work.name}: repetition {repetition + 1} of {repetitions}")
@@ -63,8 +63,8 @@ def compare(
     return rows, {**raw, "clock": clock}
 
 
-def _turn(tool: Running) -> int:
+def _turn(tool: Running, clock: Clock) -> int:
     """How many rounds a turn of the tool has; it is warm then."""
-    first = tool.rounds(1)[0]
-    later = tool.rounds(max(1, min(WARM, math.ceil(WARM_UP / first))))
+    first = tool.rounds(1, clock)[0]
+    later = tool.rounds(max(1, min(WARM, math.ceil(WARM_UP / first))), clock)
     return max(1, min(MOST, round(TURN / statistics.median(later[len(later) // 2 :]))))
