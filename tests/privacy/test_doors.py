@@ -47,6 +47,7 @@ from unalike.runtime.simulate import Simulation
 from unalike.studio import resume, run
 from unalike.studio.errors import UserError
 from unalike.studio.program import program_of
+from unalike.studio.runs.result import Result
 
 SMALL: dict[str, Any] = {
     "data": "digits", "partition": "iid", "clients": 40, "unseen": 4, "cohort": 0.5, "model": "logistic", "rounds": 2,
@@ -592,3 +593,17 @@ class Trains:
     @task
     def fit(self, client: Client, theta: Tensor) -> Sent:
         return send(theta=self.local.train(self.model, theta, client)[0])
+
+
+def test_what_workers_did_is_not_published_because_it_tells_how_large_poisson_cohorts_were(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tally = {"worker": 0, "clients": 40, "asks": 2, "answered": 4711, "failed": 0, "seconds": 1.0, "waited": 1.0}
+    tally |= {"rate": 4711.0, "restarts": 0, "missed": 0, "bytes_down": 4711, "bytes_up": 4711}
+    monkeypatch.setattr(Simulation, "waiting", None, raising=False)
+    monkeypatch.setattr(Simulation, "report", lambda _: [tally], raising=False)
+    made = run("fedavg", out=tmp_path / "run", **SMALL)
+    assert made.workers[0].answered == 4711  # whoever runs the simulation sees it
+    published = [file for file in (tmp_path / "run").iterdir() if file.is_file()]
+    assert not any(b"4711" in file.read_bytes() for file in published)
+    assert Result.load(tmp_path / "run").workers == made.workers  # from simulation/, while that is there

@@ -77,6 +77,15 @@ def loss_of(outputs: Tensor, y: Tensor) -> Tensor:
     return -F.log_softmax(outputs, -1).gather(-1, y[:, None])[:, 0]
 
 
+def loss_and_slope(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """``loss_of``, and each loss's gradient with respect to its outputs."""
+    if y.is_floating_point():
+        away = outputs.reshape(len(y), -1).squeeze(-1) - y
+        return away.square() / 2, away.reshape(outputs.shape)
+    of_classes = F.log_softmax(outputs, -1)
+    return -of_classes.gather(-1, y[:, None])[:, 0], of_classes.exp() - F.one_hot(y, outputs.shape[-1])
+
+
 # Distillation. A model's scores [B, k] are its log-probabilities of the classes, or for real targets its outputs, as
 # means of normal distributions of variance 1. With q and p expected by student and teacher, the gradients with respect
 # to the student's outputs are q − target for the loss and q − p for the divergence. They are written out because in a
