@@ -166,6 +166,13 @@ CONVOLUTIONS = {
         *(nn.Conv2d(2, 3, (2, 3), stride=(2, 1), padding=(1, 2), bias=False), nn.ReLU(inplace=True), nn.AvgPool2d(2)),
         *(nn.Conv2d(3, 4, 2), nn.Tanh(), nn.Flatten(), nn.Linear(4 * 4, 3)),
     ),
+    "pooled": lambda: nn.Sequential(
+        *(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 2), nn.MaxPool2d(2), nn.Flatten()),
+        nn.Linear(4, 3),
+    ),
+    "written over": lambda: nn.Sequential(  # what came before is lost, so this is no chain
+        *(nn.Conv2d(2, 3, 3), nn.LeakyReLU(inplace=True), nn.MaxPool2d(3), nn.Flatten(), nn.Linear(12, 3)),
+    ),
     "places": lambda: nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 8 * 5, 3, bias=False)),
 }
 

@@ -355,7 +355,7 @@ class GhostNorms:
             else:
                 square = square + _square(g) * (_square(met) + (0.0 if layer.bias is None else 1.0))
             made.append((g, met))
-        if not (computed_singly() and bool(torch.isfinite(square.sum()))):  # else all is finite
+        if not (computed_singly() and math.isfinite(float(square.sum()))):  # else all is finite
             made = [(g.nan_to_num(0.0, 0.0, 0.0), met.nan_to_num(0.0, 0.0, 0.0)) for g, met in made]
         factor = taken * clip_factors(square.sqrt(), bound)
         parts: dict[str, Tensor] = {}
