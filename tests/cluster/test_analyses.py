@@ -14,6 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from unalike.analytics.estimation.problem import Problem
+from unalike.analytics.kmeans.baselines import KFed
 from unalike.commands.main import app
 from unalike.core.wire import WireError
 from unalike.runtime import ray as module
@@ -81,8 +82,7 @@ def assert_alike(one: Any, other: Any, where: str = "") -> None:
 
 
 PRIVATE = {  # with noise of the operating system, which no two runs have alike
-    "kmeans": (*FEW, "--epsilon", "8", "--delta", "1e-4", "--baselines"),
-    "kmeans, secure": (*FEW, "--epsilon", "8", "--delta", "1e-4", "--secure"),
+    "kmeans": (*FEW, "--epsilon", "8", "--delta", "1e-4", "--secure"),
     "mdm": ("mdm", "--data", "mdm:medium-2", "--clients", "60", "--rounds", "2", "--epsilon", "8", "--largest", "500"),
     "rates": ("estimate", "bernoulli", "--data", "bernoulli:clients=60,points=8", "--epsilon", "3"),
     "candidates": (
@@ -117,6 +117,14 @@ def test_a_private_analysis_asks_for_nothing_that_workers_keep_to_themselves(nam
     """A shard of a run with an ε refuses what has no noise: neither the algorithm nor its measures may need it."""
     found = told(*PRIVATE[name], *ON_RAY)
     assert (found.get("privacy") or found)["epsilon"] is not None
+
+
+def test_a_baseline_without_noise_is_asked_where_there_is_none(shared: Workers) -> None:
+    away = Away("system", 2)
+    points = away.read("points", data=FEW[2], server=None, standardize=False, seed=0)
+    with pytest.raises(RuntimeError, match="without noise: nothing is sent"):
+        KFed(3).fit(away.federate(points.clients, 0, block=8))
+    assert len(KFed(3).fit(away.federate(points.clients, 0, block=8, noise="seeded"))) == 3
 
 
 def test_workers_are_told_while_they_work_and_at_the_end(shared: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
