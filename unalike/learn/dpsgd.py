@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
@@ -254,7 +255,8 @@ def noisy_mean(
     if is_exact(draws):
         return add_gaussian(total, bound * (1.0 + rounding(rows)), noise_multiplier, draws) / expected
     noise = draws.normal(*total.shape).to(total.dtype)
-    return (total + noise_multiplier * bound * noise) / expected
+    scale = torch.as_tensor(noise_multiplier * bound, dtype=total.dtype, device=total.device)
+    return torch.addcmul(total, noise, scale) / expected
 
 
 def rounding(rows: int) -> float:
@@ -295,9 +297,10 @@ def poisson_batch(
 
 def poisson_rows(n: Tensor | int, capacity: int, rate: Tensor | float, draws: DrawsLike) -> Tensor:
     """The rows that ``poisson_batch`` takes, in its order, and no others: how many there are is only known now."""
-    u = _numbers(n, capacity, draws)
-    rows = (u < _at_most_1(rate)).nonzero()[:, 0]
-    return rows[u[rows].argsort()]
+    bits = draws.bits(capacity)
+    u = bits[: int(n)].cpu().numpy().view(np.uint64) >> np.uint64(11)  # 53 bits, exact as a float
+    rows = np.flatnonzero(u < min(1.0, float(rate)) * 2.0**53)
+    return torch.from_numpy(rows[u[rows].argsort(kind="stable")]).to(bits.device)
 
 
 def _numbers(n: Tensor | int, capacity: int, draws: DrawsLike) -> Tensor:

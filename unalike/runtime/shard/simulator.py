@@ -35,7 +35,7 @@ from unalike.core.request import Reply
 from unalike.privacy.mechanisms import DrawsLike
 from unalike.runtime.shard.kept import HELD, SECRET
 from unalike.runtime.shard.recording import Inputs, Recordings
-from unalike.runtime.shard.tuning import FEW, SMALL, Plan, Tuner, keep_freed_memory
+from unalike.runtime.shard.tuning import SMALL, Plan, Tuner, keep_freed_memory
 from unalike.runtime.shard.work import Work
 
 Arrays = dict[str, Tensor]
@@ -442,12 +442,12 @@ def _filled_up(work: Work, rows: Tensor) -> Tensor:
     """A block of one of a few sizes; the first client takes the places that are left over, for nothing.
 
     Private cohorts have another size in every round. With few sizes their blocks can be recorded all the same, which
-    saves more than one client in ten costs; of small samples a dozen clients cost less than the block does without any.
-    DP-SGD is no such small work.
+    saves more than one client in ten costs, and of small samples more than eight clients do. DP-SGD is no such small
+    work.
     """
     small = work.clients.x[0].numel() <= SMALL and all(one.cost is None for one in work.releases)
-    some = max(FEW if small else 4, 1 << max(0, len(rows).bit_length() - 3))
-    return torch.cat([rows, rows[:1].expand(-len(rows) % some)]) if small or len(rows) > 4 else rows
+    some = max(8 if small else 4, 1 << max(0, len(rows).bit_length() - 3))
+    return torch.cat([rows, rows[:1].expand(-len(rows) % some)]) if len(rows) > 4 else rows
 
 
 def _first(outputs: Outputs, count: int) -> Outputs:
