@@ -43,6 +43,7 @@ AUDITS: dict[str, str] = {  # what `unalike privacy audit` is given
     "FLowDUP, clients": f"flowdup {_WIDE}",
     "FedAvg, points, ghost norms": f"fedavg {_POINTS}",
     "FedAvg, points, a CNN": f"fedavg {_POINTS.replace('logistic', 'small-cnn')}",
+    "FedAvg, points, ResNet18 (gradients one by one)": f"fedavg {_POINTS.replace('logistic', 'resnet18')}",
     **{f"{name}, points": f"{name} {_POINTS}" for name in _BY_POINT},
     "Gaussian estimates, clients": "gaussian --epsilon 2 --delta 1e-4",
     "Bernoulli estimates, clients": "bernoulli --epsilon 1",
@@ -86,6 +87,8 @@ def table(found: dict[str, list[dict[str, Any]]]) -> str:
     ]
     for label, (honest, half) in found.items():
         shorter = "" if honest["of_rounds"] is None else f" ({honest['rounds']} of {honest['of_rounds']} rounds)"
+        if half["rounds"] != honest["rounds"]:  # how many there is time for is measured
+            shorter += f", with half of the noise {half['rounds']} rounds of ε {half['promised']:.2f}"
         numbers = [f"{honest['promised']:.2f}"]
         numbers += [text for one in (honest, half) for text in (f"{one['proven']:.2f}", f"{one['noise']:.0%}")]
         lines.append(f"| {label}{shorter} | {' | '.join(numbers)} | {honest['seconds']:.0f} + {half['seconds']:.0f} |")

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import dp_accounting
+import numpy as np
 import pytest
 import torch
 from scipy.stats import binom, norm
@@ -178,16 +179,31 @@ class Asks:
 
 
 @pytest.mark.parametrize("cut", [1.0, 0.5])
-def test_cohorts_of_a_fixed_size_in_which_a_client_is_replaced_are_attacked(cut: float) -> None:
+def test_cohorts_of_a_fixed_size_are_attacked_where_a_client_is_replaced(cut: float) -> None:
     clients = Clients.from_sizes(torch.zeros(512, 1), None, torch.ones(512))
-    noisy = Sum("update", clip=1.0, noise=Quieter(Gaussian(2.0), cut))
+    noisy = Sum("update", clip=1.0, noise=Quieter(Gaussian(1.0), cut))
 
     def run(number: int) -> Attacked:
         tapped = Tapped(simulation(clients, block=256, threads=1), number, member=coins(512, number), noise="system")
-        for turn in (1, 2):
-            tapped.begin_round(turn).sample(512).ask(Asks().update, into=noisy)
+        for turn in range(1, 5):
+            tapped.begin_round(turn).sample(256).ask(Asks().update, into=noisy)
         return attacked_by(tapped)
 
-    found = judge("client", run, 1e-4, 2_048, cut, 0, 2)
-    assert found.promised == pytest.approx(accountant.epsilon(account([(Gaussian(2.0).event(), 2)]), 1e-4), rel=1e-3)
-    assert found.holds == (cut == 1.0) and found.proof.best > 0.3 * found.promised
+    found = judge("client", run, 1e-4, 2_048, cut, 0, 4)
+    assert (found.proof.noise > CHANCE) == (cut == 1.0) and found.holds == (cut == 1.0)
+    assert found.proof.best > 1.0
+
+
+@pytest.mark.parametrize(("rate", "z"), [(1.0, 1.0), (0.25, 0.7)])
+def test_what_a_replaced_client_of_a_fixed_cohort_gives_away(rate: float, z: float) -> None:
+    """δ by hand: the integral of p − e^ε·q where that is above 0."""
+    event = dp_accounting.SampledWithoutReplacementDpEvent(100, int(100 * rate), dp_accounting.GaussianDpEvent(z))
+    released = account([(event, 1)])
+    x = np.linspace(-20.0, 20.0, 200_001)
+    p, q = ((1 - rate) * norm.pdf(x, 0, z) + rate * norm.pdf(x, mean, z) for mean in (0.5, -0.5))
+    at = np.array([0.0, 0.3, 1.0, 2.0])
+    expected = [np.maximum(p - math.exp(eps) * q, 0.0).sum() * (x[1] - x[0]) for eps in at]
+    assert accountant.deltas(released, at) == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    found = accountant.attained(released, 1e-3)
+    assert np.maximum(p - math.exp(found) * q, 0.0).sum() * (x[1] - x[0]) == pytest.approx(1e-3, rel=1e-2)
+    assert found <= accountant.epsilon(released, 1e-3) * (1 + 1e-6)

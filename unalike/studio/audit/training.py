@@ -124,7 +124,7 @@ def judge(
     found, member = torch.cat([one.scores for one in done]), torch.cat([one.member for one in done])
     proof = proven_epsilon(found, member, delta)
     noise = proven_noise(found, member, released)
-    assumed = promised if noise == 1 else accountant.epsilon(accountant.scaled(released, noise), delta, _COARSE)
+    assumed = accountant.attained(accountant.scaled(released, noise), delta, _COARSE)
     proof = replace(proof, noise=noise, assumed=assumed)
     shortened = planned if planned is not None and planned > rounds else None
     return Audit(unit, promised, proof, len(found), rounds, cut_noise, shortened)
