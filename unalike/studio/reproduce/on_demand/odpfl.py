@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from unalike.studio.reproduce.item import Found, Item, Row, Work, claim, near
-from unalike.studio.reproduce.on_demand.training import SMALL, SMALLER, dots, trained
+from unalike.studio.reproduce.charts import dots
+from unalike.studio.reproduce.item import Found, Item, Row, Work, claim
+from unalike.studio.reproduce.on_demand.training import SMALL, SMALLER, trained
+from unalike.studio.reproduce.tables import ahead, beside, cells, measured
 
 _FULL, _SHORT = 500, 100
 _SPLITS = {
@@ -42,23 +44,14 @@ _OPEN = {
 }
 
 
-def _cell(method: str, split: str) -> str:
-    return f"{method}, {split} (%)"
-
-
 def _ahead(other: str, split: str) -> str:
     return f"{_OURS} minus {other}, {split} (points)"
 
 
 def _rows() -> tuple[Row, ...]:
     because = "three of the paper's standard errors, and at least three points, for rates that it does not tell"
-    cells = [
-        near(_cell(method, split), value, max(3.0, 3 * error), because, full_only=True)
-        for method, values in _TABLE.items()
-        for split, (value, error) in zip(_SPLITS, values, strict=True)
-    ]
     better = "ODPFL-HN performs better than all baselines in all scenarios except α = 10"
-    ahead = [
+    leads = [
         claim(
             _ahead(other, split),
             better,
@@ -70,7 +63,7 @@ def _rows() -> tuple[Row, ...]:
         for other in _TABLE
         if other != _OURS
     ]
-    return (*cells, *ahead)
+    return (*cells(_TABLE, _SPLITS, 3.0, because, full_only=True), *leads)
 
 
 def _table_1(work: Work) -> Found:
@@ -89,23 +82,15 @@ def _table_1(work: Work) -> Found:
             f"PFL, {split}", trained, method="pfl-nearest", choices=list(_LENT.values()), changes={}, **common
         )
         found |= {method: lent[f"{choice}: each unseen"] for method, choice in _LENT.items()}
-        for method, each in found.items():
-            table.append({"method": method, "split": split, "accuracy": sum(each) / len(each)})
-    accuracy = {(row["method"], row["split"]): row["accuracy"] for row in table}
-    values = {_cell(method, split): [value] for (method, split), value in accuracy.items()}
-    values |= {
-        _ahead(method, split): [accuracy[_OURS, split] - value]
-        for (method, split), value in accuracy.items()
-        if method != _OURS and split != "α = 10"
-    }
-    shown = [{**row, "column": row["split"], "whose": "Unalike"} for row in table]
-    shown += [
-        {"method": method, "column": split, "whose": "paper", "accuracy": value}
-        for method, pairs in _TABLE.items()
-        for split, (value, _) in zip(_SPLITS, pairs, strict=True)
-        if (method, split) in accuracy
-    ]
-    return Found(values, table, dots(shown, list(_TABLE)))
+        table += [
+            {"method": method, "column": split, "accuracy": sum(each) / len(each)} for method, each in found.items()
+        ]
+    values = measured(table)
+    for line in table:
+        method, split = line["method"], line["column"]
+        if method != _OURS and split != "α = 10":
+            values[_ahead(method, split)] = ahead(values, _OURS, [method], split)
+    return Found(values, table, dots(beside(table, _TABLE, _SPLITS), list(_TABLE)))
 
 
 ITEMS = (

@@ -7,12 +7,11 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import altair as alt
 from torch import Tensor
 
 from unalike import data
 from unalike.core.federation import Federation
-from unalike.core.method import Method, State
+from unalike.core.method import Method, State, train
 from unalike.core.model import Model
 from unalike.data.population import Population
 from unalike.learn.evaluation import evaluate
@@ -20,8 +19,6 @@ from unalike.methods import METHODS
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
 from unalike.studio.evenly import evenly
-from unalike.studio.figures.file import Figure
-from unalike.studio.figures.theme import LIGHT
 from unalike.studio.recipe.hyperparameters import PAPER, Hyperparameters
 from unalike.studio.reproduce.item import Numbers, Tick
 from unalike.studio.simulate import simulate
@@ -71,10 +68,7 @@ def trained(
     model = Model(build(input_shape=(3, 32, 32), classes=10, **options))
     made = paper_method(method, Problem(model, (3, 32, 32), 10, len(population.seen), "image"), changes or {})
     federation = simulate(population, seed, threads=1)
-    state = made.start(seed)
-    for number in range(1, rounds + 1):
-        state = made.round(state, federation.begin_round(number))
-        tick(number, rounds)
+    state = train(made, federation, rounds, after_round=lambda number, _: tick(number, rounds))
     variants = {choice: dataclasses.replace(cast(Any, made), choice=choice) for choice in choices} or {"": made}
     found: Numbers = {}
     for choice, variant in variants.items():
@@ -94,21 +88,3 @@ def scores(method: Method, state: State, federation: Federation, which: Tensor, 
     roster = federation.runtime.roster.select(which)
     personalize = functools.partial(method.personalize, state)
     return 100 * evaluate(method.model, personalize, federation, roster, labels=labels).score.nan_to_num(nan=0.0)
-
-
-def dots(rows: Sequence[Mapping[str, Any]], order: Sequence[str]) -> Figure:
-    """Accuracies of methods, ours beside the paper's; a row has method, column, whose and accuracy."""
-    colours = alt.Scale(domain=["paper", "Unalike"], range=[LIGHT["s6"], LIGHT["s0"]])
-    chart: Figure = (
-        alt.Chart(alt.InlineData(values=[dict(row) for row in rows]))
-        .mark_point(filled=True, size=70, opacity=1)
-        .encode(
-            x=alt.X("accuracy:Q", title="accuracy (%)", scale=alt.Scale(zero=False)),
-            y=alt.Y("method:N", sort=list(order), title=None),
-            color=alt.Color("whose:N", title=None, scale=colours),
-            shape=alt.Shape("whose:N", title=None),
-            column=alt.Column("column:N", title=None),
-        )
-        .properties(width=240, height=190)
-    )
-    return chart
