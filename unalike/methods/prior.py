@@ -119,7 +119,8 @@ class LearnedPrior:
             theta = params["theta"]
             gradient, loss = of_data(theta, batch)
             yield {"theta": self.direction(gradient, theta, share, eta, **gamma)}
-            return loss + share * self.penalty(theta, **gamma)
+            total: Tensor = loss + share * self.penalty(theta, **gamma)
+            return total
 
         after, loss = local.minimise(InTurns(moves), {"theta": start}, client, labels=True, rate=rate)
         assert isinstance(after, dict)
