@@ -55,7 +55,7 @@ def test_the_papers_own_numbers_hold_and_others_differ() -> None:
         "PeFLL minus FedAvg, seen (points)",
         "PeFLL minus FedAvg, unseen (points)",
     ]
-    assert len(short.asked) == 3 and short.asked["Local, seed 0"]["rounds"] == 0
+    assert len(short.asked) == 8 and short.asked["Local, seed 0"]["rounds"] == 0
 
     def worse(name: str, settings: dict[str, Any]) -> Numbers:
         return of_paper(name, settings) if settings["method"] != "pefll" else {"seen": 47.0, "unseen": 60.0}
@@ -77,7 +77,7 @@ def test_newcomers_of_every_split_are_compared_with_every_baseline() -> None:
     found = verdicts(BY_ID["p2-table-1"], short)
     assert found["ODPFL-HN minus PFL-sampled, pathological (points)"] == "holds"
     assert found["ODPFL-HN minus FedAvg, pathological (points)"] == "not comparable"
-    assert {one["partition"] for one in short.asked.values()} == {"shards:2"} and len(short.asked) == 3
+    assert {one["partition"] for one in short.asked.values()} == {"shards:2"} and len(short.asked) == 4
     found = verdicts(BY_ID["p2-table-1"], full)
     assert len([what for what in found if "minus" in what]) == 18 and len(full.asked) == 20
     assert {found[what] for what in found if "minus" in what} == {"holds"}
@@ -97,7 +97,7 @@ def test_one_training_lends_its_models_in_every_way(monkeypatch: pytest.MonkeyPa
     y = torch.randint(10, (36,), generator=random).numpy()
     people = from_arrays(x, y, [i // 6 for i in range(36)], classes=10, unseen=[4, 5], test=0.34)
     assert isinstance(people.train, Clients)
-    monkeypatch.setattr(training, "cifar", lambda partition, seed: people)
+    monkeypatch.setattr(training, "cifar", lambda *_: people)
     settings: dict[str, Any] = {"partition": "shards:2", "rounds": 1, "seed": 0, "unlabeled": True}
     few = {"cohort": 2, "local": {"steps": 1}}
     choices = ["sampled", "nearest", "ensemble"]

@@ -16,6 +16,7 @@ from unalike.analytics.estimation.shared import Channel, gain
 from unalike.analytics.estimation.study import cross_validated, run
 from unalike.studio.figures.file import Figure
 from unalike.studio.figures.theme import LIGHT
+from unalike.studio.reproduce.charts import WHOSE, curves
 from unalike.studio.reproduce.item import Found, Item, Numbers, Row, Tick, Work, claim, near
 from unalike.studio.simulate import simulate
 
@@ -71,7 +72,7 @@ def _bars(gains: dict[str, list[float]]) -> Figure:
             ("Unalike", (float(np.mean(values)), float(np.std(values, ddof=1)))),
         )
     ]
-    colours = alt.Scale(domain=["paper", "Unalike"], range=[LIGHT["s6"], LIGHT["s0"]])
+    colours = alt.Scale(domain=list(WHOSE), range=list(WHOSE.values()))
     base = alt.Chart(alt.InlineData(values=rows), title="Gain of personal rates over local ones").encode(
         x=alt.X("prior:N", sort=list(gains), title=None, axis=alt.Axis(labelAngle=0)),
         xOffset=alt.XOffset("whose:N", sort=["paper", "Unalike"]),
@@ -120,18 +121,9 @@ def _years(table: list[dict[str, Any]]) -> Figure:
         for row in table
         if row["form"] == form
     ]
-    chart: alt.Chart = (
-        alt.Chart(alt.InlineData(values=rows), title="Gain of personal rates, by the election left out")
-        .mark_line(point=True)
-        .encode(
-            x=alt.X("year:N", title=None, axis=alt.Axis(labelAngle=0)),
-            y=alt.Y("gain:Q", title="lower mean squared error (%)"),
-            color=alt.Color("what:N", title=None),
-            shape=alt.Shape("what:N", title=None),
-        )
-        .properties(width=420, height=280)
-    )
-    return chart
+    x = alt.X("year:N", title=None, axis=alt.Axis(labelAngle=0))
+    y = alt.Y("gain:Q", title="lower mean squared error (%)")
+    return curves(rows, x, y, "what", title="Gain of personal rates, by the election left out", dashes="what")
 
 
 # Linear regression
@@ -261,18 +253,8 @@ def _by_epsilon(table: list[dict[str, Any]]) -> Figure:
             ("personal, not private", bare["error"]),
         )
     ]
-    chart: alt.Chart = (
-        alt.Chart(alt.InlineData(values=rows), title="Error of personal means by ε₀")
-        .mark_line(point=True)
-        .encode(
-            x=alt.X("epsilon:Q", title="ε₀"),
-            y=alt.Y("error:Q", title="mean squared error"),
-            color=alt.Color("line:N", title=None),
-            strokeDash=alt.StrokeDash("line:N", title=None),
-        )
-        .properties(width=420, height=280)
-    )
-    return chart
+    x, y = alt.X("epsilon:Q", title="ε₀"), alt.Y("error:Q", title="mean squared error")
+    return curves(rows, x, y, "line", title="Error of personal means by ε₀", dashes="line")
 
 
 ITEMS = (

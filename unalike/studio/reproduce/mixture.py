@@ -16,6 +16,7 @@ from unalike.analytics.mdm.counts import histogram_clients, known_mixture
 from unalike.analytics.mdm.study import histograms
 from unalike.data.partition.mixture import Mixture
 from unalike.studio.figures.file import Figure
+from unalike.studio.reproduce.charts import CLOSE, LOG, curves
 from unalike.studio.reproduce.item import Found, Item, Numbers, Row, Tick, Work, claim
 from unalike.studio.simulate import simulate
 
@@ -120,22 +121,12 @@ def _compute(level: str, work: Work) -> Found:
 def _curves(table: list[dict[str, Any]], level: str) -> Figure:
     """The error of A by round, of the first seed, for both starts."""
     rows = [
-        {"round": row["round"], "error": row["A"], "K": row["setting"][-1], "start": _STARTS[row["start"]]}
+        {"round": row["round"], "error": row["A"], "K": f"K = {row['setting'][-1]}", "start": _STARTS[row["start"]]}
         for row in table
         if row["seed"] == _SEEDS[0]
     ]
-    chart: alt.Chart = (
-        alt.Chart(alt.InlineData(values=rows), title=f"Error of A by round, {level} heterogeneity")
-        .mark_line()
-        .encode(
-            x=alt.X("round:Q"),
-            y=alt.Y("error:Q", title="relative error of an entry", scale=alt.Scale(type="log")),
-            color=alt.Color("K:N", title="components"),
-            strokeDash=alt.StrokeDash("start:N", title=None),
-        )
-        .properties(width=420, height=280)
-    )
-    return chart
+    y = alt.Y("error:Q", title="relative error of an entry", scale=LOG)
+    return curves(rows, alt.X("round:Q"), y, "K", title=f"Error of A by round, {level} heterogeneity", dashes="start")
 
 
 def _item(id: str, level: str) -> Item:
@@ -230,18 +221,14 @@ def _figure_a_1(work: Work) -> Found:
                     for k, value in by_k.items()
                 ]
             values[_less(start)].append(loss[100] - loss[1000])
-    rows = [{**row, "clients": f"{row['clients']:,}"} for row in table if row["seed"] == 0 and row["start"] == "random"]
-    chart: alt.Chart = (
-        alt.Chart(alt.InlineData(values=rows), title="Likelihood of new clients by K, Algorithm 5 as printed")
-        .mark_line(point=True)
-        .encode(
-            x=alt.X("K:O"),
-            y=alt.Y("log-likelihood:Q", title="mean log-likelihood", scale=alt.Scale(zero=False)),
-            color=alt.Color("clients:N", title="learned from"),
-        )
-        .properties(width=420, height=280)
-    )
-    return Found(values, table, chart)
+    rows = [
+        {**row, "clients": f"{row['clients']:,} clients"}
+        for row in table
+        if row["seed"] == 0 and row["start"] == "random"
+    ]
+    y = alt.Y("log-likelihood:Q", title="mean log-likelihood", scale=CLOSE)
+    title = "Likelihood of new clients by K, Algorithm 5 as printed"
+    return Found(values, table, curves(rows, alt.X("K:O"), y, "clients", title=title))
 
 
 ITEMS = (

@@ -12,10 +12,8 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import altair as alt
-
 from unalike import data
-from unalike.core.method import Method
+from unalike.core.method import Method, train
 from unalike.core.model import Model
 from unalike.data.population import Population
 from unalike.learn.evaluation import evaluate
@@ -29,8 +27,9 @@ from unalike.methods.perfedavg import PerFedAvg
 from unalike.methods.pfedme import PFedMe
 from unalike.methods.quped import QuPeD
 from unalike.networks.architectures import build
-from unalike.studio.figures.file import Figure
+from unalike.studio.reproduce.charts import dots
 from unalike.studio.reproduce.item import Found, Item, Numbers, Row, Tick, Work, claim
+from unalike.studio.reproduce.tables import beside
 from unalike.studio.reproduce.tuning import accuracies
 from unalike.studio.simulate import simulate
 
@@ -79,11 +78,8 @@ def _trained(tick: Tick, method: str, partition: str, rate: float, own: float, s
     """Accuracy of every client's own model on validation and test rows, and of AdaPeD's common model on test rows."""
     federation = simulate(_population(partition, seed), seed, threads=1)
     made = _method(method, Model(build("mlp", (1, 8, 8), 10)), rate, own)
-    state = made.start(seed)
     rounds = round(own * _ROUNDS * _COHORT / _CLIENTS) if method == "Local" else _ROUNDS
-    for number in range(1, rounds + 1):
-        state = made.round(state, federation.begin_round(number))
-        tick(number, rounds)
+    state = train(made, federation, rounds, after_round=lambda number, _: tick(number, rounds))
     test = accuracies("test", made, state, federation)
     chosen_by = float(accuracies("validation", made, state, federation).mean())
     found: Numbers = {"accuracy": float(test.mean()), "worst": float(test.min()), "validation": chosen_by}
@@ -122,7 +118,8 @@ def _table(work: Work) -> Found:
     for column in _COLUMNS:
         common = [row["common"] for row in rows if row["column"] == column and "common" in row]
         words.append(f"{statistics.fmean(common):.0f} % ({column})")
-    return Found(values, rows, _dots(rows), [f"AdaPeD's common model μ alone is right in {' and '.join(words)}."])
+    notes = [f"AdaPeD's common model μ alone is right in {' and '.join(words)}."]
+    return Found(values, rows, dots(beside(rows, {}, ()), list(_OWN)), notes)
 
 
 _WHY = (
@@ -164,24 +161,6 @@ def _rows() -> tuple[Row, ...]:
                 )
             )
     return tuple(found)
-
-
-def _dots(table: list[dict[str, Any]]) -> Figure:
-    rows = []
-    for column, method in itertools.product(_COLUMNS, _OWN):
-        mine = [row["accuracy"] for row in table if (row["column"], row["method"]) == (column, method)]
-        rows.append({"column": column, "method": method, "accuracy": statistics.fmean(mine)})
-    chart: Figure = (
-        alt.Chart(alt.InlineData(values=rows))
-        .mark_point(filled=True, size=70, opacity=1)
-        .encode(
-            x=alt.X("accuracy:Q", title="accuracy (%)", scale=alt.Scale(zero=False)),
-            y=alt.Y("method:N", sort=list(_OWN), title=None),
-            column=alt.Column("column:N", sort=list(_COLUMNS), title=None),
-        )
-        .properties(width=220, height=190)
-    )
-    return chart
 
 
 ITEMS = (

@@ -9,6 +9,7 @@ import altair as alt
 
 from unalike.studio.figures.file import Figure
 from unalike.studio.reproduce.adaped.training import OPEN, flat, trained
+from unalike.studio.reproduce.charts import ACCURACY, curves
 from unalike.studio.reproduce.item import Found, Item, Work, claim
 
 # How ψ moves: told in the text of §4, without a figure
@@ -19,25 +20,19 @@ def _psi_curves(work: Work) -> Found:
     settings: dict[str, Any] = {"source": "femnist", "cohort": 1 / 3, "rounds": rounds, "seed": 0}
     plain = work.part("AdaPeD", trained, method="AdaPeD", **settings)
     private = work.part("DP-AdaPeD, ε = 5", trained, method="AdaPeD", continued=False, epsilon=5.0, **settings)
-    curves = {"AdaPeD": plain["psi"], "DP-AdaPeD, ε = 5": private["psi"]}
+    moved = {"AdaPeD": plain["psi"], "DP-AdaPeD, ε = 5": private["psi"]}
     table = [
         {"method": method, "round": 6 * (number + 1), "psi": psi}
-        for method, curve in curves.items()
+        for method, curve in moved.items()
         for number, psi in enumerate(curve)
     ]
-    noisy = curves["DP-AdaPeD, ε = 5"]
+    noisy = moved["DP-AdaPeD, ε = 5"]
     values = {
-        _FALLS: [curves["AdaPeD"][-1] - 4.0],
+        _FALLS: [moved["AdaPeD"][-1] - 4.0],
         _FALLS_FIRST: [min(noisy) - 4.0],
         _RISES: [noisy[-1] - min(noisy)],
     }
-    chart: Figure = (
-        alt.Chart(alt.InlineData(values=table))
-        .mark_line(point=True)
-        .encode(x="round:Q", y=alt.Y("psi:Q", title="ψ"), color=alt.Color("method:N", title=None))
-        .properties(width=420, height=280)
-    )
-    return Found(values, table, chart)
+    return Found(values, table, curves(table, alt.X("round:Q"), alt.Y("psi:Q", title="ψ"), "method"))
 
 
 _FALLS = "ψ at the end, less its start at 4, AdaPeD"
@@ -91,18 +86,7 @@ def _curves(table: list[dict[str, Any]]) -> Figure:
         for row in table
         if row["method"] == "DP-AdaPeD"
     ]
-    chart: Figure = (
-        alt.Chart(alt.InlineData(values=rows))
-        .mark_line(point=True)
-        .encode(
-            x=alt.X("ε:Q"),
-            y=alt.Y("accuracy:Q", title="accuracy (%)", scale=alt.Scale(zero=False)),
-            color=alt.Color("model:N", title=None),
-            strokeDash=alt.StrokeDash("model:N", title=None),
-        )
-        .properties(width=420, height=280)
-    )
-    return chart
+    return curves(rows, alt.X("ε:Q"), ACCURACY, "model", dashes="model")
 
 
 _PRIVATE = {

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import altair as alt
-
-from unalike.studio.figures.file import Figure
-from unalike.studio.figures.theme import LIGHT
 from unalike.studio.reproduce.adaped.training import OPEN, flat, trained
+from unalike.studio.reproduce.charts import dots
 from unalike.studio.reproduce.item import Found, Item, Row, Work, claim, near
+from unalike.studio.reproduce.tables import ahead, beside, cells, measured
 
 _COLUMNS = {
     "MNIST, ξ = .1": ("mnist", 0.1, 300),
@@ -30,10 +28,6 @@ _TABLE: dict[str, tuple[tuple[float, float], ...]] = {
 _SEEDS = (0, 1, 2)
 
 
-def _cell(method: str, column: str) -> str:
-    return f"{method}, {column} (%)"
-
-
 def _lead(column: str) -> str:
     return f"AdaPeD minus the best other method, {column} (points)"
 
@@ -48,11 +42,6 @@ _NO_LEAD = "methods with a common model are better here than printed, so that Ad
 
 def _rows() -> tuple[Row, ...]:
     because = "three times the paper's own spread, and at least half a point, for other test rows and writers"
-    cells = [
-        near(_cell(method, column), value, max(0.5, 3 * spread), because, explanation=_STRONGER.get(method, ""))
-        for method, values in _TABLE.items()
-        for column, (value, spread) in zip(_COLUMNS, values, strict=True)
-    ]
     leads = [
         claim(
             _lead(column),
@@ -64,91 +53,38 @@ def _rows() -> tuple[Row, ...]:
         )
         for column in _COLUMNS
     ]
-    return (*cells, *leads)
+    return (*cells(_TABLE, _COLUMNS, 0.5, because, _STRONGER), *leads)
 
 
-def _table_1(work: Work) -> Found:
-    table = []
-    columns = list(_COLUMNS) if work.full else list(_COLUMNS)[:1]
-    for column in columns:
-        source, cohort, rounds = _COLUMNS[column]
-        for method in ("Local", *_TABLE):
-            for seed in _SEEDS if work.full else _SEEDS[:1]:
-                name = f"{method}, {column}, seed {seed}"
-                numbers = work.part(
-                    name, trained, method=method, source=source, cohort=cohort, rounds=rounds, seed=seed
-                )
-                table.append({"column": column, "method": method, "seed": seed, **flat(numbers)})
-    values = {
-        _cell(method, column): [row["accuracy"] for row in table if (row["method"], row["column"]) == (method, column)]
-        for method in _TABLE
-        for column in columns
-    }
-    for column in columns:
-        others = [values[_cell(method, column)] for method in _TABLE if method != "AdaPeD"]
-        values[_lead(column)] = [
-            own - max(other[i] for other in others) for i, own in enumerate(values[_cell("AdaPeD", column)])
-        ]
-    return Found(values, table, _dots(table))
+def _compute(columns: list[str], share: int = 1) -> Callable[[Work], Found]:
+    """All columns, or the first one with the first seed; share: of the rounds in such a scaled run."""
 
+    def compute(work: Work) -> Found:
+        table: list[dict[str, Any]] = []
+        for column in columns if work.full else columns[:1]:
+            source, cohort, rounds = _COLUMNS[column]
+            settings: dict[str, Any] = {"source": source, "cohort": cohort}
+            settings["rounds"] = rounds if work.full else rounds // share
+            for method in ("Local", *_TABLE):
+                for seed in _SEEDS if work.full else _SEEDS[:1]:
+                    name = f"{method}, {column}, seed {seed}"
+                    numbers = work.part(name, trained, method=method, seed=seed, **settings)
+                    table.append({"column": column, "method": method, "seed": seed, **flat(numbers)})
+        found = measured(table)
+        values = {what: each for what, each in found.items() if not what.startswith("Local")}
+        for column in dict.fromkeys(line["column"] for line in table):
+            values[_lead(column)] = ahead(found, "AdaPeD", _TABLE, column)
+            if "FEMNIST" in columns[0]:
+                values[_alone(column)] = ahead(found, "AdaPeD", ["Local"], column)
+        return Found(values, table, dots(beside(table, _TABLE, _COLUMNS), ["Local", *_TABLE]))
 
-def _dots(table: list[dict[str, Any]]) -> Figure:
-    """Every method's mean over seeds beside the paper's."""
-    rows = []
-    for column_at, column in enumerate(_COLUMNS):
-        for method in ("Local", *_TABLE):
-            mine = [row["accuracy"] for row in table if (row["method"], row["column"]) == (method, column)]
-            if not mine:
-                continue
-            rows.append({"method": method, "column": column, "whose": "Unalike", "accuracy": statistics.fmean(mine)})
-            if method in _TABLE:
-                paper = _TABLE[method][column_at][0]
-                rows.append({"method": method, "column": column, "whose": "paper", "accuracy": paper})
-    colours = alt.Scale(domain=["paper", "Unalike"], range=[LIGHT["s6"], LIGHT["s0"]])
-    chart: Figure = (
-        alt.Chart(alt.InlineData(values=rows))
-        .mark_point(filled=True, size=70, opacity=1)
-        .encode(
-            x=alt.X("accuracy:Q", title="accuracy (%)", scale=alt.Scale(zero=False)),
-            y=alt.Y("method:N", sort=["Local", *_TABLE], title=None),
-            color=alt.Color("whose:N", title=None, scale=colours),
-            shape=alt.Shape("whose:N", title=None),
-            column=alt.Column("column:N", sort=list(_COLUMNS), title=None),
-        )
-        .properties(width=220, height=190)
-    )
-    return chart
+    return compute
 
 
 # The two columns of FEMNIST, in fewer rounds
 
 
-_SHARE = 12  # of the rounds
-
-
-def _femnist(work: Work) -> Found:
-    table: list[dict[str, Any]] = []
-    columns = list(_COLUMNS)[1:] if work.full else list(_COLUMNS)[1:2]
-    seeds = _SEEDS if work.full else _SEEDS[:1]
-    for column in columns:
-        source, cohort, rounds = _COLUMNS[column]
-        settings: dict[str, Any] = {"source": source, "cohort": cohort}
-        settings["rounds"] = rounds if work.full else rounds // _SHARE
-        for method in ("Local", *_TABLE):
-            for seed in seeds:
-                name = f"{method}, {column}, seed {seed}"
-                numbers = work.part(name, trained, method=method, seed=seed, **settings)
-                table.append({"column": column, "method": method, "seed": seed, **flat(numbers)})
-    by = {(row["column"], row["method"], row["seed"]): row["accuracy"] for row in table}
-    values: dict[str, list[float]] = {}
-    for column in columns:
-        values |= {_cell(method, column): [by[column, method, seed] for seed in seeds] for method in _TABLE}
-        others = [method for method in _TABLE if method != "AdaPeD"]
-        values[_lead(column)] = [
-            by[column, "AdaPeD", seed] - max(by[column, method, seed] for method in others) for seed in seeds
-        ]
-        values[_alone(column)] = [by[column, "AdaPeD", seed] - by[column, "Local", seed] for seed in seeds]
-    return Found(values, table, _dots(table))
+_SHARE = 3  # of the rounds
 
 
 def _alone(column: str) -> str:
@@ -156,7 +92,7 @@ def _alone(column: str) -> str:
 
 
 _EARLY = (
-    "in a scaled run a client's own model has had 70 steps on its own rows, and AdaPeD's common model, which learns "
+    "in a scaled run a client's own model has had few steps on its own rows, and AdaPeD's common model, which learns "
     "from such models alone, still guesses; a model that is averaged has had the steps of all clients"
 )
 
@@ -200,7 +136,7 @@ ITEMS = (
         claim="AdaPeD consistently outperforms the other methods.",
         two_cores="yes",
         rows=_rows(),
-        compute=_table_1,
+        compute=_compute(list(_COLUMNS)),
         seeds=_SEEDS,
         settings=OPEN,
         scaled="MNIST alone, and one seed instead of three",
@@ -211,10 +147,10 @@ ITEMS = (
         claim="AdaPeD consistently outperforms the other methods.",
         two_cores="hours",
         rows=_femnist_rows(),
-        compute=_femnist,
+        compute=_compute(list(_COLUMNS)[1:], _SHARE),
         seeds=_SEEDS,
         settings=OPEN,
-        scaled="ξ = .33 alone, 20 of 240 rounds, and one seed instead of three",
+        scaled="ξ = .33 alone, 80 of 240 rounds, and one seed instead of three",
     ),
     Item(
         id="p3-section-4-full-participation",

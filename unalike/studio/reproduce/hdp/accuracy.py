@@ -21,8 +21,10 @@ from unalike.methods.robust_hdp import RobustHDP, Weights, declared_noise
 from unalike.networks.architectures import build
 from unalike.privacy.dpsgd import PointPrivacy
 from unalike.studio.errors import UserError
+from unalike.studio.reproduce.charts import ACCURACY, curves, dots
 from unalike.studio.reproduce.hdp.noise import CLIP, DELTA, DISTRIBUTIONS
-from unalike.studio.reproduce.item import Found, Item, Numbers, Row, Tick, Work, claim, near
+from unalike.studio.reproduce.item import Found, Item, Numbers, Row, Tick, Work, claim
+from unalike.studio.reproduce.tables import ahead, beside, cells, measured
 from unalike.studio.reproduce.tuning import accuracies, tuned
 from unalike.studio.runs.declared import BATCHES, DRAWS, authors_draws
 from unalike.studio.simulate import simulate
@@ -118,13 +120,13 @@ def _figure_3_4(work: Work) -> Found:
     table, values = [], {}
     for dist in DISTRIBUTIONS if work.full else _SHOWN:
         found = {name: _best(work, name, dist, **settings) for name in ("Robust-HDP", *_BASELINES)}
-        table += [
-            {"dist": dist, "method": name, "accuracy": one["accuracy"], "rate": one["rate"]}
-            for name, one in found.items()
-        ]
+        table += [_line(name, dist.capitalize(), one) for name, one in found.items()]
         values[_lead(dist)] = [_against(found)]
-    rows = [{"where": r["dist"].capitalize(), "method": r["method"], "accuracy": r["accuracy"]} for r in table]
-    return Found(values, table, _dots(rows))
+    return Found(values, table, dots(beside(table, {}, ()), list(_METHODS)))
+
+
+def _line(method: str, column: str, numbers: Numbers) -> dict[str, Any]:
+    return {"method": method, "column": column, "accuracy": numbers["accuracy"], "rate": numbers.get("rate")}
 
 
 def _figure_3_5(work: Work) -> Found:
@@ -145,13 +147,8 @@ def _figure_3_5(work: Work) -> Found:
         _AS_ORACLE: [found["Robust-HDP"]["accuracy"] - found["oracle"]["accuracy"]],
         _LARGER: [best / max(found[name]["rate"] for name in _BASELINES)],
     }
-    chart: alt.Chart = (
-        alt.Chart(alt.InlineData(values=[{k: r[k] for k in ("method", "round", "accuracy")} for r in table]))
-        .mark_line(point=True)
-        .encode(x="round:Q", y=alt.Y("accuracy:Q", title="accuracy (%)"), color=alt.Color("method:N", title=None))
-        .properties(width=420, height=280)
-    )
-    return Found(values, table, chart)
+    rows = [{k: row[k] for k in ("method", "round", "accuracy")} for row in table]
+    return Found(values, table, curves(rows, alt.X("round:Q"), ACCURACY, "method"))
 
 
 _FASTER = "accuracy over the course of training, Robust-HDP minus the best baseline (points)"
@@ -174,10 +171,7 @@ def _figure_3_6(work: Work) -> Found:
         for dist in dict.fromkeys((*levels, "dist6"))
         for name in _FEWER
     }
-    table += [
-        {"panel": "privacy level", "where": dist.capitalize(), "method": name, "accuracy": one["accuracy"]}
-        for (dist, name), one in found.items()
-    ]
+    table += [_line(name, dist.capitalize(), one) for (dist, name), one in found.items()]
     values: dict[str, list[float]] = {}
     lead = {
         dist: found[dist, "Robust-HDP"]["accuracy"] - max(found[dist, name]["accuracy"] for name in _FEWER[1:])
@@ -191,13 +185,12 @@ def _figure_3_6(work: Work) -> Found:
             chosen = {**settings, "clients": clients, "rate": found["dist6", name]["rate"]}
             numbers = work.part(f"{name}, {clients} clients", _trained, method=name, dist="dist6", **chosen)
             many[name] = numbers["accuracy"]
-            place = {"panel": "number of clients", "where": f"{clients} clients"}
-            table.append({**place, "method": name, "accuracy": numbers["accuracy"]})
+            table.append(_line(name, f"{clients} clients", numbers))
         leads.append(many["Robust-HDP"] - max(many[name] for name in _FEWER[1:]))
     values |= {_MANY: [min(leads)]} if work.full else {}
     told = work.part("a client that lies", _lied, rounds=settings["rounds"], samples=settings["samples"], seed=0)
     table += [
-        {"panel": "a client lies", "where": when, "method": name, "weight": told[name][when]["weight"]}
+        {"method": name, "column": f"a client lies: {when}", "weight": told[name][when]["weight"]}
         for name in told
         for when in told[name]
     ]
@@ -206,8 +199,8 @@ def _figure_3_6(work: Work) -> Found:
         _GAINS: [told["WeiAvg"]["lie"]["weight"] / told["WeiAvg"]["truth"]["weight"]],
         _NOISIER: [told["WeiAvg"]["lie"]["noise"] / told["WeiAvg"]["truth"]["noise"]],
     }
-    rows = [{key: row[key] for key in ("where", "method", "accuracy")} for row in table if "accuracy" in row]
-    return Found(values, table, _dots(rows))
+    shown = beside([line for line in table if "accuracy" in line], {}, ())
+    return Found(values, table, dots(shown, _FEWER))
 
 
 _SENSITIVE = "Robust-HDP minus the best of WeiAvg, PFA and DPFedAvg, Dist8 (points)"
@@ -251,68 +244,38 @@ def _noise(weights: Tensor, variance: Tensor) -> float:
 
 # Table 3.5
 
-_TABLE: dict[str, tuple[float, ...]] = {
+_POINTS = {
     "Robust-HDP": (84.84, 82.78, 80.78, 78.91, 81.66, 72.30, 79.32, 70.68, 73.82),
     "WeiAvg": (81.14, 81.21, 84.44, 71.64, 81.45, 72.27, 80.55, 71.28, 72.07),
     "PFA": (81.29, 77.40, 80.65, 74.45, 81.89, 64.48, 81.40, 73.39, 72.97),
     "DPFedAvg": (82.61, 74.32, 83.12, 70.80, 81.34, 66.51, 76.10, 65.16, 73.03),
 }
-_SAMPLED = ("dist1", "dist6")
+_TABLE = {name: [(value, 0.0) for value in values] for name, values in _POINTS.items()}  # no spread is printed
+_NAMES = [dist.capitalize() for dist in DISTRIBUTIONS]
+_SAMPLED = ("dist1", "dist5", "dist9")
+_SCALED_RATES = (0.03, 0.1, 0.3)  # three times those of a full run, for a fourteenth of its steps
 
 
 def _table_3_5(work: Work) -> Found:
     dists: Sequence[str] = DISTRIBUTIONS if work.full else _SAMPLED
-    settings: dict[str, Any] = {"clients": 60, "partition": "pathological:8", "batch": 128, "seed": 0}
-    settings |= {"samples": 1160, "rounds": 200} if work.full else {"samples": 640, "rounds": 8}
-    rates = _RATES if work.full else _RATES[1:]
+    settings: dict[str, Any] = {"partition": "pathological:8", "batch": 128, "seed": 0}
+    settings |= {"clients": 60, "samples": 1160, "rounds": 200} if work.full else {**_SMALL, "rounds": 20}
+    rates = _RATES if work.full else _SCALED_RATES
     found = {(name, dist): _best(work, name, dist, rates, **settings) for dist in dists for name in _TABLE}
-    table = [
-        {"dist": dist, "method": name, "accuracy": one["accuracy"], "rate": one["rate"]}
-        for (name, dist), one in found.items()
-    ]
-    leads = [
-        found["Robust-HDP", dist]["accuracy"] - max(found[name, dist]["accuracy"] for name in _TABLE if name[0] != "R")
-        for dist in dists
-    ]
-    values = {_MOSTLY: [sum(lead > 0 for lead in leads) / len(leads)]}
-    if work.full:
-        values |= {_cell(name, dist): [found[name, dist]["accuracy"]] for name, dist in found}
-    rows = [{"where": r["dist"].capitalize(), "method": r["method"], "accuracy": r["accuracy"]} for r in table]
-    return Found(values, table, _dots(rows))
+    table = [_line(name, dist.capitalize(), one) for (name, dist), one in found.items()]
+    values = measured(table)
+    leads = [ahead(values, "Robust-HDP", _TABLE, dist.capitalize())[0] for dist in dists]
+    values[_MOSTLY] = [sum(lead > 0 for lead in leads) / len(leads)]
+    return Found(values, table, dots(beside(table, _TABLE, _NAMES), list(_TABLE)))
 
 
 _MOSTLY = "share of the distributions in which Robust-HDP is the best of four"
 
 
-def _cell(name: str, dist: str) -> str:
-    return f"{name}, {dist.capitalize()} (%)"
-
-
 def _rows_3_5() -> tuple[Row, ...]:
     because = "no spread is printed; three points, about what two seeds differ by under such noise"
-    cells = [
-        near(_cell(name, dist), value, 3.0, because, full_only=True)
-        for name, row in _TABLE.items()
-        for dist, value in zip(DISTRIBUTIONS, row, strict=True)
-    ]
     most = claim(_MOSTLY, "in most of the cases (5 of 9 as printed)", "more than half", low=0.5 + 1e-9)
-    return (most, *cells)
-
-
-def _dots(rows: list[dict[str, Any]]) -> alt.Chart:
-    """Accuracy of each method, by distribution or number of clients."""
-    chart: alt.Chart = (
-        alt.Chart(alt.InlineData(values=rows))
-        .mark_point(filled=True, size=70, opacity=1)
-        .encode(
-            x=alt.X("where:N", title=None, sort=None),
-            y=alt.Y("accuracy:Q", title="accuracy (%)", scale=alt.Scale(zero=False)),
-            color=alt.Color("method:N", title=None),
-            shape=alt.Shape("method:N", title=None),
-        )
-        .properties(width=420, height=280)
-    )
-    return chart
+    return (most, *cells(_TABLE, _NAMES, 3.0, because, full_only=True))
 
 
 _OPEN = {
@@ -391,7 +354,7 @@ ITEMS = (
         rows=_rows_3_5(),
         compute=_table_3_5,
         settings={**_OPEN, "split": "8 classes at each client, drawn at random"},
-        scaled="Dist1 and Dist6 of nine; 8 rounds of 200; MLP of 12,730 parameters; 384 rows of a client to train on; "
-        "rates of .03 and .1 alone, as so few steps leave no use for .01; one seed",
+        scaled="Dist1, 5 and 9 of nine; 20 clients of 60 and 20 rounds of 200; MLP of 12,730 parameters; 384 rows of a "
+        "client to train on; for so few steps, rates of .03, .1 and .3; one seed",
     ),
 )

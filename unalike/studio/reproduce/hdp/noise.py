@@ -21,6 +21,8 @@ from unalike.privacy import dpsgd
 from unalike.privacy.dpsgd import PointPrivacy, Steps
 from unalike.privacy.moments import noise_by_moments
 from unalike.studio.errors import UserError
+from unalike.studio.figures.file import Figure
+from unalike.studio.reproduce.charts import LOG, curves
 from unalike.studio.reproduce.item import Found, Item, Numbers, Row, Tick, Work, claim, near
 from unalike.studio.runs.declared import DRAWS, authors_draws
 from unalike.studio.simulate import simulate
@@ -224,19 +226,9 @@ _CLOSE = "largest error of a weight, all rows at once"
 _BETTER = "error from the first 15,000 rows, over that from the first 200"
 
 
-def _lines(rows: list[dict[str, Any]], x: str, y: str, title: str, by: str = "ε") -> alt.Chart:
+def _lines(rows: list[dict[str, Any]], x: str, y: str, title: str, by: str = "ε") -> Figure:
     plain = [{"x": row[x], "y": row[y], "line": f"{by} = {row[by]}" if by == "ε" else row[by]} for row in rows]
-    chart: alt.Chart = (
-        alt.Chart(alt.InlineData(values=plain), title=title)
-        .mark_line(point=True)
-        .encode(
-            x=alt.X("x:Q", title=x, scale=alt.Scale(type="log")),
-            y=alt.Y("y:Q", title=y, scale=alt.Scale(type="log")),
-            color=alt.Color("line:N", title=None),
-        )
-        .properties(width=420, height=280)
-    )
-    return chart
+    return curves(plain, alt.X("x:Q", title=x, scale=LOG), alt.Y("y:Q", title=y, scale=LOG), "line", title=title)
 
 
 _ACCOUNTING = "ε by today's accounting (privacy loss distributions), which asks for less noise than the thesis's"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from unalike import data
+from unalike.core.method import train
 from unalike.core.model import Model
 from unalike.learn.schedules import Schedule
 from unalike.methods.flowdup import FLowDUP
@@ -31,10 +32,8 @@ def _mapped(tick: Tick, network: str, clients: int, cohort: int, rounds: int, se
     model = Model(build(network, (1, 28, 28), 10))
     method = FLowDUP(model, cohort=cohort, schedule=Schedule("cosine", period=rounds))
     federation = simulate(population, seed, threads=1)
-    state = first = method.start(seed)
-    for number in range(1, rounds + 1):
-        state = method.round(state, federation.begin_round(number))
-        tick(number, rounds)
+    first = method.start(seed)
+    state = train(method, federation, rounds, first, lambda number, _: tick(number, rounds))
     newcomers = population.train.select(population.unseen)
     turned = population.per_client["rotation"][population.unseen]
     before, after = (descriptors_of(method, one, federation, newcomers).detach() for one in (first, state))

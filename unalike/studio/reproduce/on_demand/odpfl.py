@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from unalike.studio.reproduce.item import Found, Item, Row, Work, claim, near
-from unalike.studio.reproduce.on_demand.training import dots, trained
+from unalike.studio.reproduce.charts import dots
+from unalike.studio.reproduce.item import Found, Item, Row, Work, claim
+from unalike.studio.reproduce.on_demand.training import SMALL, SMALLER, trained
+from unalike.studio.reproduce.tables import ahead, beside, cells, measured
 
-_FULL, _SHORT = 500, 10
+_FULL, _SHORT = 500, 100
 _SPLITS = {
     "pathological": "shards:2",
     "α = 0.1": "inner-dirichlet:0.1",
@@ -27,13 +29,8 @@ _TABLE: dict[str, tuple[tuple[float, float], ...]] = {
 _OURS = "ODPFL-HN"
 _LENT = {"PFL-sampled": "sampled", "PFL-nearest": "nearest", "PFL-ensemble": "ensemble"}
 # P2 App. C searches FedAvg's rate, epochs and batch with momentum .5, and takes FedProx's and FedMA's from their code
-_PLAIN = {"cohort": 0.1, "local": {"epochs": 5, "batch": 64, "lr": 0.01, "momentum": 0.5}}
-_CHANGES: dict[str, dict[str, Any]] = {
-    "FedAvg": _PLAIN,
-    "FedProx": _PLAIN,
-    "FedMA": {"cohort": 0.1, "local": {"epochs": 5, "batch": 64, "lr": 0.01, "momentum": 0.5}},
-}
-_SCALED = ("FedAvg", _OURS)  # and the three PFL-methods, which its rows are compared with in a short run
+_PLAIN: dict[str, Any] = {"cohort": 0.1, "local": {"epochs": 5, "batch": 64, "lr": 0.01, "momentum": 0.5}}
+_SCALED = ("FedAvg", "FedProx", _OURS)  # and the three PFL-methods, which its rows are compared with in a short run
 _NAMES = {"FedAvg": "fedavg", "FedProx": "fedprox", "FedMA": "fedma", _OURS: "odpfl"}
 _OPEN = {
     "rates, epochs, batches": "FedAvg, FedProx, FedMA: rate .01, momentum .5, 5 epochs, batches of 64, out of the "
@@ -47,23 +44,14 @@ _OPEN = {
 }
 
 
-def _cell(method: str, split: str) -> str:
-    return f"{method}, {split} (%)"
-
-
 def _ahead(other: str, split: str) -> str:
     return f"{_OURS} minus {other}, {split} (points)"
 
 
 def _rows() -> tuple[Row, ...]:
     because = "three of the paper's standard errors, and at least three points, for rates that it does not tell"
-    cells = [
-        near(_cell(method, split), value, max(3.0, 3 * error), because, full_only=True)
-        for method, values in _TABLE.items()
-        for split, (value, error) in zip(_SPLITS, values, strict=True)
-    ]
     better = "ODPFL-HN performs better than all baselines in all scenarios except α = 10"
-    ahead = [
+    leads = [
         claim(
             _ahead(other, split),
             better,
@@ -75,42 +63,34 @@ def _rows() -> tuple[Row, ...]:
         for other in _TABLE
         if other != _OURS
     ]
-    return (*cells, *ahead)
+    return (*cells(_TABLE, _SPLITS, 3.0, because, full_only=True), *leads)
 
 
 def _table_1(work: Work) -> Found:
     table: list[dict[str, Any]] = []
     for split in _SPLITS if work.full else list(_SPLITS)[:1]:
         common: dict[str, Any] = {"partition": _SPLITS[split], "seed": 0, "scored": 0, "unlabeled": True}
-        common["rounds"] = _FULL if work.full else _SHORT
+        common |= {"rounds": _FULL} if work.full else {"rounds": _SHORT, **SMALL}
         found: dict[str, list[float]] = {}
         for method, name in _NAMES.items():
             if not (work.full or method in _SCALED):
                 continue
-            changes = _CHANGES.get(method, {})
+            changes = {} if method == _OURS else _PLAIN
             numbers = work.part(f"{method}, {split}", trained, method=name, changes=changes, **common)
             found[method] = numbers["each unseen"]
         lent = work.part(
             f"PFL, {split}", trained, method="pfl-nearest", choices=list(_LENT.values()), changes={}, **common
         )
         found |= {method: lent[f"{choice}: each unseen"] for method, choice in _LENT.items()}
-        for method, each in found.items():
-            table.append({"method": method, "split": split, "accuracy": sum(each) / len(each)})
-    accuracy = {(row["method"], row["split"]): row["accuracy"] for row in table}
-    values = {_cell(method, split): [value] for (method, split), value in accuracy.items()}
-    values |= {
-        _ahead(method, split): [accuracy[_OURS, split] - value]
-        for (method, split), value in accuracy.items()
-        if method != _OURS and split != "α = 10"
-    }
-    shown = [{**row, "column": row["split"], "whose": "Unalike"} for row in table]
-    shown += [
-        {"method": method, "column": split, "whose": "paper", "accuracy": value}
-        for method, pairs in _TABLE.items()
-        for split, (value, _) in zip(_SPLITS, pairs, strict=True)
-        if (method, split) in accuracy
-    ]
-    return Found(values, table, dots(shown, list(_TABLE)))
+        table += [
+            {"method": method, "column": split, "accuracy": sum(each) / len(each)} for method, each in found.items()
+        ]
+    values = measured(table)
+    for line in table:
+        method, split = line["method"], line["column"]
+        if method != _OURS and split != "α = 10":
+            values[_ahead(method, split)] = ahead(values, _OURS, [method], split)
+    return Found(values, table, dots(beside(table, _TABLE, _SPLITS), list(_TABLE)))
 
 
 ITEMS = (
@@ -122,6 +102,6 @@ ITEMS = (
         rows=_rows(),
         compute=_table_1,
         settings=_OPEN,
-        scaled=f"{_SHORT} of 500 steps, the pathological split alone, without FedProx and FedMA",
+        scaled=f"{_SHORT} of 500 steps, the pathological split alone, without FedMA; {SMALLER}",
     ),
 )

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
+from unalike.studio.reproduce.charts import dots
 from unalike.studio.reproduce.item import Found, Item, Row, Work, claim, near
-from unalike.studio.reproduce.on_demand.training import SCORED, dots, trained
+from unalike.studio.reproduce.on_demand.training import SCORED, SMALL, SMALLER, trained
+from unalike.studio.reproduce.tables import ahead, beside, cell, cells, measured
 
 _SPLIT = "pathological:2,class_assignment_mode=balanced"
-_FULL, _SHORT = 5000, 20
+_FULL, _SHORT = 5000, 150
 _SEEDS = (0, 1, 2)
+_NAMES = {
+    "Local": "local",
+    "FedAvg": "fedavg",
+    "Per-FedAvg": "perfedavg",
+    "FedRep": "fedrep",
+    "pFedMe": "pfedme",
+    "kNN-Per": "knnper",
+    "pFedHN": "pfedhn",
+    "PeFLL": "pefll",
+}
 # n = 90: seen and unseen, with the spread over three seeds
-_TABLE: dict[str, tuple[str, tuple[float, float], tuple[float, float]]] = {
-    "Local": ("local", (82.2, 0.6), (81.6, 0.7)),
-    "FedAvg": ("fedavg", (47.5, 0.5), (48.6, 0.3)),
-    "Per-FedAvg": ("perfedavg", (79.1, 2.1), (77.6, 1.9)),
-    "FedRep": ("fedrep", (84.6, 0.8), (81.8, 1.0)),
-    "pFedMe": ("pfedme", (83.9, 1.2), (78.4, 2.2)),
-    "kNN-Per": ("knnper", (84.0, 0.3), (82.4, 0.7)),
-    "pFedHN": ("pfedhn", (87.8, 0.5), (63.3, 3.7)),
-    "PeFLL": ("pefll", (89.0, 0.8), (89.3, 2.2)),
+_TABLE: dict[str, tuple[tuple[float, float], ...]] = {
+    "Local": ((82.2, 0.6), (81.6, 0.7)),
+    "FedAvg": ((47.5, 0.5), (48.6, 0.3)),
+    "Per-FedAvg": ((79.1, 2.1), (77.6, 1.9)),
+    "FedRep": ((84.6, 0.8), (81.8, 1.0)),
+    "pFedMe": ((83.9, 1.2), (78.4, 2.2)),
+    "kNN-Per": ((84.0, 0.3), (82.4, 0.7)),
+    "pFedHN": ((87.8, 0.5), (63.3, 3.7)),
+    "PeFLL": ((89.0, 0.8), (89.3, 2.2)),
 }
 _COLUMNS = ("seen", "unseen")
-# So few rounds say nothing about the rest. What Local does with its start would be the larger part of a short run.
-_SCALED: dict[str, dict[str, Any]] = {"Local": {"calls": 5}, "FedAvg": {}, "PeFLL": {}}
 _OPEN = {
     "rates of the baselines": "those of --preset paper: .01, pFedHN's own; the thesis searched for them and does not "
     "tell what it found. Fixed before any run",
@@ -36,23 +46,14 @@ _BEST = "PeFLL minus the best other method, {column} (points)"
 _GAP = "PeFLL, seen minus unseen (points)"
 
 
-def _cell(method: str, column: str) -> str:
-    return f"{method}, {column} (%)"
-
-
 def _rows() -> tuple[Row, ...]:
     because = "three times the paper's own spread, and at least two points, for rates that the paper does not tell"
-    cells = [
-        near(_cell(method, column), value, max(2.0, 3 * spread), because, full_only=True)
-        for method, (_, *values) in _TABLE.items()
-        for column, (value, spread) in zip(_COLUMNS, values, strict=True)
-    ]
     best = "PeFLL achieves the best results in all cases, and often by a large margin"
     early = (
         "the claim itself; it should show from the start, as a common model has no good answer for two classes, and "
         "a descriptor of its own helps a newcomer only after more rounds than these"
     )
-    ahead = [
+    early_rows = [
         claim(_AHEAD.format(other="FedAvg", column=column), best, early, low=0.0, every=False) for column in _COLUMNS
     ]
     late = [
@@ -62,45 +63,26 @@ def _rows() -> tuple[Row, ...]:
     small = "almost identical accuracy as for the clients used for training"
     spread = "three times the larger of the two spreads in the table"
     gap = claim(_GAP, small, spread, low=-6.6, high=6.6, every=False, full_only=True)
-    return (*cells, *ahead, *late, gap)
+    return (*cells(_TABLE, _COLUMNS, 2.0, because, full_only=True), *early_rows, *late, gap)
 
 
 def _table_1(work: Work) -> Found:
     table: list[dict[str, Any]] = []
     seeds = _SEEDS if work.full else _SEEDS[:1]
-    methods = list(_TABLE if work.full else _SCALED)
-    for method in methods:
-        name = _TABLE[method][0]
+    for method, name in _NAMES.items():
         for seed in seeds:
-            settings: dict[str, Any] = {"rounds": _FULL if work.full else _SHORT}
-            if not work.full:
-                settings |= {"scored": SCORED, "changes": _SCALED[method]}
-            if method == "Local":
-                settings["rounds"] = 0  # whoever wants a model trains it then
+            settings: dict[str, Any] = {} if work.full else {"scored": SCORED, **SMALL}
+            settings["rounds"] = 0 if method == "Local" else _FULL if work.full else _SHORT  # Local trains when asked
             numbers = work.part(f"{method}, seed {seed}", trained, method=name, partition=_SPLIT, seed=seed, **settings)
-            table.append({"method": method, "seed": seed, **{column: numbers[column] for column in _COLUMNS}})
-    values = {
-        _cell(method, column): [row[column] for row in table if row["method"] == method]
-        for method in methods
-        for column in _COLUMNS
-    }
+            table += [
+                {"method": method, "column": column, "seed": seed, "accuracy": numbers[column]} for column in _COLUMNS
+            ]
+    values = measured(table)
     for column in _COLUMNS:
-        ours = values[_cell("PeFLL", column)]
-        others = [values[_cell(method, column)] for method in methods if method != "PeFLL"]
-        values[_AHEAD.format(other="FedAvg", column=column)] = _minus(ours, values[_cell("FedAvg", column)])
-        values[_BEST.format(column=column)] = [own - max(other[i] for other in others) for i, own in enumerate(ours)]
-    values[_GAP] = _minus(values[_cell("PeFLL", "seen")], values[_cell("PeFLL", "unseen")])
-    shown = [
-        {"method": row["method"], "column": column, "whose": "Unalike", "accuracy": row[column]}
-        for row in table
-        for column in _COLUMNS
-    ]
-    shown += [
-        {"method": method, "column": column, "whose": "paper", "accuracy": value}
-        for method, (_, *pair) in _TABLE.items()
-        for column, (value, _) in zip(_COLUMNS, pair, strict=True)
-    ]
-    return Found(values, table, dots(shown, list(_TABLE)))
+        values[_AHEAD.format(other="FedAvg", column=column)] = ahead(values, "PeFLL", ["FedAvg"], column)
+        values[_BEST.format(column=column)] = ahead(values, "PeFLL", _TABLE, column)
+    values[_GAP] = _minus(values[cell("PeFLL", "seen")], values[cell("PeFLL", "unseen")])
+    return Found(values, table, dots(beside(table, _TABLE, _COLUMNS), list(_TABLE)))
 
 
 def _minus(first: list[float], second: list[float]) -> list[float]:
@@ -115,10 +97,10 @@ _WITHOUT = "PeFLL minus FedAvg, newcomers without labels (points)"
 
 def _without_labels(work: Work) -> Found:
     table: list[dict[str, Any]] = []
-    rounds = _FULL if work.full else _SHORT
+    size = {"rounds": _FULL} if work.full else {"rounds": _SHORT, **SMALL}
     for method, (name, *_) in _UNLABELED.items():
         for seed in _SEEDS if work.full else _SEEDS[:1]:
-            settings: dict[str, Any] = {"rounds": rounds, "seed": seed, "scored": 0, "unlabeled": True}
+            settings: dict[str, Any] = {**size, "seed": seed, "scored": 0, "unlabeled": True}
             numbers = work.part(f"{method}, seed {seed}", trained, method=name, partition=_SPLIT, **settings)
             table.append({"method": method, "seed": seed, "unlabeled": numbers["unseen"]})
     values = {f"{method} (%)": [row["unlabeled"] for row in table if row["method"] == method] for method in _UNLABELED}
@@ -136,8 +118,7 @@ ITEMS = (
         compute=_table_1,
         seeds=_SEEDS,
         settings=_OPEN,
-        scaled=f"Local, FedAvg and PeFLL alone, {_SHORT} of 5,000 rounds, one seed, {SCORED} of 90 training clients "
-        "scored; Local has 5 of 200 epochs. CIFAR-10 with n = 90 alone",
+        scaled=f"{_SHORT} of 5,000 rounds, one seed, {SCORED} training clients scored; {SMALLER}. n = 90 alone",
     ),
     Item(
         id="t1-table-4.2",
@@ -160,6 +141,6 @@ ITEMS = (
         compute=_without_labels,
         seeds=_SEEDS,
         settings=_OPEN,
-        scaled=f"{_SHORT} of 5,000 rounds, one seed",
+        scaled=f"{_SHORT} of 5,000 rounds, one seed; {SMALLER}",
     ),
 )

@@ -7,12 +7,11 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import altair as alt
 from torch import Tensor
 
 from unalike import data
 from unalike.core.federation import Federation
-from unalike.core.method import Method, State
+from unalike.core.method import Method, State, train
 from unalike.core.model import Model
 from unalike.data.population import Population
 from unalike.learn.evaluation import evaluate
@@ -20,19 +19,20 @@ from unalike.methods import METHODS
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
 from unalike.studio.evenly import evenly
-from unalike.studio.figures.file import Figure
-from unalike.studio.figures.theme import LIGHT
 from unalike.studio.recipe.hyperparameters import PAPER, Hyperparameters
 from unalike.studio.reproduce.item import Numbers, Tick
 from unalike.studio.simulate import simulate
 
-SCORED = 10  # training clients that a scaled run scores: some methods train a model for each of them
+SCORED = 20  # training clients that a scaled run scores: some methods train a model for each of them
+SMALL: dict[str, Any] = {"samples": 180, "newcomers": 20, "hidden": 16}  # so that hundreds of rounds take minutes
+SMALLER = "an MLP of 49,338 parameters for LeNet, 150 of 500 rows of a client to train on, 20 newcomers of 100 clients"
 
 
 @functools.cache
-def cifar(partition: str, seed: int) -> Population:
-    """100 clients of whom the last ten are unseen; test rows are CIFAR-10's own."""
-    return data.load("cifar-10", partition=partition, clients=100, unseen=range(90, 100), seed=seed)
+def cifar(partition: str, seed: int, samples: int | None, newcomers: int) -> Population:
+    """100 clients of whom the last ones are unseen; test rows are CIFAR-10's own."""
+    unseen = range(100 - newcomers, 100)
+    return data.load("cifar-10", partition=partition, clients=100, samples=samples, unseen=unseen, seed=seed)
 
 
 def paper_method(name: str, problem: Problem, changes: Mapping[str, Any]) -> Method:
@@ -54,20 +54,21 @@ def trained(
     unlabeled: bool = False,
     changes: Mapping[str, Any] | None = None,
     choices: Sequence[str] = (),
+    samples: int | None = None,
+    newcomers: int = 10,
+    hidden: int | None = None,
 ) -> Numbers:
-    """Accuracies (%) of training clients and of the ten newcomers, and each newcomer's.
+    """Accuracies (%) of training clients and of newcomers, and each newcomer's.
 
     ``scored``: so many training clients; 0: none. ``unlabeled``: newcomers show no labels. ``choices``: of a method
-    that lends models, newcomers' accuracies for each choice after the same training.
+    that lends models, newcomers' accuracies for each choice after the same training. ``hidden``: an MLP so wide.
     """
-    population = cifar(partition, seed)
-    model = Model(build("lenet", (3, 32, 32), 10))
+    population = cifar(partition, seed, samples, newcomers)
+    options: dict[str, Any] = {"name": "mlp", "hidden": (hidden,)} if hidden else {"name": "lenet"}
+    model = Model(build(input_shape=(3, 32, 32), classes=10, **options))
     made = paper_method(method, Problem(model, (3, 32, 32), 10, len(population.seen), "image"), changes or {})
     federation = simulate(population, seed, threads=1)
-    state = made.start(seed)
-    for number in range(1, rounds + 1):
-        state = made.round(state, federation.begin_round(number))
-        tick(number, rounds)
+    state = train(made, federation, rounds, after_round=lambda number, _: tick(number, rounds))
     variants = {choice: dataclasses.replace(cast(Any, made), choice=choice) for choice in choices} or {"": made}
     found: Numbers = {}
     for choice, variant in variants.items():
@@ -87,21 +88,3 @@ def scores(method: Method, state: State, federation: Federation, which: Tensor, 
     roster = federation.runtime.roster.select(which)
     personalize = functools.partial(method.personalize, state)
     return 100 * evaluate(method.model, personalize, federation, roster, labels=labels).score.nan_to_num(nan=0.0)
-
-
-def dots(rows: Sequence[Mapping[str, Any]], order: Sequence[str]) -> Figure:
-    """Accuracies of methods, ours beside the paper's; a row has method, column, whose and accuracy."""
-    colours = alt.Scale(domain=["paper", "Unalike"], range=[LIGHT["s6"], LIGHT["s0"]])
-    chart: Figure = (
-        alt.Chart(alt.InlineData(values=[dict(row) for row in rows]))
-        .mark_point(filled=True, size=70, opacity=1)
-        .encode(
-            x=alt.X("accuracy:Q", title="accuracy (%)", scale=alt.Scale(zero=False)),
-            y=alt.Y("method:N", sort=list(order), title=None),
-            color=alt.Color("whose:N", title=None, scale=colours),
-            shape=alt.Shape("whose:N", title=None),
-            column=alt.Column("column:N", title=None),
-        )
-        .properties(width=240, height=190)
-    )
-    return chart

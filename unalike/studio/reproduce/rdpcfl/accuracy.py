@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
-import altair as alt
 import torch
 from torch import Tensor
 
 from unalike import data
-from unalike.core.method import Method, State
+from unalike.core.method import Method, State, train
 from unalike.core.model import Model
 from unalike.data.population import Population
 from unalike.learn.local import LocalSGD
@@ -20,6 +18,8 @@ from unalike.methods.mr_mtl import MRMTL
 from unalike.methods.rdpcfl import RDPCFL
 from unalike.networks.architectures import build
 from unalike.privacy.dpsgd import PointPrivacy
+from unalike.studio.figures.file import Figure
+from unalike.studio.reproduce.charts import dots
 from unalike.studio.reproduce.item import Found, Item, Numbers, Row, Tick, Work, claim
 from unalike.studio.reproduce.rdpcfl.clusters import CLIP, CLUSTERS, DELTA
 from unalike.studio.reproduce.tuning import accuracies, tuned
@@ -62,10 +62,7 @@ def _trained(
     population, known = _population(shift, samples, seed)
     made = _method(method, rate, rounds, epsilon, known)
     federation = simulate(population, seed, threads=1, noise="seeded")
-    state = made.start(seed)
-    for number in range(1, rounds + 1):
-        state = made.round(state, federation.begin_round(number))
-        tick(number, rounds)
+    state = train(made, federation, rounds, after_round=lambda number, _: tick(number, rounds))
     own = accuracies("test", made, state, federation)
     small = torch.tensor(known) == 0
     found: Numbers = {
@@ -144,27 +141,19 @@ def _rows() -> tuple[Row, ...]:
     return tuple(found)
 
 
-def _chart(table: list[dict[str, Any]]) -> alt.FacetChart:
-    rows = []
-    cases = dict.fromkeys((row["shift"], row["epsilon"], row["method"]) for row in table)
-    for shift, epsilon, name in cases:
-        mine = [row for row in table if (row["shift"], row["epsilon"], row["method"]) == (shift, epsilon, name)]
-        for whom, key in (("all clients", "accuracy"), ("smallest cluster", "minority")):
-            mean = statistics.fmean(row[key] for row in mine)
-            rows.append({"case": f"{shift}, ε = {epsilon:g}", "method": name, "whom": whom, "accuracy": mean})
-    chart: alt.FacetChart = (
-        alt.Chart(alt.InlineData(values=rows))
-        .mark_point(filled=True, size=70, opacity=1)
-        .encode(
-            x=alt.X("accuracy:Q", title="accuracy (%)"),
-            y=alt.Y("method:N", sort=list(METHODS), title=None),
-            color=alt.Color("whom:N", title=None),
-            shape=alt.Shape("whom:N", title=None),
-        )
-        .properties(width=200, height=140)
-        .facet("case:N", columns=3)
-    )
-    return chart
+def _chart(table: list[dict[str, Any]]) -> Figure:
+    """Every seed's accuracies, of all clients and of the smallest cluster."""
+    rows = [
+        {
+            "method": row["method"],
+            "column": f"{row['shift']}, ε = {row['epsilon']:g}",
+            "whose": whom,
+            "accuracy": row[key],
+        }
+        for row in table
+        for whom, key in (("all clients", "accuracy"), ("smallest cluster", "minority"))
+    ]
+    return dots(rows, METHODS)
 
 
 _ROWS = _rows()

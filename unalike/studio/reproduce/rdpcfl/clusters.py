@@ -19,6 +19,8 @@ from unalike.methods.rdpcfl import RDPCFL, mixture_of
 from unalike.networks.architectures import build
 from unalike.privacy import dpsgd
 from unalike.privacy.dpsgd import PointPrivacy, Steps
+from unalike.studio.figures.file import Figure
+from unalike.studio.reproduce.charts import LOG, curves
 from unalike.studio.reproduce.item import Found, Item, Numbers, Tick, Work, claim, near
 from unalike.studio.simulate import simulate
 
@@ -140,18 +142,9 @@ def _figure_4_4(work: Work) -> Found:
     return Found(values, table, _curves(rows, "z"))
 
 
-def _curves(rows: list[dict[str, Any]], title: str) -> alt.Chart:
-    chart: alt.Chart = (
-        alt.Chart(alt.InlineData(values=rows))
-        .mark_line(point=True)
-        .encode(
-            x=alt.X("b:Q", title="batch size", scale=alt.Scale(type="log")),
-            y=alt.Y("value:Q", title=title, scale=alt.Scale(type="log")),
-            color=alt.Color("line:N", title=None),
-        )
-        .properties(width=420, height=280)
-    )
-    return chart
+def _curves(rows: list[dict[str, Any]], title: str) -> Figure:
+    x, y = alt.X("b:Q", title="batch size", scale=LOG), alt.Y("value:Q", title=title, scale=LOG)
+    return curves(rows, x, y, "line")
 
 
 _FALLS_FIRST = "Var(Δθ¹) at the next larger b¹, over that at the smaller (largest)"

@@ -16,12 +16,11 @@ from unalike.studio.reproduce.splitting.training import (
     SCALED_LOGISTIC,
     SEEDS,
     convex,
-    fedavg,
     logistic_rounds,
     network,
     records,
     rounds_to,
-    scheme,
+    usual,
 )
 
 _LABELS = ("FedAvg", "FedProx", "FedRP", "FedSplit", "FedPi")
@@ -67,11 +66,8 @@ def _rows() -> tuple[Row, ...]:
     )
 
 
-def _run(problem: str, label: str, memory: int) -> dict[str, Any]:
-    more = {"anderson": {"memory": memory, "over": "each", "guard": False}} if memory else {}
-    if label == "FedAvg":
-        return fedavg(problem, 5, 1e-5 if problem == LEAST_SQUARES else 3e-3, **more)
-    return scheme(label, problem, _ETA[problem], **more)
+def _memory(rounds: int) -> dict[str, Any]:
+    return {"anderson": {"memory": rounds, "over": "each", "guard": False}} if rounds else {}
 
 
 def _target(curves: list[list[float]]) -> float:
@@ -90,9 +86,7 @@ def _networks(work: Work, seeds: tuple[int, ...]) -> tuple[dict[str, list[float]
             run = network_methods()[label if label in METHODS else "FedAvg (k large)"]
             final = []
             for memory in (0, 10):
-                settings = dict(run["hyperparameters"])
-                if memory:
-                    settings["anderson"] = {"memory": memory, "over": "each", "guard": False}
+                settings = {**run["hyperparameters"], **_memory(memory)}
                 name = f"CNN, {label}, memory {memory}, seed {seed}"
                 found = work.part(
                     name, network, partition="iid", seed=seed, method=run["method"], hyperparameters=settings, **size
@@ -126,7 +120,7 @@ def _figure(work: Work) -> Found:
             for label in _LABELS:
                 curves = []
                 for memory in (0, 2):
-                    run = _run(problem, label, memory)
+                    run = usual(label, problem, _ETA[problem], **_memory(memory))
                     name = f"{problem}, {label}, memory {memory}, seed {seed}"
                     found = work.part(name, convex, problem=problem, rounds=rounds, seed=seed, **run)
                     curves.append(found["gaps"])

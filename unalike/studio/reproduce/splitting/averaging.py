@@ -61,28 +61,19 @@ def _trade_off(work: Work) -> Found:
         k, etas = _SIZES[problem]
         sweeps = {"k": [(one, eta) for one in ks], "η": [(k, one) for one in etas]}
         rounds = ROUNDS if problem == LEAST_SQUARES else logistic_rounds(work.full)
-        for seed in (0,):
-            for what, settings in sweeps.items():
-                curves = []
-                for steps, size in settings:
-                    label = f"k = {steps}, η = {size:g}"
-                    run = fedavg(problem, steps, size)
-                    found = work.part(
-                        f"{problem}, {label}, seed {seed}",
-                        convex,
-                        problem=problem,
-                        rounds=rounds,
-                        seed=seed,
-                        **run,
-                    )
-                    curves.append(found["gaps"])
-                    table += records(problem, label, seed, found)
-                    if seed == 0:
-                        shown = contents.setdefault(f"{problem}, {what} varies", [])
-                        shown.append(Line(label.split(", ")[0 if what == "k" else 1], found["gaps"]))
-                early, late = _trade_off_names(problem, what)
-                values.setdefault(early, []).append(worst_step([gaps[_EARLY - 1] for gaps in curves]))
-                values.setdefault(late, []).append(worst_step([gaps[-1] for gaps in reversed(curves)]))
+        for what, settings in sweeps.items():
+            curves = []
+            for steps, size in settings:
+                label = f"k = {steps}, η = {size:g}"
+                run = fedavg(problem, steps, size)
+                found = work.part(f"{problem}, {label}, seed 0", convex, problem=problem, rounds=rounds, seed=0, **run)
+                curves.append(found["gaps"])
+                table += records(problem, label, 0, found)
+                shown = contents.setdefault(f"{problem}, {what} varies", [])
+                shown.append(Line(label.split(", ")[0 if what == "k" else 1], found["gaps"]))
+            early, late = _trade_off_names(problem, what)
+            values[early] = [worst_step([gaps[_EARLY - 1] for gaps in curves])]
+            values[late] = [worst_step([gaps[-1] for gaps in reversed(curves)])]
     return Found(values, table, panels("FedAvg: local steps k and step size η", contents, "optimality gap", columns=2))
 
 
@@ -156,30 +147,29 @@ def _fixed_points(work: Work) -> Found:
     values: dict[str, list[float]] = {}
     table: list[dict[str, Any]] = []
     for problem, products in _PRODUCTS.items():
-        for seed in (0,):
-            ends: dict[tuple[int, float], float] = {}
-            for product in products:
-                for k in _KS:
-                    more: dict[str, Any] = {"anderson": {"memory": 10, "guard": True}} if problem == LOGISTIC else {}
-                    found = work.part(
-                        f"{problem}, η(k − 1) = {product:g}, k = {k}, seed {seed}",
-                        convex,
-                        problem=problem,
-                        rounds=120 if problem == LOGISTIC else ROUNDS,
-                        seed=seed,
-                        **fedavg(problem, k, product / (k - 1), **more),
-                    )
-                    ends[k, product] = found["gaps"][-1]
-                    row = {"problem": problem, "seed": seed, "k": k, "eta": product / (k - 1), "product": product}
-                    table.append({**row, "gap": ends[k, product], "gap 50 rounds before": found["gaps"][-51]})
-                same = [ends[k, product] for k in _KS]
-                values.setdefault(_product_name(problem, product), []).append(max(same) / min(same))
-            if problem == LEAST_SQUARES:
-                exact = work.part(f"closed form, seed {seed}", _closed_form, seed=seed, ks=_KS, products=products)
-                off = [100 * abs(gap / exact[f"{k}, {product:g}"] - 1) for (k, product), gap in ends.items()]
-                values.setdefault(_CLOSED, []).append(max(off))
-                low, high = products
-                values.setdefault(_LARGER, []).append(max(ends[k, low] for k in _KS) / min(ends[k, high] for k in _KS))
+        ends: dict[tuple[int, float], float] = {}
+        more: dict[str, Any] = {"anderson": {"memory": 10, "guard": True}} if problem == LOGISTIC else {}
+        for product in products:
+            for k in _KS:
+                found = work.part(
+                    f"{problem}, η(k − 1) = {product:g}, k = {k}, seed 0",
+                    convex,
+                    problem=problem,
+                    rounds=120 if problem == LOGISTIC else ROUNDS,
+                    seed=0,
+                    **fedavg(problem, k, product / (k - 1), **more),
+                )
+                ends[k, product] = found["gaps"][-1]
+                row = {"problem": problem, "seed": 0, "k": k, "eta": product / (k - 1), "product": product}
+                table.append({**row, "gap": ends[k, product], "gap 50 rounds before": found["gaps"][-51]})
+            same = [ends[k, product] for k in _KS]
+            values[_product_name(problem, product)] = [max(same) / min(same)]
+        if problem == LEAST_SQUARES:
+            exact = work.part("closed form, seed 0", _closed_form, seed=0, ks=_KS, products=products)
+            off = [100 * abs(gap / exact[f"{k}, {product:g}"] - 1) for (k, product), gap in ends.items()]
+            low, high = products
+            values[_CLOSED] = [max(off)]
+            values[_LARGER] = [max(ends[k, low] for k in _KS) / min(ends[k, high] for k in _KS)]
     return Found(values, table, _ends(table))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from unalike.studio.reproduce.item import Found, Item, Row, Work, claim
 from unalike.studio.reproduce.splitting.charts import Line, panels
-from unalike.studio.reproduce.splitting.training import CHOSEN, LEAST_SQUARES, LOGISTIC, convex, fedavg, records, scheme
+from unalike.studio.reproduce.splitting.training import CHOSEN, LEAST_SQUARES, LOGISTIC, convex, records, usual
 
 _LOST = "only the caption survives: the text and the numbers are lost"
 _SHARES = (0.5, 0.7)
@@ -14,12 +14,6 @@ _RULES = {"latest": "everybody's latest z", "left-out": "participants alone"}
 _LABELS = ("FedAvg", "FedProx", "FedSplit", "FedPi", "FedRP")
 _PROBLEMS = {LEAST_SQUARES: 300, LOGISTIC: 150}
 _ETA = {LEAST_SQUARES: 1e-4, LOGISTIC: 1e-2}
-
-
-def _run(problem: str, label: str, **more: Any) -> dict[str, Any]:
-    if label == "FedAvg":
-        return fedavg(problem, 5, 1e-5 if problem == LEAST_SQUARES else 3e-3, **more)
-    return scheme(label, problem, _ETA[problem], **more)
 
 
 def _absent_name(problem: str, label: str, share: float, rule: str) -> str:
@@ -47,7 +41,7 @@ def _absent(work: Work) -> Found:
     table: list[dict[str, Any]] = []
     contents: dict[str, list[Line]] = {}
     for problem, label, share, rule in _absent_runs():
-        run = _run(problem, label, absentees=rule)
+        run = usual(label, problem, _ETA[problem], absentees=rule)
         run["hyperparameters"]["cohort"] = share
         name = f"{problem}, p = {share:g}, {label}, {rule}"
         rounds = {LEAST_SQUARES: 605, LOGISTIC: 805} if work.full else _PROBLEMS
@@ -80,7 +74,7 @@ def _batches(work: Work) -> Found:
             more: dict[str, Any] = {"local": local}
             if label != "FedAvg":
                 more |= {"solver": "local", "warm": "last"}
-            run = _run(problem, label, **more)
+            run = usual(label, problem, _ETA[problem], **more)
             if problem == LEAST_SQUARES:
                 run["hyperparameters"]["local"] = local
             found = work.part(f"{problem}, {label}", convex, problem=problem, rounds=rounds, seed=0, raw=True, **run)

@@ -69,6 +69,13 @@ def fedavg(problem: str, k: int, eta: float, **more: Any) -> dict[str, Any]:
     return {"method": "splitting", "hyperparameters": {**hyperparameters, "local": local | more.get("local", {})}}
 
 
+def usual(label: str, problem: str, eta: float, **more: Any) -> dict[str, Any]:
+    """Any of the five methods; FedAvg with five steps of a size of its own."""
+    if label == "FedAvg":
+        return fedavg(problem, 5, 1e-5 if problem == LEAST_SQUARES else 3e-3, **more)
+    return scheme(label, problem, eta, **more)
+
+
 @lru_cache(maxsize=3)  # several methods are run on one problem after another
 def solved(problem: str, seed: int, options: str = "", raw: bool = False) -> tuple[Population | Clients, Optimum]:
     """The clients of a convex problem, and where it is least.
