@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import itertools
 import statistics
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from unalike import data
@@ -19,14 +18,9 @@ from unalike.data.population import Population
 from unalike.learn.evaluation import evaluate
 from unalike.learn.local import LocalSGD
 from unalike.learn.schedules import Schedule
-from unalike.methods.adaped import AdaPeD
-from unalike.methods.fedavg import FedAvg
-from unalike.methods.fml import FML
-from unalike.methods.local import Local
-from unalike.methods.perfedavg import PerFedAvg
-from unalike.methods.pfedme import PFedMe
-from unalike.methods.quped import QuPeD
+from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
+from unalike.studio.reproduce.adaped.training import method_of
 from unalike.studio.reproduce.charts import dots
 from unalike.studio.reproduce.item import Found, Item, Numbers, Row, Tick, Work, claim
 from unalike.studio.reproduce.tables import beside
@@ -55,29 +49,26 @@ def _population(partition: str, seed: int) -> Population:
     return data.load("digits", partition=partition, clients=_CLIENTS, seed=seed, **split)
 
 
-def _method(name: str, model: Model, rate: float, own: float) -> Method:
+def _method(name: str, problem: Problem, rate: float, own: float) -> Method:
     steps: dict[str, Any] = {"steps": 10, "batch": 5, "weight_decay": 1e-4}
-    local = LocalSGD(**steps, lr=rate)
-    decay = Schedule("exponential", own if name == "FedAvg" else 0.99, 6)
-    shared: dict[str, Any] = {"local": local, "cohort": _COHORT, "schedule": decay}
     after = {**steps, "steps": 60}
-    made: Mapping[str, Callable[[], Method]] = {
-        "Local": lambda: Local(model, local),
-        "FedAvg": lambda: FedAvg(model, **shared),
-        "FedAvg + fine-tuning": lambda: FedAvg(model, finetune=LocalSGD(**after, lr=own), **shared),
-        "AdaPeD": lambda: AdaPeD(model, psi=own, **shared),
-        "pFedMe": lambda: PFedMe(model, lambda_=own, inner_steps=3, personal=LocalSGD(**after, lr=0.1), **shared),
-        "Per-FedAvg": lambda: PerFedAvg(model, alpha=own, **shared),
-        "QuPeD": lambda: QuPeD(model, weight=own, **shared),
-        "FML": lambda: FML(model, alpha=own, beta=own, **shared),
+    decay = Schedule("exponential", own if name == "FedAvg" else 0.99, 6)
+    settings: dict[str, dict[str, Any]] = {
+        "FedAvg + fine-tuning": {"finetune": LocalSGD(**after, lr=own)},
+        "AdaPeD": {"psi": own},
+        "pFedMe": {"lambda_": own, "inner_steps": 3, "personal": LocalSGD(**after, lr=0.1)},
+        "Per-FedAvg": {"alpha": own},
+        "QuPeD": {"weight": own},
+        "FML": {"alpha": own, "beta": own},
     }
-    return made[name]()
+    return method_of(name, problem, LocalSGD(**steps, lr=rate), _COHORT, decay, **settings.get(name, {}))
 
 
 def _trained(tick: Tick, method: str, partition: str, rate: float, own: float, seed: int) -> Numbers:
     """Accuracy of every client's own model on validation and test rows, and of AdaPeD's common model on test rows."""
     federation = simulate(_population(partition, seed), seed, threads=1)
-    made = _method(method, Model(build("mlp", (1, 8, 8), 10)), rate, own)
+    problem = Problem(Model(build("mlp", (1, 8, 8), 10)), (1, 8, 8), 10, _CLIENTS, "image")
+    made = _method(method, problem, rate, own)
     rounds = round(own * _ROUNDS * _COHORT / _CLIENTS) if method == "Local" else _ROUNDS
     state = train(made, federation, rounds, after_round=lambda number, _: tick(number, rounds))
     test = accuracies("test", made, state, federation)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from unalike import data
-from unalike.core.method import Method, State
+from unalike.core.method import Method, State, train
 from unalike.core.model import Model
 from unalike.data.population import Population
 from unalike.learn.evaluation import evaluate
@@ -29,37 +29,40 @@ from unalike.studio.simulate import simulate
 
 _STEPS: dict[str, Any] = {"steps": 10, "batch": 1 / 60, "weight_decay": 1e-4}
 _DECAY = Schedule("exponential", 0.99, 6)
-_EPOCH: dict[str, Any] = {
-    "steps": 60,
-    "batch": 1 / 60,
-    "weight_decay": 1e-4,
-}  # what a client does with a final model
+_LAST = LocalSGD(**{**_STEPS, "steps": 60}, lr=0.05)  # an epoch: what a client does with a final model
+_KINDS: dict[str, Callable[..., Method]] = {
+    "FedAvg": FedAvg,
+    "FedAvg + fine-tuning": FedAvg,
+    "AdaPeD": AdaPeD,
+    "pFedMe": PFedMe,
+    "Per-FedAvg": PerFedAvg,
+    "QuPeD": QuPeD,
+    "FML": FML,
+    "FedEM": FedEM,
+}
+_RATES = {"pFedMe": 0.2, "Per-FedAvg": 0.075, "FedEM": 0.2}  # all others: .1
+_OWN: dict[str, dict[str, Any]] = {
+    "FedAvg + fine-tuning": {"finetune": _LAST},
+    "pFedMe": {"lambda_": 0.5, "inner_steps": 3, "inner_lr": 0.1, "personal": _LAST},
+    "Per-FedAvg": {"alpha": 0.001},
+    "QuPeD": {"weight": 0.25},
+    "FML": {"alpha": 0.25, "beta": 0.25},
+    "FedEM": {"components": 2},
+}
+
+
+def method_of(name: str, problem: Problem, local: LocalSGD, cohort: float, schedule: Schedule, **own: Any) -> Method:
+    """A method of Table 1, or FedEM, with what all share and what is its own."""
+    if name == "Local":
+        return Local(problem.model, local)
+    given = problem if name == "FedEM" else problem.model
+    return _KINDS[name](given, local=local, cohort=cohort, schedule=schedule, **own)
 
 
 def _method(name: str, problem: Problem, cohort: float, **changes: Any) -> Method:
     """A method with the settings of P3 §4.1; what these leave open is in ``OPEN``."""
-    model, usual = problem.model, LocalSGD(**_STEPS, lr=0.1)
-    shared: dict[str, Any] = {"cohort": cohort, "schedule": _DECAY}
-    made: Mapping[str, Callable[[], Method]] = {
-        "Local": lambda: Local(model, usual),
-        "FedAvg": lambda: FedAvg(model, local=usual, **shared),
-        "FedAvg + fine-tuning": lambda: FedAvg(model, local=usual, finetune=LocalSGD(**_EPOCH, lr=0.05), **shared),
-        "AdaPeD": lambda: AdaPeD(model, local=usual, **shared, **changes),
-        "pFedMe": lambda: PFedMe(
-            model,
-            local=LocalSGD(**_STEPS, lr=0.2),
-            lambda_=0.5,
-            inner_steps=3,
-            inner_lr=0.1,
-            personal=LocalSGD(**_EPOCH, lr=0.05),
-            **shared,
-        ),
-        "Per-FedAvg": lambda: PerFedAvg(model, local=LocalSGD(**_STEPS, lr=0.075), alpha=0.001, **shared),
-        "QuPeD": lambda: QuPeD(model, local=usual, weight=0.25, **shared),
-        "FML": lambda: FML(model, local=usual, alpha=0.25, beta=0.25, **shared),
-        "FedEM": lambda: FedEM(problem, local=LocalSGD(**_STEPS, lr=0.2), components=2, **shared, **changes),
-    }
-    return made[name]()
+    local = LocalSGD(**_STEPS, lr=_RATES.get(name, 0.1))
+    return method_of(name, problem, local, cohort, _DECAY, **_OWN.get(name, {}), **changes)
 
 
 OPEN = {
@@ -74,9 +77,9 @@ OPEN = {
 
 
 @functools.cache
-def _population(name: str, seed: int) -> Population:
+def _population(name: str, seed: int, clients: int, samples: int | None) -> Population:
     if name == "mnist":
-        return data.load("mnist", partition="pathological:3", clients=50, unseen=0, seed=seed)
+        return data.load("mnist", partition="pathological:3", clients=clients, samples=samples, unseen=0, seed=seed)
     return data.load("femnist", task="digits", partition="natural:3", clients=66, unseen=0, seed=seed)
 
 
@@ -89,12 +92,14 @@ def trained(
     seed: int,
     epsilon: float | None = None,
     continued: bool = False,
+    clients: int = 50,
+    samples: int | None = None,
 ) -> Numbers:
     """Accuracy of every client's own model, and of the common one where there is one.
 
-    ``continued``: clients train in every round, sampled or not.
+    ``continued``: clients train in every round, sampled or not. ``clients`` and their ``samples``: of MNIST.
     """
-    population = _population(source, seed)
+    population = _population(source, seed, clients, samples)
     model = Model(build("lenet-5", (1, 28, 28), 10))
     problem = Problem(model, (1, 28, 28), 10, len(population.seen), "image")
     changes: dict[str, Any] = {}
@@ -107,13 +112,14 @@ def trained(
         rounds = round(rounds * cohort)
     made = _method(method, problem, cohort, **changes)
     federation = simulate(population, seed, threads=1, noise="seeded")
-    state = made.start(seed)
     psi: list[float] = []
-    for number in range(1, rounds + 1):
-        state = made.round(state, federation.begin_round(number))
+
+    def after(number: int, state: State) -> None:
         if "psi" in state and number % 6 == 0:
             psi.append(float(state.psi))
         tick(number, rounds)
+
+    state = train(made, federation, rounds, after_round=after)
     own = evaluate(made.model, lambda cohort: made.personalize(state, cohort), federation, federation.roster)
     found = {"accuracy": 100 * own.mean, "worst": 100 * float(own.score.nanquantile(0.0)), "psi": psi}
     common = _common(state)
