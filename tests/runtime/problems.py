@@ -43,7 +43,7 @@ TEST = [3, 2, 3, 0, 4, 3, 2, 3]  # one client has nothing to be tested on
 UNLABELED = [2, 6]
 SEEN = 7  # the last client is a newcomer
 FEATURES, CLASSES = 4, 3
-ROUNDS = 3  # where the third does what no earlier one does; elsewhere two, of which the second reads what was kept
+ROUNDS = 3  # what is kept is read twice
 
 
 def write(file: Path) -> None:
@@ -140,7 +140,7 @@ def method_of(name: str) -> Method:
 
 
 def rounds_of(name: str) -> int:
-    """Clusters, a second phase and acceleration come with the third round; secure sums lose clients until then."""
+    """As many as it takes until a method has done all that it does, where time is short."""
     return ROUNDS if any(word in name for word in ("rdpcfl", "ifca", "two phases", "accelerated", "secure")) else 2
 
 
@@ -150,7 +150,7 @@ def served(method: Method, roster: Roster) -> Roster:
     return roster if unlabeled else roster.select(roster.labeled.nonzero().flatten())
 
 
-def outcome(method: Method, federation: Federation, rounds: int = 2) -> dict[str, Tensor]:
+def outcome(method: Method, federation: Federation, rounds: int = ROUNDS) -> dict[str, Tensor]:
     """All that a server has in the end: its state, and how good the models of seen and unseen clients are."""
     state = train(method, federation, rounds)
     roster = served(method, federation.runtime.roster)

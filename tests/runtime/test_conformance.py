@@ -64,7 +64,7 @@ def here(name: str, data: Path, shards: int, strict: bool = False, drop: float =
     federation = simulate(
         population, seed_of(name), shards=shards, block=4, strict=strict, drop=drop, quorum=quorum(name)
     )
-    found = problems.outcome(method, federation, problems.rounds_of(name))
+    found = problems.outcome(method, federation)
     state = problems.State({k: v for k, v in found.items() if not k.endswith("of each")})
     with federation.aside(problems.served(method, federation.runtime.roster)) as aside:
         cohort = aside.everyone()
@@ -123,7 +123,7 @@ def elsewhere(name: str, data: Path, remotes: list[Remote], drop: float = 0.0) -
         runtime = Pipe(remotes, PROBLEMS, name, data, drop)
         roster = runtime.roster.select(range(problems.SEEN))
         federation = Federation(runtime, seed_of(name), roster, quorum=quorum(name))
-        return problems.outcome(problems.method_of(name), federation, problems.rounds_of(name))
+        return problems.outcome(problems.method_of(name), federation)
 
 
 def check_conforms(name: str, data: Path, remotes: list[Remote], drop: float = 0.0) -> None:
