@@ -26,11 +26,15 @@ setup: $(STAMP) ## Create .venv and install Unalike with exact versions
 demo: $(STAMP) ## Train and compare methods on unlike clients; ends in a table and a report
 	$(BIN)/unalike demo
 
+# Byte code is kept, also where the environment says otherwise: each process of the tests, and each that a test starts,
+# would have to compile all files once more.
+PROCESSES = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
+
 test: $(STAMP) ## Run all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(PROCESSES) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 # What needs Ray runs in a network namespace of its own, without a dashboard, and reports nothing to anybody.
-ON_RAY = RAY_USAGE_STATS_ENABLED=0 OMP_NUM_THREADS=1 .ci/loopback
+ON_RAY = RAY_USAGE_STATS_ENABLED=0 $(PROCESSES) .ci/loopback
 
 test-cluster: $(CLUSTER) ## Run the tests that need workers of a Ray cluster
 	$(ON_RAY) $(BIN)/python -m pytest tests/cluster

@@ -15,8 +15,12 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,22 +120,78 @@ def on(workers: int) -> Runtime:
     return Runtime(name="ray", workers=workers)
 
 
-WARM = 2  # rounds that are not counted
+WARM = {"mlp": 2, "lenet": 12, "pefll": 16}  # rounds that are not counted: until a worker's blocks are played back
 
 
-def speed(quick: bool) -> dict[str, Any]:
-    """Rounds per second: one process with one thread beside one worker, then beside two, taking turns."""
+class Copy:
+    """Another process that does the same rounds for itself: two of them at once are what the machine allows."""
+
+    def __init__(self, work: str) -> None:
+        command = [sys.executable, "-m", "benchmarks.cluster", "copy", work]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.seconds: list[float] = []
+
+    def begin(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def end(self) -> None:
+        assert self._process.stdout is not None
+        self.seconds.append(float(self._process.stdout.readline()))
+
+    def close(self) -> None:
+        self._process.communicate("")
+
+
+def copy(work: str) -> None:
+    """The other side of a ``Copy``: a round for each line."""
+    turns = Turns(recipe(work), None)
+    for _ in sys.stdin:
+        turns.round()
+        print(turns.seconds[-1], flush=True)
+
+
+def allowed(work: str, warm: int, repetitions: int) -> dict[str, Any]:
+    """Rounds per second of two processes that know nothing of each other, against one alone, in turns."""
+    copies, alone, both = [Copy(work), Copy(work)], list[float](), list[float]()
+    try:
+        for _ in range(warm + repetitions):
+            copies[0].begin()
+            copies[0].end()
+            alone.append(copies[0].seconds[-1])
+            for one in copies:
+                one.begin()
+            for one in copies:
+                one.end()
+            both.append(statistics.mean(one.seconds[-1] for one in copies))
+    finally:
+        for one in copies:
+            one.close()
+    pairs = zip(alone[warm:], both[warm:], strict=True)
+    return {"alone": alone[warm:], "both": both[warm:], "ratio": statistics.median(2 * a / b for a, b in pairs)}
+
+
+def speed(quick: bool, works: Sequence[str] = tuple(TARGETS), counts: Sequence[int] = (1, 2)) -> dict[str, Any]:
+    """Rounds per second: one process with one thread beside one worker, then beside two, taking turns.
+
+    Rounds count from where all of them play their blocks back (``unalike/runtime/shard/recording.py``).
+    """
     repetitions, found = 3 if quick else 9, dict[str, Any]()
-    works = list(TARGETS) if "UNALIKE_DATA" in os.environ else ["mlp"]
-    for count in (1, 2):
+    works = [work for work in works if work == "mlp" or "UNALIKE_DATA" in os.environ]
+    for count in counts:
         session = Session(on(count))
         try:
             for work in works:
-                here, there = Turns(recipe(work), None), Turns(recipe(work, runtime=on(count)), session)
-                for _ in range(WARM + repetitions):
+                here, there, warm = (
+                    Turns(recipe(work), None),
+                    Turns(recipe(work, runtime=on(count)), session),
+                    WARM[work],
+                )
+                for _ in range(warm + repetitions):
                     here.round()
                     there.round()
-                one, made = here.found(WARM), there.found(WARM)
+                one, made = here.found(warm), there.found(warm)
                 made["beside"] = one
                 pairs = zip(one["seconds"], made["seconds"], strict=True)
                 made["ratio"] = statistics.median(ours / theirs for ours, theirs in pairs)
@@ -144,14 +204,21 @@ def speed(quick: bool) -> dict[str, Any]:
                 )
         finally:
             session.close()
+    for work in works:
+        found[work]["two alone"] = bound = allowed(work, WARM[work], repetitions)
+        found[work]["of what is allowed"] = found[work]["2 workers"]["ratio"] / bound["ratio"] if 2 in counts else None
+        say(f"{work}: two processes that know nothing of each other do {bound['ratio']:.2f}× as much as one")
     return found
 
 
 def flower(quick: bool) -> dict[str, Any]:
-    """FedAvg with the MLP of benchmarks/workloads.py: two workers beside Flower's simulation, which is Ray's, too."""
-    found: dict[str, Any] = {}
+    """FedAvg with the MLP of benchmarks/workloads.py: two workers beside Flower's simulation, which is Ray's, too.
+
+    There are fewer clients than in the other comparisons: Flower takes some hundredths of a second for each.
+    """
+    work, found = replace(MLP, clients=200, cohort=20 if quick else 50), dict[str, Any]()
     with tempfile.TemporaryDirectory() as folder:
-        place = MLP.write(Path(folder))
+        place = work.write(Path(folder))
         arrays = {name: np.load(place / f"{name}.npy") for name in ("x", "y", "sizes")}
         client = np.repeat(np.arange(len(arrays["sizes"])), arrays["sizes"])
         np.savez(place / "own.npz", x=arrays["x"], y=arrays["y"], client=client)
@@ -159,24 +226,31 @@ def flower(quick: bool) -> dict[str, Any]:
             method="fedavg",
             data=Data(name=str(place / "own.npz"), unseen=0, test=0, normalize=False),
             model=Network(name="mlp"),
-            hyperparameters={"cohort": MLP.cohort, "local": {"epochs": 1, "batch": MLP.batch, "lr": MLP.lr}},
+            hyperparameters={"cohort": work.cohort, "local": {"epochs": 1, "batch": work.batch, "lr": work.lr}},
             runtime=on(2).model_copy(update={"block": 25, "threads": 1}),
             rounds=1000,
         )
         session = Session(on(2))
         try:
-            ours = Turns(one, session)
+            ours, warm = Turns(one, session), 2
+            begin, taken = time.perf_counter(), list[float]()
             with Running(FLOWER, place) as theirs:
-                taken = []
-                for _ in range(WARM + (2 if quick else 5)):
+                started_after = time.perf_counter() - begin
+                say(f"Flower's simulation has started, and run its first rounds, in {started_after:.0f} s")
+                for _ in range(warm + (2 if quick else 5)):
                     ours.round()
                     taken += theirs.rounds(1)
         finally:
             session.close()
-        found = {"clients": MLP.cohort, "unalike": ours.found(WARM), "flower": taken[WARM:]}
+        found = {
+            "clients": work.cohort,
+            "unalike": ours.found(warm),
+            "flower": taken[warm:],
+            "flower_start": started_after,
+        }
         found["ratio"] = statistics.median(found["flower"]) / found["unalike"]["median"]
         say(
-            f"{MLP.cohort} clients a round: two workers {found['unalike']['median']:.3f} s, Flower's simulation "
+            f"{work.cohort} clients a round: two workers {found['unalike']['median']:.3f} s, Flower's simulation "
             f"{statistics.median(found['flower']):.3f} s ({found['ratio']:.0f}×)"
         )
     return found
@@ -306,16 +380,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", default=list(PARTS), help=f"{', '.join(PARTS)}; or install: Flower alone")
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    parser.add_argument("--works", nargs="*", default=list(TARGETS), help=f"of speed: {', '.join(TARGETS)}")
     parser.add_argument("--out", type=Path, default=RESULTS)
     told = parser.parse_args()
     torch.set_num_threads(1)
+    if told.parts[:1] == ["copy"]:
+        copy(told.parts[1])
+        return
     if told.parts == ["install"]:
         say(f"Flower is in {FLOWER.python()}")
         return
     content = json.loads(told.out.read_text()) if told.out.exists() else {}
     content["machine"] = machine()
     for part in told.parts or PARTS:
-        content[part] = PARTS[part](told.quick)
+        if part == "speed":
+            content.setdefault(part, {}).update(speed(told.quick, told.works))
+        else:
+            content[part] = PARTS[part](told.quick)
         told.out.write_text(json.dumps(content, indent=1) + "\n")
     say(f"written: {told.out}")
 

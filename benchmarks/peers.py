@@ -14,12 +14,15 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = Path(__file__).resolve().parent / "programs"
 ENVIRONMENTS = ROOT / ".bench"
 TORCH = "torch==2.13.0"
+
+
+Clock = Literal["seconds", "cpu"]  # of the wall, or of a tool's process, which stands still while others are at work
 
 
 class Unavailable(RuntimeError):
@@ -88,7 +91,7 @@ def isolation() -> list[str]:
 
 
 class Running:
-    """A tool that is alive and warm; ``rounds(n)`` has it run n rounds now and gives the seconds of each."""
+    """A tool that is alive and warm; ``rounds(n)`` has it run n rounds now and gives the time of each."""
 
     def __init__(self, tool: Tool, folder: Path) -> None:
         self.tool = tool
@@ -121,11 +124,11 @@ class Running:
             self.close()
             raise
 
-    def rounds(self, count: int) -> list[float]:
+    def rounds(self, count: int, clock: Clock = "seconds") -> list[float]:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{count}\n")
         self._process.stdin.flush()
-        return [float(value) for value in self._answer()["seconds"]]
+        return [float(value) for value in self._answer()[clock]]
 
     def _answer(self) -> dict[str, Any]:
         stream: IO[str] | None = self._process.stdout

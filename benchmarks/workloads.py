@@ -23,6 +23,7 @@ class Shared:
     classes: int = 10
     lr: float = 0.01
     pefll_steps: int = 0  # of a client in a round of PeFLL; 0: FedAvg
+    block: int | None = None  # clients in a block of Unalike; None: it measures what is fastest
 
     @property
     def steps(self) -> int:

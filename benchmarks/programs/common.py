@@ -34,6 +34,7 @@ class Workload:
     batch: int
     lr: float
     pefll_steps: int  # of a client in a round of PeFLL; 0: FedAvg
+    block: int | None  # clients in a block of Unalike; None: it measures what is fastest
     ends: list[int]  # [clients]: a client's rows end before this one and begin at its predecessor's end
     x: Tensor
     y: Tensor
@@ -89,8 +90,9 @@ def network(workload: Workload) -> nn.Module:
 class Pace:
     """Called after every round. Tries thread counts first, keeps the best, then runs as many rounds as it is told.
 
-    On standard output: a line ``{"threads": ...}`` when ready, then a line ``{"seconds": [...]}`` for each order. On
-    standard input: a number of rounds a line; the end of input ends the program.
+    On standard output: a line ``{"threads": ...}`` when ready, then for each order a line ``{"seconds": [...], "cpu":
+    [...]}``, by the clock and of this process. On standard input: a number of rounds a line; the end of input ends the
+    program.
     """
 
     def __init__(self, threads: list[int] | None = None) -> None:
@@ -101,10 +103,11 @@ class Pace:
         self._trials = [(counts[0], False), *((count, True) for count in counts)]  # the first round only warms up
         self._taken: dict[int, float] = {}
         self._seconds: list[float] = []
+        self._cpu: list[float] = []
         self._wanted = 0
         self._ready = False
         self._set_threads()
-        self._begin = time.perf_counter()
+        self._begin, self._cpu_begin = time.perf_counter(), time.process_time()
 
     def _set_threads(self) -> None:
         if self._trials:
@@ -114,7 +117,7 @@ class Pace:
 
     def round_done(self) -> bool:
         """True: run another round. False: nothing more is wanted."""
-        seconds = time.perf_counter() - self._begin
+        seconds, cpu = time.perf_counter() - self._begin, time.process_time() - self._cpu_begin
         if self._trials:
             count, timed = self._trials.pop(0)
             if timed:
@@ -122,17 +125,18 @@ class Pace:
             self._set_threads()
         elif self._ready:
             self._seconds.append(seconds)
+            self._cpu.append(cpu)
         if not self._trials and not self._ready:
             self._ready = True
             self._say({"threads": torch.get_num_threads()})
         elif self._ready and len(self._seconds) == self._wanted:
-            self._say({"seconds": self._seconds})
+            self._say({"seconds": self._seconds, "cpu": self._cpu})
         if self._ready and len(self._seconds) == self._wanted:
             order = sys.stdin.readline().strip()
             if not order:
                 return False
-            self._seconds, self._wanted = [], int(order)
-        self._begin = time.perf_counter()
+            self._seconds, self._cpu, self._wanted = [], [], int(order)
+        self._begin, self._cpu_begin = time.perf_counter(), time.process_time()
         return True
 
     def _say(self, message: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ def main(folder: str) -> None:
             raise Done
 
     try:
-        train(method, simulate(clients), 1_000_000, after_round=after_round)
+        train(method, simulate(clients, block=work.block), 1_000_000, after_round=after_round)
     except Done:
         return
 

@@ -50,6 +50,8 @@ def test_tools_take_turns_on_the_same_work_and_one_that_cannot_run_is_left_out_a
         raise Unavailable("no namespace here")
 
     monkeypatch.setattr(peers, "isolation", refused)
+    monkeypatch.setattr("benchmarks.compare.WARM", 2)
+    monkeypatch.setattr("benchmarks.compare.TURN", 0.01)
     said: list[str] = []
     tools = (BARE, replace(BARE, name="isolated", loopback_only=True))
     rows, raw = compare(TINY, tools, 2, {BARE.name: ("≥", 0.0)}, said.append)

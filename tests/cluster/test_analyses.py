@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +14,23 @@ import torch
 from typer.testing import CliRunner
 
 from unalike.analytics.estimation.problem import Problem
+from unalike.analytics.kmeans.baselines import KFed
 from unalike.commands.main import app
 from unalike.core.wire import WireError
+from unalike.runtime import ray as module
 from unalike.runtime.ray import Workers
 from unalike.studio.cluster import plain
 from unalike.studio.cluster.analyses import Away
 
 ON_RAY = ("--runtime", "ray", "--workers", "2")
 POINTS = ("kmeans", "--data", "gaussian-mixture:clients=40,points=10,dim=4,components=3", "--k", "3")
+FEW = ("kmeans", "--data", "gaussian-mixture:clients=10,points=20,dim=3,components=3", "--k", "3")  # for secure sums
 MEANS = "gaussian-means:clients=60,dim=3,sigma_theta=0.5,sigma_x=1"
 LINES = "linear-prior:dim=3,clients=40,points=12"
 COMMANDS = {
     "kmeans": (*POINTS, "--steps", "1", "--starts", "0", "--baselines"),
     "kmeans, private": (*POINTS, "--starts", "0", "--epsilon", "8", "--delta", "1e-4", "--simulate-noise"),
-    "kmeans, scaled": (*POINTS, "--starts", "0", "--standardize", "--secure"),
+    "kmeans, scaled": (*FEW, "--starts", "0", "--standardize", "--secure"),
     "mdm": ("mdm", "--data", "mdm:medium-2", "--clients", "80", "--components", "1-2", "--rounds", "3"),
     "mdm, noisy histograms": (
         *("mdm", "--data", "mdm:medium-2", "--clients", "60", "--components", "2", "--rounds", "2"),
@@ -77,6 +81,17 @@ def assert_alike(one: Any, other: Any, where: str = "") -> None:
         assert one == other, where
 
 
+PRIVATE = {  # with noise of the operating system, which no two runs have alike
+    "kmeans": (*FEW, "--epsilon", "8", "--delta", "1e-4", "--secure"),
+    "mdm": ("mdm", "--data", "mdm:medium-2", "--clients", "60", "--rounds", "2", "--epsilon", "8", "--largest", "500"),
+    "rates": ("estimate", "bernoulli", "--data", "bernoulli:clients=60,points=8", "--epsilon", "3"),
+    "candidates": (
+        *("estimate", "mixture", "--data", MEANS, "--components", "2", "--epsilon", "8", "--bound", "3"),
+        *("--central", "--rounds", "2", "--radius", "1"),
+    ),
+}
+
+
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     random = np.random.default_rng(0)
@@ -91,7 +106,41 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_tells_the_same(name: str, own: Path, shared: Workers) -> None:
     arguments = [str(own) if one == "OWN" else one for one in COMMANDS[name]]
-    assert_alike(told(*arguments), told(*arguments, *ON_RAY))
+    here, there = told(*arguments), told(*arguments, *ON_RAY)
+    workers = there.pop("workers")
+    assert_alike(here, there)
+    assert [one["worker"] for one in workers] == [0, 1] and all(one["rate"] > 0 for one in workers)
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_a_private_analysis_asks_for_nothing_that_workers_keep_to_themselves(name: str, shared: Workers) -> None:
+    """A shard of a run with an ε refuses what has no noise: neither the algorithm nor its measures may need it."""
+    found = told(*PRIVATE[name], *ON_RAY)
+    assert (found.get("privacy") or found)["epsilon"] is not None
+
+
+def test_a_baseline_without_noise_is_asked_where_there_is_none(shared: Workers) -> None:
+    away = Away("system", 2)
+    points = away.read("points", data=FEW[2], server=None, standardize=False, seed=0)
+    with pytest.raises(RuntimeError, match="without noise: nothing is sent"):
+        KFed(3).fit(away.federate(points.clients, 0, block=8))
+    assert len(KFed(3).fit(away.federate(points.clients, 0, block=8, noise="seeded"))) == 3
+
+
+def test_workers_are_told_while_they_work_and_at_the_end(shared: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(module, "TICK", 0.02)  # seconds until somebody is late
+    watch = Away.watch
+
+    def watched(away: Away, tell: Callable[[str], None]) -> None:
+        watch(away, lambda text: (said.append(text), tell(text))[1])
+
+    monkeypatch.setattr(Away, "watch", watched)
+    done = CliRunner().invoke(app, ["estimate", "linear", "--data", LINES, "--rounds", "3", *ON_RAY])
+    assert done.exit_code == 0, done.output
+    assert "clients/s" in said[-1] and "late" not in said[-1]
+    assert any("late: 0, 1 (" in text for text in said)
+    assert "worker 1: 20 clients, " in done.output
 
 
 def test_this_process_has_no_row_and_a_worker_that_dies_is_told_again(shared: Workers) -> None:

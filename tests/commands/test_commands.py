@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shlex
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,13 +116,11 @@ def test_resume_and_report() -> None:
     assert Path("other.html").stat().st_size > 10_000
 
 
-def test_ctrl_c_ends_with_130_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    import os
-    import signal
-
-    watcher = At(2, lambda: os.kill(os.getpid(), signal.SIGINT))
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_with_its_code_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    watcher = At(2, lambda: os.kill(os.getpid(), number))
     monkeypatch.setattr("unalike.studio.runs.progress.watcher_for", lambda console, quiet: watcher)
-    shown = unalike("run", "fedavg", *FLAGS, "--out", "r", code=130)
+    shown = unalike("run", "fedavg", *FLAGS, "--out", "r", code=128 + number)
     assert "stopped after round 3 of 8. Go on with: unalike resume r" in shown
     assert shown.count("stopped") == 1
     monkeypatch.undo()
@@ -213,7 +213,6 @@ def test_every_argument_is_explained_in_words() -> None:
 
 def test_live_progress_has_all_that_was_promised() -> None:
     record = {
-        "round": 3,
         "loss": 0.5,
         "bytes_up": 2000,
         "bytes_down": 3_000_000,
@@ -224,12 +223,24 @@ def test_live_progress_has_all_that_was_promised() -> None:
         text = io.StringIO()
         watcher = make(Console(file=text, force_terminal=make is Live, width=100))
         watcher.begin("fedavg", 10, 0, "accuracy")
-        watcher.round({**record, "unseen": None, "unlabeled": None})
+        for number in (2, 3):
+            watcher.round({**record, "round": number, "unseen": None, "unlabeled": None})
         watcher.note("a note")
         watcher.end()
         shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", text.getvalue())
         for part in ("fedavg", "3/10", "seen 50.0%", "loss 0.500", "↑2 kB ↓3 MB", "ε 1.25", "left", "a note"):
             assert part in shown, part
+
+
+def test_the_time_that_is_left_leaves_out_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    text, clock = io.StringIO(), iter([0.0, 100.0, 101.0, 102.0])
+    monkeypatch.setattr("unalike.studio.runs.progress.time.monotonic", lambda: next(clock))
+    watcher = Lines(Console(file=text, width=100))
+    watcher.begin("fedavg", 10, 0, "accuracy")
+    for number in (1, 2, 3):
+        watcher.round({"round": number, "bytes_up": 0, "bytes_down": 0, "seen": {"mean": 0.5}})
+    first, second, third = text.getvalue().splitlines()
+    assert "left" not in first and second.endswith("8.0 s left") and third.endswith("7.0 s left")
 
 
 def test_whole_numbers_are_counts_and_fractions_are_shares() -> None:

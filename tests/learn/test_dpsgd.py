@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import dp_accounting as dp
 import pytest
@@ -25,11 +27,12 @@ from unalike.core.task import Sent, send, task
 from unalike.learn import dpsgd as private_steps
 from unalike.learn.ghost import GhostNorms, clip_factors
 from unalike.learn.local import LocalSGD
-from unalike.learn.objective import loss_of
+from unalike.learn.objective import Batch, Supervised, loss_of
 from unalike.methods.fedavg import FedAvg
 from unalike.networks.architectures import build
 from unalike.privacy import Gaussian, dpsgd
 from unalike.privacy.dpsgd import PointPrivacy, Steps
+from unalike.privacy.system import SystemDraws
 from unalike.runtime.shard.shard import Refused
 
 TINY = 1e-9  # noise so small that it changes nothing
@@ -162,6 +165,13 @@ CONVOLUTIONS = {
     "strided": lambda: nn.Sequential(
         *(nn.Conv2d(2, 3, (2, 3), stride=(2, 1), padding=(1, 2), bias=False), nn.ReLU(inplace=True), nn.AvgPool2d(2)),
         *(nn.Conv2d(3, 4, 2), nn.Tanh(), nn.Flatten(), nn.Linear(4 * 4, 3)),
+    ),
+    "pooled": lambda: nn.Sequential(
+        *(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(3, 4, 2), nn.MaxPool2d(2), nn.Flatten()),
+        nn.Linear(4, 3),
+    ),
+    "written over": lambda: nn.Sequential(  # what came before is lost, so this is no chain
+        *(nn.Conv2d(2, 3, 3), nn.LeakyReLU(inplace=True), nn.MaxPool2d(3), nn.Flatten(), nn.Linear(12, 3)),
     ),
     "places": lambda: nn.Sequential(nn.Linear(8, 5), nn.ReLU(), nn.Flatten(), nn.Linear(2 * 8 * 5, 3, bias=False)),
 }
@@ -341,3 +351,32 @@ def test_what_makes_no_sense_is_refused() -> None:
         Mean("update", weight="n", cost=dpsgd.LocalCost((), 1.0, "DP-SGD"))
     with pytest.raises(ValueError, match="a ledger speaks about one of them"):
         FedAvg(linear(), noise=Gaussian(1.0), clip=1.0, local=LocalSGD(private=PointPrivacy(1.0, 1.0)))
+
+
+@pytest.mark.parametrize("way", ["ghost norms", "one by one"])
+def test_whatever_the_other_rows_one_row_moves_the_sum_by_no_more_than_was_counted(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row takes a sum to the next power of two, where many small rows round to more than they are.
+
+    In single precision it moved the sum by half of a clip more than its own.
+    """
+    seen: list[tuple[Tensor, float]] = []
+
+    def without_noise(value: Tensor, most: float, *_: object) -> Tensor:
+        seen.append((value, most))
+        return value
+
+    monkeypatch.setattr(private_steps, "add_gaussian", without_noise)
+    whole = Supervised(Model(nn.Linear(1, 1, bias=False)))
+    objective = whole if way == "ghost norms" else lambda params, batch: whole(params, batch)
+    rows = 2048 + 4000
+    client: Any = SimpleNamespace(x=torch.ones(rows, 1), noise=SystemDraws(), bound=torch.tensor(rows), capacity=rows)
+    gradient = private_steps.PrivateGradient(objective, PointPrivacy(1.0, 1.0), None, None, client)
+    for small in (0.6, 0.75):  # of the distance of two numbers beyond 2048, in single precision
+        y = torch.cat([torch.full((2048,), 1e3), torch.full((4000,), small * 2.0**-12)])
+        for some in (y, y[1:]):
+            made, _ = gradient(torch.zeros(1), Batch(torch.ones(len(some), 1), some, torch.ones(len(some))))
+            assert isinstance(made, Tensor) and made.dtype == torch.float32
+        (larger, most), (smaller, _) = seen[-2:]
+        assert float((larger.double() - smaller.double()).norm()) <= most < 1.0 + 1e-6

@@ -6,20 +6,26 @@ import math
 from typing import Any
 
 import dp_accounting
+import numpy as np
 import pytest
 import torch
 from scipy.stats import binom, norm
 from torch import Tensor
 
 from unalike.core import release
+from unalike.core.client import Client, Clients
+from unalike.core.release import Sum
+from unalike.core.task import Sent, send, task
 from unalike.learn.ghost import GhostNorms
-from unalike.privacy import Exponential, RandomizedResponse, accountant
+from unalike.privacy import Exponential, Gaussian, RandomizedResponse, accountant
 from unalike.privacy.account import account
-from unalike.privacy.audit import allows, proven_epsilon, proven_noise, upper_bound
+from unalike.privacy.audit import Quieter, allows, proven_epsilon, proven_noise, upper_bound
 from unalike.studio import UserError
-from unalike.studio.audit.training import audit
+from unalike.studio.audit.tap import Tapped
+from unalike.studio.audit.training import Attacked, attacked_by, audit, coins, judge
 from unalike.studio.recipe.settings import plan_for
 from unalike.studio.runs.prepare import Prepared, prepare
+from unalike.studio.simulate import simulation
 
 SMALL: dict[str, Any] = {"data": "digits", "partition": "iid", "clients": 60, "model": "logistic", "rounds": 4}
 
@@ -149,3 +155,55 @@ def test_there_must_be_something_to_audit() -> None:
         audit(prepare(plan_for(["local"], SMALL).runs[0][1]))
     with pytest.raises(UserError, match="expected above 0 and at most 1"):
         audit(private(cohort=6, noise_multiplier=1.0, clip=1.0, delta=1e-3), cut_noise=0.0)
+
+
+def test_the_clip_of_a_convolution_is_attacked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels: list[Any] = []
+    real = GhostNorms.clipped_sum
+
+    def watched(self: GhostNorms, *args: Any) -> Any:
+        kernels.extend(layer.kernel for layer in self._layers if args[-1] == 1.0)
+        return real(self, *args)
+
+    monkeypatch.setattr(GhostNorms, "clipped_sum", watched)
+    assert not audit(private(**{**POINTS, "model": "small-cnn"}), canaries=1_000, cut_noise=0.5).holds
+    assert kernels and None not in kernels
+
+
+class Asks:
+    """Asks for numbers of which each client may move one."""
+
+    @task
+    def update(self, client: Client) -> Sent:
+        return send(update=torch.zeros(512))
+
+
+@pytest.mark.parametrize("cut", [1.0, 0.5])
+def test_cohorts_of_a_fixed_size_are_attacked_where_a_client_is_replaced(cut: float) -> None:
+    clients = Clients.from_sizes(torch.zeros(512, 1), None, torch.ones(512))
+    noisy = Sum("update", clip=1.0, noise=Quieter(Gaussian(1.0), cut))
+
+    def run(number: int) -> Attacked:
+        tapped = Tapped(simulation(clients, block=256, threads=1), number, member=coins(512, number), noise="system")
+        for turn in range(1, 5):
+            tapped.begin_round(turn).sample(256).ask(Asks().update, into=noisy)
+        return attacked_by(tapped)
+
+    found = judge("client", run, 1e-4, 2_048, cut, 0, 4)
+    assert (found.proof.noise > CHANCE) == (cut == 1.0) and found.holds == (cut == 1.0)
+    assert found.proof.best > 1.0
+
+
+@pytest.mark.parametrize(("rate", "z"), [(1.0, 1.0), (0.25, 0.7)])
+def test_what_a_replaced_client_of_a_fixed_cohort_gives_away(rate: float, z: float) -> None:
+    """δ by hand: the integral of p − e^ε·q where that is above 0."""
+    event = dp_accounting.SampledWithoutReplacementDpEvent(100, int(100 * rate), dp_accounting.GaussianDpEvent(z))
+    released = account([(event, 1)])
+    x = np.linspace(-20.0, 20.0, 200_001)
+    p, q = ((1 - rate) * norm.pdf(x, 0, z) + rate * norm.pdf(x, mean, z) for mean in (0.5, -0.5))
+    at = np.array([0.0, 0.3, 1.0, 2.0])
+    expected = [np.maximum(p - math.exp(eps) * q, 0.0).sum() * (x[1] - x[0]) for eps in at]
+    assert accountant.deltas(released, at) == pytest.approx(expected, rel=1e-3, abs=1e-6)
+    found = accountant.attained(released, 1e-3)
+    assert np.maximum(p - math.exp(found) * q, 0.0).sum() * (x[1] - x[0]) == pytest.approx(1e-3, rel=1e-2)
+    assert found <= accountant.epsilon(released, 1e-3) * (1 + 1e-6)

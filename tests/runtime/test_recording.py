@@ -15,6 +15,7 @@ from unalike.core.release import Release
 from unalike.core.task import Sent, Task
 from unalike.methods.fedavg import FedAvg
 from unalike.networks.architectures import build
+from unalike.privacy import Gaussian
 from unalike.runtime.shard import recording
 
 
@@ -93,6 +94,27 @@ def test_draws_inputs_kept_state_and_releases_are_those_of_the_round(
             assert values[-1]["count"].tolist() == [5.0] * 5
     for early, late in zip(found[2], found[1_000], strict=True):
         assert all(torch.equal(early[name], late[name]) for name in late)
+
+
+def test_private_cohorts_of_many_sizes_are_played_back_from_few_recordings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their blocks are filled up; what fills them counts for nothing, and a recording changes no bit."""
+    store, tasks = clients([4] * 40), Tasks()
+    into = [Sum("value", clip=1.0, noise=Gaussian(0.5))]
+    sizes = [18, 21, 17, 30, 20, 25, 23, 31, 19, 26]
+    found = {}
+    for after, block in ((2, 32), (1_000, 32), (1_000, 1)):
+        monkeypatch.setattr(recording, "AFTER", after)
+        simulator = Simulator(block=block)
+        federation = Federation(simulation(store, simulator), 1)
+        found[after, block] = [
+            federation.begin_round(number).cohort(range(size)).ask(tasks.noisy, into=into, shift=1.0)["value"]
+            for number, size in enumerate(sizes, 1)
+        ]
+        assert block == 1 or len(simulator._recordings._kinds) == 3  # 24 and 32; 24 also before anything was kept
+        assert simulator._recordings.count() == (2 if after == 2 else 0)
+    for recorded, called, single in zip(*found.values(), strict=True):
+        assert torch.equal(recorded, called)
+        torch.testing.assert_close(called, single)
 
 
 def test_another_methods_task_is_another_recording(monkeypatch: pytest.MonkeyPatch) -> None:

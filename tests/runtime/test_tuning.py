@@ -104,8 +104,18 @@ def test_a_slow_stretch_does_not_change_the_choice(machine: Callable[[Cost], Mac
 def test_candidates_take_turns(machine: Callable[[Cost], Machine]) -> None:
     made = machine(lambda plan, _: 1e-4 / plan.block)
     made.plan(work_of(40))
-    assert made.rehearsed[-10:] == [1, 2, 8, 20, 40] * 2
-    assert all(made.rehearsed.count(block) > tuning.TURNS for block in (1, 2, 8, 20, 40))
+    assert made.rehearsed[-10:] == [1, 2, 8, 32, 64] * 2
+    assert all(made.rehearsed.count(block) > tuning.TURNS for block in (1, 2, 8, 32, 64))
+
+
+def test_cohorts_alike_have_one_plan_whichever_comes_first_and_equal_blocks(machine: Callable[[Cost], Machine]) -> None:
+    for largest, blocks in ((128, (70, 100, 128)), (32, (24, 25, 32))):
+        for order in ((70, 100, 128), (128, 100, 70)):
+            tuner = Tuner()
+            found = {count: machine(best_at(largest)).plan(work_of(count), tuner).block for count in order}
+            assert found == dict(zip((70, 100, 128), blocks, strict=True))
+            assert [plan.block for plan in tuner.plans.values()] == [largest]
+            (tuning.cache_folder() / "tuning.json").unlink()
 
 
 def test_blocks_much_slower_than_smaller_ones_end_the_growth(machine: Callable[[Cost], Machine]) -> None:
@@ -140,7 +150,7 @@ def test_workers_get_equal_blocks_and_share_the_clock(
     monkeypatch.setattr(type(work.task), "pure", True)
     plan = machine(lambda plan, _: 1e-3 * (1 + 1 / plan.block)).plan(work, threads=2)
     assert (plan.block, plan.workers) == (25, 2)
-    assert plan.seconds == pytest.approx(1e-3 * (1 + 1 / 25))  # of CPU: not halved by the second worker
+    assert plan.seconds == pytest.approx(1e-3 * (1 + 1 / 32))  # of CPU: not halved by the second worker
 
 
 def test_equal_settings_have_equal_plans(machine: Callable[[Cost], Machine]) -> None:

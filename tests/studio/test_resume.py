@@ -33,17 +33,17 @@ def after(federation: Federation, state: State) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", [*METHODS, *(name for name in problems.VARIANTS if "secure" not in name)])
 def test_a_method_goes_on_where_it_was(name: str, people: Population, tmp_path: Path) -> None:
-    method = problems.method_of(name)
+    method, rounds = problems.method_of(name), problems.rounds_of(name)
     begin = functools.partial(simulate, people, 3, block=4)
     whole = begin()
-    expected = after(whole, train(method, whole, problems.ROUNDS))
+    expected = after(whole, train(method, whole, rounds))
     first = begin()
     checkpoint.save(tmp_path, train(method, first, 1), first)
     saved = checkpoint.load(tmp_path)
     assert saved is not None and saved.round == 1
     second = begin()
     saved.restore(second)
-    found = after(second, train(method, second, problems.ROUNDS - 1, saved.state))
+    found = after(second, train(method, second, rounds - 1, saved.state))
     assert found.keys() == expected.keys()
     for tensor, value in expected.items():
         assert torch.equal(found[tensor].nan_to_num(), value.nan_to_num()), tensor

@@ -12,6 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from unalike.studio.cluster.analyses import Place
     from unalike.studio.figures.file import Figure
 
 
@@ -52,24 +53,40 @@ def progress_console() -> Console:
 
 
 @contextmanager
-def bar(total: int, silent: bool, what: str = "rounds") -> Iterator[Callable[[int], None]]:
-    """A bar that every call moves on by one."""
+def bar(total: int, silent: bool, place: Place, what: str = "rounds") -> Iterator[Callable[[int], None]]:
+    """A bar that every call moves on by one, with what workers do beside it."""
     from rich.progress import Progress
 
     with Progress(console=progress_console(), transient=True, disable=silent) as progress:
         work = progress.add_task(what, total=total)
+        place.watch(lambda workers: progress.update(work, description=f"{what} ({workers})"))
         yield lambda _: progress.advance(work)
 
 
 @contextmanager
-def spinner(first: str, silent: bool) -> Iterator[Callable[[str], None]]:
-    """Says what is being computed: ``first``, then what it is called with."""
+def spinner(first: str, silent: bool, place: Place) -> Iterator[Callable[[str], None]]:
+    """Says what is being computed: ``first``, then what it is called with; and what workers do."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=progress_console(), transient=True, disable=silent) as progress:
-        work = progress.add_task(first, total=None)
-        yield lambda text: progress.update(work, description=text)
+        said, work = {"now": first, "workers": ""}, progress.add_task(first, total=None)
+
+        def tell(**text: str) -> None:
+            said.update(text)
+            progress.update(work, description="  ".join(one for one in said.values() if one))
+
+        place.watch(lambda workers: tell(workers=workers))
+        yield lambda text: tell(now=text)
+
+
+def workers_told(result: Mapping[str, Any]) -> list[str]:
+    """A line for each worker, where there were any."""
+    return [
+        f"worker {one['worker']}: {one['clients']:,} clients, {one['answered']:,} replies, {one['failed']:,} failed, "
+        f"{one['rate']:,.0f} clients/s, started again {one['restarts']}×"
+        for one in result.get("workers", [])
+    ]
 
 
 @contextmanager

@@ -13,7 +13,17 @@ import typer
 from rich.table import Table
 
 from unalike.commands import options
-from unalike.commands.console import bar, check_free, errors_told, guarantee, print_files, say, write_figure
+from unalike.commands.console import (
+    bar,
+    check_free,
+    errors_told,
+    guarantee,
+    print_files,
+    say,
+    spinner,
+    workers_told,
+    write_figure,
+)
 from unalike.commands.options import columns_from, command, examples, flag
 
 if TYPE_CHECKING:
@@ -153,14 +163,15 @@ def gaussian(
         estimator = made(sending.bits, sending.epsilon)
         if output.plot is not None:
             made(bits=1)  # what the sweep needs, said before anything runs
-        done = run(problem, estimator.estimate, reading.seed, place.federate)
+        with spinner("estimating", output.as_json, place):
+            done = run(problem, estimator.estimate, reading.seed, place.federate)
         score = score_means(problem, done.federation)
         result = summary("gaussian", data, problem, done, score, reading.seed, channel.delta)
         result |= {"closed_form_mse": closed_form_mse(problem, done.found), "bits": sending.bits}
         _tell_noise(result, sending.epsilon, sending.simulate_noise)
         title = f"{data}: personal means"
         _write_sweep(output, title, f", δ = {channel.delta:.2g}", made, problem, reading.seed, place, closed_form_mse)
-    _finish(result, problem, done.found, output)
+    _finish({**result, **place.told()}, problem, done.found, output)
 
 
 @command(
@@ -209,13 +220,20 @@ def bernoulli(
             result = cross_validated(source, problem, estimator, reading.seed, in_order, place.federate)
             typer.echo(json.dumps(result)) if output.as_json else _print_folds(result)
             return
-        done = run(problem, estimator.estimate, reading.seed, place.federate)
+        with spinner("estimating", output.as_json, place):
+            done = run(problem, estimator.estimate, reading.seed, place.federate)
         score = score_means(problem, done.federation)
         result = summary("bernoulli", source, problem, done, score, reading.seed, _delta(problem))
         result |= {"form": form, "bits": bits}
         _tell_noise(result, epsilon, simulate_noise)
         _write_sweep(output, f"{source}: personal rates", "", made, problem, reading.seed, place)
-    _finish(result, problem, done.found, output, measuring="--cross-validate leaves each sample out once")
+    _finish(
+        {**result, **place.told()},
+        problem,
+        done.found,
+        output,
+        measuring="--cross-validate leaves each sample out once",
+    )
 
 
 @command(
@@ -269,13 +287,13 @@ def mixture(
             bound=sending.bound,
             central=noise,
         )
-        with bar(rounds, output.as_json or not (alternate or central)) as advance:
+        with bar(rounds, output.as_json or not (alternate or central), place) as advance:
             done = run(problem, partial(estimator.estimate, after_round=advance), reading.seed, place.federate)
         score = score_models(problem, "mean" if kind == "means" else "linear", done.federation)
         result = summary("mixture", data, problem, done, score, reading.seed, channel.delta)
         result |= {"components": components, "kind": kind, "bits": sending.bits}
         _tell_noise(result, sending.epsilon, sending.simulate_noise, "nobody" if noise is None else "server")
-    _finish(result, problem, done.found, output, estimates=True)
+    _finish({**result, **place.told()}, problem, done.found, output, estimates=True)
 
 
 @command(
@@ -366,12 +384,12 @@ def _regression(
         else:
             settings |= {"mu": prior.mu, "sigma_theta": prior.sigma_theta, "rounds": prior.rounds}
             estimator = GaussianPrior(family=family, channel=channel, bound=sending.bound, **settings)
-        with bar(prior.rounds, output.as_json) as advance:
+        with bar(prior.rounds, output.as_json, place) as advance:
             done = run(problem, partial(estimator.estimate, after_round=advance), reading.seed, place.federate)
         known = not many and prior.mu is not None
         result = regression_summary(family, data, problem, done, reading.seed, channel.delta, fedavg, known)
         _tell_noise(result, sending.epsilon, sending.simulate_noise, "server" if many else "nobody")
-    _finish(result, problem, done.found, output, estimates=True)
+    _finish({**result, **place.told()}, problem, done.found, output, estimates=True)
 
 
 def _needed(epsilon: float | None) -> float:
@@ -406,7 +424,7 @@ def _write_sweep(
     from unalike.analytics.estimation.study import SWEPT, sweep
     from unalike.studio.figures.estimation import sweep as chart
 
-    with bar(SWEPT, output.as_json, "sweep") as progress:
+    with bar(SWEPT, output.as_json, place, "sweep") as progress:
         swept = sweep(made, problem, seed, partial(place.federate, noise="seeded"), closed_form, progress)
     write_figure(output.plot, chart(title, swept, delta))
 
@@ -457,7 +475,7 @@ def _finish(
     else:
         lines.append(f"{guarantee(privacy)}, by its own noise")
     lines.append(f"prior: {', '.join(f'{name} = {_short(value)}' for name, value in result['prior'].items())}")
-    say(*lines, *(f"note: {note}" for note in result["notes"]))
+    say(*lines, *workers_told(result), *(f"note: {note}" for note in result["notes"]))
     say(_first_estimates(problem, found))
     if output.out is None:
         say("--out FILE.csv writes the estimates of all clients, all coordinates")

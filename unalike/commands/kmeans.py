@@ -18,6 +18,7 @@ from unalike.commands.console import (
     print_files,
     say,
     spinner,
+    workers_told,
     write,
     write_figure,
 )
@@ -139,7 +140,7 @@ def kmeans(
             k_max=k_max,
         )
         starts = (0 if place.away else 5) if starts is None else starts
-        with spinner("clustering", silent=as_json) as progress:
+        with spinner("clustering", as_json, place) as progress:
             how: dict[str, Any] = {"seed": seed, "baselines": baselines, "starts": starts, "progress": progress}
             if pareto:
                 done: Clustered | Fronts = fronts(method, points, place.federate, explored=explore, seeds=seeds, **how)
@@ -153,9 +154,10 @@ def kmeans(
         lines = [",".join(f"{value:.7g}" for value in row) for row in done.clustering.centers.tolist()]
         write(centers, "\n".join(lines) + "\n")
     if as_json:
-        typer.echo(json.dumps({**done.values, **options.noise_told(epsilon, simulate_noise)}))
+        typer.echo(json.dumps({**done.values, **options.noise_told(epsilon, simulate_noise), **place.told()}))
     else:
         _print(done.values)
+        say(*workers_told(place.told()))
         say(*["the noise is simulated (seeded): it protects nobody"] * (simulate_noise and epsilon is not None))
         print_files(figure=plot, centres=centers)
 

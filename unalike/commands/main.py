@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import warnings
 from typing import Annotated, Any
 
@@ -30,7 +31,7 @@ from unalike.commands.console import progress_console
 from unalike.commands.options import examples
 
 TRACEBACK = "UNALIKE_TRACEBACK"  # set it to see where an error comes from
-INTERRUPTED = 130  # what a shell expects after Ctrl-C
+SIGNALLED = 128  # what a shell expects after a signal: 128 and its number
 
 
 class Commands(typer.core.TyperGroup):
@@ -43,7 +44,7 @@ class Commands(typer.core.TyperGroup):
             raise  # a flag that does not exist, or the end
         except KeyboardInterrupt:
             _say("stopped at once; `unalike resume RUN` goes on from the last checkpoint")
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(SIGNALLED + signal.SIGINT) from None
         except Exception as error:
             if os.environ.get(TRACEBACK):
                 raise
@@ -61,7 +62,7 @@ def _explain(error: Exception) -> int:
     match error:
         case Interrupted():
             _say(str(error))
-            return INTERRUPTED
+            return SIGNALLED + error.by
         case UserError() | DataError() | CannotLoad():
             _say(str(error), "error")
         case _ if line_of(error) and not isinstance(error, QuorumError | BudgetExceeded | SecureSumAborted):

@@ -10,7 +10,16 @@ import typer
 from rich.table import Table
 
 from unalike.commands import options
-from unalike.commands.console import bar, check_free, errors_told, guarantee, print_files, say, write_figure
+from unalike.commands.console import (
+    bar,
+    check_free,
+    errors_told,
+    guarantee,
+    print_files,
+    say,
+    workers_told,
+    write_figure,
+)
 from unalike.commands.options import columns_from, command, flag
 
 app = typer.Typer()
@@ -87,7 +96,7 @@ def mdm(
     }
     with errors_told(), where.place(epsilon, simulate_noise) as place:
         given = place.read("histograms", **how)
-        with bar(rounds, silent=as_json) as progress:
+        with bar(rounds, as_json, place) as progress:
             done = study(
                 given,
                 place.federate,
@@ -107,7 +116,7 @@ def mdm(
                 seed=seed,
                 progress=progress,
             )
-    result = {"data": str(data or counts), **done.values}
+    result = {"data": str(data or counts), **done.values, **place.told()}
     result["privacy"] = result["privacy"] and {**result["privacy"], **options.noise_told(epsilon, simulate_noise)}
     title = f"{result['data']}: {result['components']} component{'' if result['components'] == 1 else 's'}"
     if out is not None:
@@ -184,4 +193,4 @@ def _print(result: dict[str, Any], names: list[str] | None, title: str) -> None:
     if result["privacy"] is not None:
         row = "each row of a client" if result["privacy"]["unit"] == "point" else "each client"
         lines.append(guarantee(result["privacy"]).replace("each client", row))
-    say(*lines, *(f"note: {note}" for note in result["notes"]))
+    say(*lines, *workers_told(result), *(f"note: {note}" for note in result["notes"]))

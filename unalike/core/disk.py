@@ -12,18 +12,25 @@ def beside(file: Path) -> Path:
     return file.with_name(f".{file.name}.part")
 
 
-def write_whole(file: Path, content: bytes, mode: int = 0o666) -> None:
-    """Write a file so that a crash at any moment leaves the old one or the new one; ``mode``: who may read it."""
+def write_whole(file: Path, content: bytes, mode: int = 0o666, durable: bool = True) -> None:
+    """Write a file so that a crash at any moment leaves the old one or the new one; ``mode``: who may read it.
+
+    Not ``durable``: so it is if this process crashes, but a power cut may leave an empty file. It saves waiting for the
+    disk.
+    """
     fresh = beside(file)
     try:
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as stream:
             stream.write(content)
             stream.flush()
-            os.fsync(stream.fileno())
+            if durable:
+                os.fsync(stream.fileno())
         fresh.replace(file)
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise
+    if not durable:
+        return
     # the renaming itself must survive a power cut, too; not every system lets one ask for that
     with contextlib.suppress(OSError):
         handle = os.open(file.parent, os.O_RDONLY)

@@ -130,8 +130,13 @@ class Draws:
         """Standard normal floats by Box and Muller's transform, two from one hash."""
         count = math.prod(shape)
         bits = self.bits((count + 1) // 2)
-        first = (((bits >> 32) & 0xFFFFFFFF).to(torch.float32) + 0.5) * 2.0**-32
-        angle = (bits & 0xFFFFFFFF).to(torch.float32) * (2.0 * math.pi * 2.0**-32)
+        if self._plain is not False:  # the same numbers: both halves at once, without a mask
+            halves = bits.numpy().view("<u4").reshape(-1, 2).T.astype(np.float32, order="C")
+            low, high = torch.from_numpy(halves)
+        else:
+            low, high = (half.to(torch.float32) for half in (bits & 0xFFFFFFFF, (bits >> 32) & 0xFFFFFFFF))
+        first = (high + 0.5) * 2.0**-32
+        angle = low * (2.0 * math.pi * 2.0**-32)
         radius = torch.sqrt(-2.0 * torch.log(first))
         pairs = torch.view_as_real(torch.complex(radius * torch.cos(angle), radius * torch.sin(angle)))
         return pairs.reshape(-1)[:count].reshape(shape)

@@ -98,7 +98,7 @@ class Gathered:
         rows = reply.rows.numpy()
         if not len(rows):
             return None
-        if rows.min() < 0 or rows.max() >= len(self._by) or (len(rows) > 1 and len(np.unique(rows)) < len(rows)):
+        if rows.min() < 0 or rows.max() >= len(self._by) or (np.bincount(rows) > 1).any():
             return "answered for clients that were not asked, or for one twice"
         if (self._by[rows] >= 0).any() or (self._failed and any(row in self._failed for row in rows.tolist())):
             return "answered for clients that had answered or failed before"
@@ -150,9 +150,9 @@ class Gathered:
 
     def close(self) -> tuple[Tensor, dict[int, str]]:
         """The rows of those who answered, ascending, and why the others did not."""
-        for shard in np.unique(self._by).tolist() if self._totals else ():
-            if shard >= 0 and shard not in self._over:
-                rows = np.flatnonzero(self._by == shard)
+        for shard in np.flatnonzero(np.bincount(self._by + 1)).tolist() if self._totals else ():
+            if shard > 0 and shard - 1 not in self._over:
+                rows = np.flatnonzero(self._by == shard - 1)
                 self._failed.update(dict.fromkeys(rows.tolist(), "its shard sent no sum"))
                 self._by[rows] = -1
         answered = np.flatnonzero(self._by >= 0)

@@ -138,6 +138,16 @@ class LaidOut:
             made[name] = replace(some, x=x, y=y, known=known, start=some.start + own)
         return made
 
+    def groups(self, rows: int) -> Iterator[dict[Part, Clients]]:
+        """All clients in their order, some at a time with their own rows alone, about so many."""
+        ends = np.cumsum(self._sizes[self._kept])
+        first = 0
+        while first < len(ends):
+            before = 0 if first == 0 else ends[first - 1]
+            last = max(first + 1, int(np.searchsorted(ends, before + rows, side="right")))
+            yield self.chosen(torch.arange(first, last))
+            first = last
+
     def pieces(self, rows: int) -> Iterator[Array]:
         """All inputs in their order, those of some clients at a time, about so many rows."""
         ends = np.cumsum(self._sizes)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
@@ -162,7 +163,7 @@ class PrivateGradient:
             if private.noise_multiplier is None:
                 raise ValueError("each client has its own noise here: let it derive that by local.own(declared)")
             noise = torch.tensor(private.noise_multiplier)
-        self._noise, self._bound, self._draws = noise, private.clip, client.noise
+        self._noise, self._bound, self._draws, self._rows = noise, private.clip, client.noise, client.capacity
         self._expected = client.bound if batch is None else torch.minimum(client.bound, torch.as_tensor(batch))
 
         def of_one(params: Params, x: Tensor, y: Tensor | None, step: int | Tensor, place: Tensor) -> Tensor:
@@ -188,18 +189,22 @@ class PrivateGradient:
             if self._before is not None:
                 total = total + torch.where(batch.begins, 0.0, self._before)
             self._before = total
-        gradient = noisy_mean(total, self._bound, self._noise, self._expected, self._draws)
+        gradient = noisy_mean(total, self._bound, self._noise, self._expected, self._draws, self._rows)
         if isinstance(params, Tensor):
-            return gradient, loss
-        pieces = torch.split(gradient, sizes)
-        return {name: piece.view(params[name].shape) for name, piece in zip(params, pieces, strict=True)}, loss
+            return gradient.to(params.dtype), loss
+        pieces = zip(params.items(), torch.split(gradient, sizes), strict=True)
+        return {name: piece.view(old.shape).to(old.dtype) for (name, old), piece in pieces}, loss
 
     def _clipped_sum(self, params: Params, batch: Drawn) -> tuple[Tensor, Tensor]:
-        """Σ of the clipped gradients of these rows, laid end to end, and all rows' losses."""
+        """Σ of the clipped gradients of these rows, laid end to end, and all rows' losses.
+
+        In double precision where the noise is exact: what rounding does to a sum counts as sensitivity.
+        """
         assert batch.weight is not None
+        weight = batch.weight.to(torch.float64) if is_exact(self._draws) else batch.weight
         if self._ghost is not None and self._supervised is not None and batch.y is not None:
             theta = self._supervised.theta(params)
-            return self._ghost.clipped_sum(theta, batch.x, batch.y, loss_of, batch.weight, self._bound)
+            return self._ghost.clipped_sum(theta, batch.x, batch.y, loss_of, weight, self._bound)
         labels = None if batch.y is None else 0
         places = batch.first + torch.arange(len(batch.x))
         step = batch.step
@@ -207,7 +212,7 @@ class PrivateGradient:
         parts = [gradients] if isinstance(gradients, Tensor) else [gradients[name] for name in params]
         flat = [part.reshape(len(batch.x), -1) for part in parts]
         rows = flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
-        return clipped_sum(rows, batch.weight, self._bound), losses
+        return clipped_sum(rows, weight, self._bound), losses
 
 
 def private_gradient(
@@ -223,27 +228,45 @@ def private_gradient(
     ``taken`` [capacity] marks the points that the Poisson draw put into the batch. The divisor is the expected batch
     size q·N, not the actual one, which would be a second release. Works inside vmap.
     """
-    return noisy_mean(clipped_sum(gradients, taken, bound), bound, noise_multiplier, expected, draws)
+    return noisy_mean(clipped_sum(gradients, taken, bound), bound, noise_multiplier, expected, draws, len(gradients))
 
 
 def clipped_sum(gradients: Tensor, taken: Tensor, bound: float) -> Tensor:
-    """Σ of the taken points' gradients, each clipped to the bound."""
+    """Σ of the taken points' gradients, each clipped to the bound; in double precision if ``taken`` is."""
+    gradients = gradients.to(torch.promote_types(gradients.dtype, taken.dtype))
     # one pass for the norms and one for the rows: the gradients of all samples are by far the largest array of a step
     factor = clip_factors(torch.linalg.vector_norm(gradients, dim=-1), bound)
     return (taken.to(factor.dtype) * factor) @ gradients.nan_to_num(0.0, 0.0, 0.0)
 
 
 def noisy_mean(
-    total: Tensor, bound: float, noise_multiplier: float | Tensor, expected: float | Tensor, draws: DrawsLike
+    total: Tensor,
+    bound: float,
+    noise_multiplier: float | Tensor,
+    expected: float | Tensor,
+    draws: DrawsLike,
+    rows: int,
 ) -> Tensor:
-    """The step's gradient from the sum of clipped gradients: add noise, divide by the expected batch size.
+    """The step's gradient from the clipped sum over at most ``rows``: add noise, divide by the expected batch size.
 
-    Noise from the operating system is exact: the sum is rounded to a grid, which counts as sensitivity.
+    Noise from the operating system is exact: the sum is rounded to a grid, which counts as sensitivity, and so does
+    what rounding did while the sum was made.
     """
     if is_exact(draws):
-        return add_gaussian(total, bound, noise_multiplier, draws) / expected
+        return add_gaussian(total, bound * (1.0 + rounding(rows)), noise_multiplier, draws) / expected
     noise = draws.normal(*total.shape).to(total.dtype)
-    return (total + noise_multiplier * bound * noise) / expected
+    scale = torch.as_tensor(noise_multiplier * bound, dtype=total.dtype, device=total.device)
+    return torch.addcmul(total, noise, scale) / expected
+
+
+def rounding(rows: int) -> float:
+    """How much further apart, in clips, two sums of clipped gradients can be because they are made in float64.
+
+    A product of factor, gradient and input has two roundings, and a sum of n numbers in any order at most n on the way
+    of each (2n, if it is made in pieces). So the computed sum is off by at most (2n + 2)·2^−53 of Σ|x|, whose norm is
+    at most n clips, and two of them by twice that. Norms that come out too small are covered by ``clip_factors``.
+    """
+    return 2.0**-51 * rows * (rows + 1.0)
 
 
 @lru_cache(maxsize=256)
@@ -274,9 +297,10 @@ def poisson_batch(
 
 def poisson_rows(n: Tensor | int, capacity: int, rate: Tensor | float, draws: DrawsLike) -> Tensor:
     """The rows that ``poisson_batch`` takes, in its order, and no others: how many there are is only known now."""
-    u = _numbers(n, capacity, draws)
-    rows = (u < _at_most_1(rate)).nonzero()[:, 0]
-    return rows[u[rows].argsort()]
+    bits = draws.bits(capacity)
+    u = bits[: int(n)].cpu().numpy().view(np.uint64) >> np.uint64(11)  # 53 bits, exact as a float
+    rows = np.flatnonzero(u < min(1.0, float(rate)) * 2.0**53)
+    return torch.from_numpy(rows[u[rows].argsort(kind="stable")]).to(bits.device)
 
 
 def _numbers(n: Tensor | int, capacity: int, draws: DrawsLike) -> Tensor:

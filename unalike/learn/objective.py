@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -75,6 +76,16 @@ def loss_of(outputs: Tensor, y: Tensor) -> Tensor:
         return (outputs.reshape(len(y), -1).squeeze(-1) - y).square() / 2
     # as F.cross_entropy, which under vmap is put together from many small operations
     return -F.log_softmax(outputs, -1).gather(-1, y[:, None])[:, 0]
+
+
+def loss_and_slope(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """``loss_of``, and each loss's gradient with respect to its outputs."""
+    if y.is_floating_point():
+        away = outputs.reshape(len(y), -1).squeeze(-1) - y
+        return away.square() / 2, away.reshape(outputs.shape)
+    of_classes, at = F.log_softmax(outputs, -1), y[:, None]
+    losses = -of_classes.gather(-1, at)
+    return losses[:, 0], of_classes.exp().scatter_add(-1, at, -torch.ones_like(losses))
 
 
 # Distillation. A model's scores [B, k] are its log-probabilities of the classes, or for real targets its outputs, as

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.func import grad_and_value
 
 from unalike.core.checks import above, at_least, one_of
 from unalike.core.client import Client
@@ -23,7 +24,7 @@ from unalike.core.model import Model
 from unalike.core.release import Release
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
-from unalike.learn.objective import Objective, Supervised, penalised
+from unalike.learn.objective import Batch, InTurns, Moves, Supervised
 from unalike.learn.schedules import Schedule
 from unalike.methods.averaging import averaged, check_averaging
 from unalike.methods.newcomers import NOBODY, newcomers, with_answered
@@ -49,6 +50,13 @@ class LearnedPrior:
     the mixture's R without its minus sign.
 
     The best joint σ or b is 0, with all models alike, so ``floor`` is their least; ``scale`` is their first.
+
+    Where σ is small and rows are few, R/n is far steeper than f, and the paper's gradient step with a rate η that suits
+    f overshoots the prior's centre by more in every step. So a step here is the paper's as long as that does not
+    happen, and no longer: with λ = strength/n · Σ_l r_l/σ_l², the curvature of R/n at responsibilities r, the rate is
+    at most 1/λ. Rests of f + R/n stay where they are. The Laplace prior's pull takes a coordinate to μ and not
+    beyond, so R is rounded off within η·strength/(n·b) of μ.
+
     ``strength`` multiplies R; 1 is (12). A newcomer, or a client that was never sampled, trains from the mean centre
     for as many steps as ``newcomer_rounds`` have; without labels it gets that. ``clip``, ``noise`` and ``secure`` are
     as in FedAvg.
@@ -77,6 +85,8 @@ class LearnedPrior:
         one_of(self, "prior")
         at_least(self, components=1, newcomer_rounds=0)
         above(self, strength=0, scale=0, floor=0)
+        if not isinstance(self.local.lr, float | int):
+            raise ValueError(f"local.lr={self.local.lr}; expected one rate, as there is one model to train")
         _ = self.first  # made here, because a vectorised task must not draw initial values
 
     @cached_property
@@ -97,16 +107,49 @@ class LearnedPrior:
             return (theta - centers[0]).abs().sum() / b + theta.numel() * torch.log(2 * b)
         return -torch.logsumexp(responsibilities(theta, weights, centers, scale), 0)
 
-    def _objective(self, client: Client, gamma: dict[str, Tensor]) -> Objective:
-        share = self.strength / client.n.clamp(min=1)
-        return penalised(Supervised(self.model), lambda theta: share * self.penalty(theta, **gamma))
+    def _trained(
+        self, client: Client, start: Tensor, gamma: dict[str, Tensor], local: LocalSGD, rate: Tensor | float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """The client's model after local steps on its loss plus R/n, and the mean of both."""
+        assert isinstance(local.lr, float | int)
+        share, eta = self.strength / client.n.clamp(min=1), torch.as_tensor(local.lr * rate)
+        of_data = grad_and_value(Supervised(self.model))
+
+        def moves(params: dict[str, Tensor], batch: Batch) -> Moves:
+            theta = params["theta"]
+            gradient, loss = of_data(theta, batch)
+            yield {"theta": self.direction(gradient, theta, share, eta, **gamma)}
+            total: Tensor = loss + share * self.penalty(theta, **gamma)
+            return total
+
+        after, loss = local.minimise(InTurns(moves), {"theta": start}, client, labels=True, rate=rate)
+        assert isinstance(after, dict)
+        return after["theta"], loss
+
+    def direction(
+        self,
+        gradient: Tensor,
+        theta: Tensor,
+        share: Tensor,
+        eta: Tensor,
+        weights: Tensor,
+        centers: Tensor,
+        scale: Tensor,
+    ) -> Tensor:
+        """The gradient of f, with that of R·share, such that a step at the rate η does not overshoot the prior."""
+        away = theta - centers
+        if self.prior == "laplace":
+            most = share / scale[0]
+            return gradient + torch.clamp(away[0] / eta.clamp(min=1e-30), -most, most)
+        precise = share * torch.softmax(responsibilities(theta, weights, centers, scale), 0) / scale.square()
+        return (gradient + precise @ away) / (eta * precise.sum()).clamp(min=1.0)
 
     @task
     def fit(self, client: Client, weights: Tensor, centers: Tensor, scale: Tensor, rate: Tensor) -> Sent:
         """Local SGD on the client's own model; sends its share of the next Γ."""
         gamma = {"weights": weights, "centers": centers, "scale": scale}
         start = client.kept.get("theta", weights @ centers)
-        theta, loss = self.local.train(self._objective(client, gamma), start, client, rate=rate)
+        theta, loss = self._trained(client, start, gamma, self.local, rate)
         return send(update=self.share(theta, **gamma).flatten(), loss=loss, keep={"theta": theta})
 
     def share(self, theta: Tensor, weights: Tensor, centers: Tensor, scale: Tensor) -> Tensor:
@@ -128,7 +171,7 @@ class LearnedPrior:
         """The model of a newcomer; a client that has one keeps it."""
         gamma = {"weights": weights, "centers": centers, "scale": scale}
         local = self.local.times(self.newcomer_rounds)
-        theta, _ = local.train(self._objective(client, gamma), weights @ centers, client)
+        theta, _ = self._trained(client, weights @ centers, gamma, local)
         return send(keep={"theta": client.kept.get("theta", theta)})
 
     @task(stays="theta")

@@ -141,19 +141,30 @@ def _continuous_delta(released: Account, epsilon: float) -> float:
 
 
 def deltas(released: Account, epsilons: Any) -> Any:
-    """δ at many ε at once (an array, ascending from 0 on): what ``delta`` gives or a little more, and faster."""
+    """δ at many ε at once (an array, ascending from 0 on) that a test of one unit's own numbers can have at most.
+
+    It is what ``delta`` gives or a little more, and faster; of cohorts of a fixed size, for which ``delta`` is a loose
+    bound, it is what such a test attains.
+    """
     noise, tails, at = _noise(released), 1e-30, np.asarray(epsilons, dtype=np.float64)
     extra, inner = slack(noise, float(at[-1]), tails) if noise else (0.0, tails)
     if not inner > 0:
         return np.ones(len(at))
     shifted, bounds = np.maximum(at - extra, 0.0), []
-    if _fits_pld(released):
+    if _fits_pld(released) or _only_fixed(released):
         bounds.append(np.array(_pld(released, 64 * _grid(released)).get_delta_for_epsilon(list(shifted))))
     if not bounds or _has_two_bounds(released):
         orders, rdp = _rdp(released)
         bounds.append(np.array([rdp_privacy_accountant.compute_delta(orders, rdp, one)[0] for one in shifted]))
     found = np.min(bounds, axis=0) * tails / inner + np.maximum(0.0, np.exp(extra) - np.exp(at))
     return np.clip(found + (tails if noise else 0.0), 0.0, 1.0)
+
+
+def attained(released: Account, delta: float, coarseness: int = 1) -> float:
+    """The ε that an attack on one unit's own numbers can reach at this δ: ``epsilon``, or less where that is loose."""
+    if not _only_fixed(released):
+        return epsilon(released, delta, coarseness)
+    return float(_pld(released, coarseness * _grid(released)).get_epsilon_for_delta(delta))
 
 
 def scaled(released: Account, factor: float) -> Account:
@@ -196,6 +207,10 @@ def method(released: Account) -> str:
 
 def _fits_pld(released: Account) -> bool:
     return not any(isinstance(event, _FIXED_SIZE | dp_accounting.ZCDpEvent) for event, _ in released)
+
+
+def _only_fixed(released: Account) -> bool:
+    return bool(released) and all(isinstance(event, _FIXED_SIZE) for event, _ in released)
 
 
 def _has_two_bounds(released: Account) -> bool:
@@ -247,7 +262,7 @@ def _grid(released: Account) -> float:
     """Width of the loss grid: dp_accounting's default, doubled while the composed losses would need too many points."""
     width = 0.0
     for event, count in released:
-        loss = _largest_loss(event)
+        loss = _largest_loss(event.event if isinstance(event, _FIXED_SIZE) else event)
         rate = event.sampling_probability if isinstance(event, _POISSON) else 1.0
         width += min(count * loss, loss + 10.0 * math.sqrt(count) * rate * loss)
     return float(_GRID * 2.0 ** max(0, math.ceil(math.log2(max(width, 1.0) / _WIDEST))))
@@ -274,6 +289,8 @@ def _repeated_pld(event: DpEvent, count: int, grid: float) -> Any:
 
 @lru_cache(maxsize=128)
 def _single_pld(event: DpEvent, grid: float) -> Any:
+    if isinstance(event, _FIXED_SIZE):
+        return _replaced_pld(event.sample_size / event.source_dataset_size, event.event.noise_multiplier, grid)
     q, inner = (event.sampling_probability, event.event) if isinstance(event, _POISSON) else (1.0, event)
     match inner:
         case dp_accounting.GaussianDpEvent(noise_multiplier=z):
@@ -322,6 +339,27 @@ def _amplified_pld(q: float, inner: Account, grid: float) -> Any:
 
     return privacy_loss_distribution.PrivacyLossDistribution(
         connect(least, largest, added=False), connect(-largest, -least, added=True)
+    )
+
+
+def _replaced_pld(q: float, z: float, grid: float) -> Any:
+    """A number that is 1/2 on one data set and −1/2 on its neighbour, or 0 if its client is not drawn, plus N(0, z²).
+
+    The loss grows with what is seen, so δ at a loss follows from the place x at which it is reached.
+    """
+    from scipy.special import ndtr
+
+    shift = 0.5 / z
+    x = np.linspace(-10.0 - shift, 10.0 + shift, 1 << 16)
+    away, drawn = math.log1p(-q) if q < 1 else -math.inf, math.log(q) - 0.5 * shift**2
+    losses = np.logaddexp(away, drawn + shift * x) - np.logaddexp(away, drawn - shift * x)
+    last = math.ceil(losses[-1] / grid) + 1
+    at = np.arange(-last, last + 1) * grid
+    place = np.interp(at, losses, x, left=-np.inf, right=np.inf)
+    one, other = ((1.0 - q) * ndtr(-place) + q * ndtr(sign * shift - place) for sign in (1, -1))
+    deltas = np.minimum.accumulate(np.clip(one - np.exp(at) * other, 0.0, 1.0))
+    return privacy_loss_distribution.PrivacyLossDistribution(
+        pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, -last, last, deltas)
     )
 
 

@@ -260,7 +260,8 @@ class RayRuntime:
         self.roster, self.shards = self._routes.roster, self._routes.shards
         self._gone: set[int] = set()  # workers to be brought back before they are asked again
         self.tallies = [Tally(number, len(roster)) for number, roster in enumerate(rosters)]
-        self.waiting: Callable[[list[int], float], None] = lambda late, seconds: None  # is told whom it waits for
+        # is told whom it waits for, and once all have answered, nobody
+        self.waiting: Callable[[list[int], float], None] = lambda late, seconds: None
 
     def deliver(self, request: Request) -> Iterator[Reply]:
         shared: Any = wire.encode(request.shared) if request.shared else b""
@@ -276,7 +277,9 @@ class RayRuntime:
             futures[number] = self.workers.begin(number, "answer", data, stored)
             return self._replies(number, part, (data, stored), futures)
 
-        return self._routes.deliver(bare, answers)
+        begun = time.monotonic()
+        yield from self._routes.deliver(bare, answers)
+        self.waiting([], time.monotonic() - begun)
 
     def _replies(self, number: int, part: Request, data: tuple[Any, ...], futures: dict[int, Any]) -> Iterator[Reply]:
         tally, begun = self.tallies[number], time.monotonic()

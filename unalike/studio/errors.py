@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 
@@ -10,8 +11,12 @@ class UserError(Exception):
 
 
 class Interrupted(Exception):
-    """A run or comparison was asked to stop and has done so after a whole round; it can go on from its folder."""
+    """A run or comparison was asked to stop and has done so after a whole round; it can go on from its folder.
 
-    def __init__(self, after: str, folder: Path | None) -> None:
+    ``by`` is the signal that asked.
+    """
+
+    def __init__(self, after: str, folder: Path | None, by: int | None = None) -> None:
+        self.by = by or int(signal.SIGINT)
         resume = "" if folder is None else f" Go on with: unalike resume {folder}"
         super().__init__(f"stopped after {after}.{resume}")

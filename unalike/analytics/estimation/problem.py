@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -20,8 +20,11 @@ from unalike.core.federation import Federation, each
 from unalike.core.release import Sum
 from unalike.core.request import Part
 from unalike.core.task import Sent, send, task
-from unalike.data import load
+from unalike.data import Population, in_pieces, load
+from unalike.data.build import LaidOut
 
+Check = Literal["flips", "linear", "logistic"]  # of rows: 0 or 1, or those of a regression
+_PIECE = 1 << 14  # rows that are looked at together
 _BLOCK_NUMBERS = 1 << 23  # numbers that one block of clients may hold
 Score = Callable[[Tensor, Tensor], float]
 """(estimates [C, d], positions [C]) -> error."""
@@ -50,12 +53,31 @@ class Problem:
         return "squared error of held-out samples" if self.held_out is not None else "none"
 
 
-def read_problem(
-    data: str, truth: str, *, seed: int, clients: int | None, test: float, columns: dict[str, Any]
-) -> Problem:
-    """A named source, file or folder; ``truth`` names the true parameter where the source has one."""
+def read_problem(data: str, truth: str, check: Check | None = None, **how: Any) -> Problem:
+    """A named source, file or folder; ``truth`` names the true parameter where the source has one.
+
+    check: what its rows must be. ``how``: as ``problem_in_pieces`` takes it.
+    """
+    problem = _problem(load(data, **_options(**how)), truth, how["test"])
+    check_rows(problem.clients, check)
+    return problem
+
+
+def problem_in_pieces(data: str, truth: str, check: Check | None = None, **how: Any) -> tuple[Problem, LaidOut]:
+    """The same with sizes and names alone, and where to have the rows of some clients: ``seed``, ``clients`` and
+    ``test`` as in ``unalike.data.load``, and ``columns``, its options of a table."""
+    laid_out = in_pieces(data, **_options(**how))
+    for group in laid_out.groups(_PIECE):
+        check_rows(group["train"], check)
+    return _problem(laid_out.facts, truth, how["test"]), laid_out
+
+
+def _options(*, columns: dict[str, Any], **how: Any) -> dict[str, Any]:
     given = {name: value for name, value in columns.items() if value is not None}
-    population = load(data, normalize=False, seed=seed, clients=clients, test=test, unseen=0.0, min_samples=1, **given)
+    return {"normalize": False, "unseen": 0.0, "min_samples": 1, **how, **given}
+
+
+def _problem(population: Population, truth: str, test: float) -> Problem:
     known = population.per_client.get(truth)
     notes = []
     if population.dropped:
@@ -116,7 +138,7 @@ def _refuse(clients: Clients, column: Tensor, allowed: Callable[[Tensor], Tensor
         who = int(owner[row])
         where = f", column {place + 1}" if values.shape[1] > 1 else ""
         count = int(wrong.any(1).sum())
-        others = f" ({count} such rows in all)" if count > 1 else ""
+        others = f" ({count} such rows at least)" if count > 1 else ""  # there may be more clients
         raise EstimationError(
             f"{what}, but client {clients.name(who)} has {float(values[row, place]):g} in row "
             f"{int(rows[row] - clients.start[who]) + 1} of its {int(clients.size[who])}{where}{others}; {advice}"
@@ -125,6 +147,15 @@ def _refuse(clients: Clients, column: Tensor, allowed: Callable[[Tensor], Tensor
 
 def _is_flip(values: Tensor) -> Tensor:
     return (values == 0) | (values == 1)
+
+
+def check_rows(clients: Clients, check: Check | None) -> None:
+    """Refuse rows that are not what they must be; all of them are numbers."""
+    if check == "flips":
+        check_flips(clients)
+    elif check is not None:
+        check_regression(clients, check)
+    check_finite(clients)
 
 
 def check_finite(clients: Clients) -> None:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from unalike.core.client import Clients
-from unalike.data import DataError, load
+from unalike.core.request import Part
+from unalike.data import DataError, Population, in_pieces, load
+from unalike.data.build import LaidOut
 
 _BLOCK_NUMBERS = 1 << 22  # of one block's largest array: it should stay in the processor's cache
+_PIECE = 1 << 14  # rows that are looked at together
 _CONSTANT = 1e-7  # a feature of the server data that varies less than this is left unscaled
+
+
+class ChosenRows(Protocol):
+    """Where rows are that are read for whom they are wanted."""
+
+    def chosen(self, positions: Tensor) -> dict[Part, Clients]:
+        """The clients at these positions, with their own rows alone."""
 
 
 @dataclass(frozen=True)
@@ -50,43 +60,83 @@ class Points:
         return max(1, _BLOCK_NUMBERS // (largest * width))
 
 
-def read_points(
-    data: str,
+def read_points(data: str, **how: Any) -> Points:
+    """Points by the name of a data set or from a file; ``points_in_pieces`` explains the arguments."""
+    population = load(data, **_options(**how))
+    return _points(population, [{"train": population.train}], **how)
+
+
+def points_in_pieces(data: str, **how: Any) -> tuple[Points, ChosenRows]:
+    """The points with sizes, names and server data alone, and where to have the rows of some clients.
+
+    - ``clients``, ``seed`` and options of the source, as in ``unalike.data.load``.
+    - ``server``: a file of public points with the same features; or ``server_points`` rows are drawn from the clients
+      and are then public and nobody's; or there are ``none``. Else they come with the data set.
+    """
+    laid_out = in_pieces(data, **_options(**how))
+    points = _points(laid_out.facts, laid_out.groups(_PIECE), **how)
+    if how.get("server_points") is None:
+        return points, laid_out
+    return points, _Thinned(
+        laid_out, points.clients, _drawn(laid_out.facts.train, how["server_points"], how.get("seed", 0))
+    )
+
+
+def _options(server: Path | None = None, server_points: int | None = None, none: bool = False, **how: Any) -> Any:
+    """Those that are about reading; the server's points are not."""
+    return {"test": 0, "unseen": 0, "normalize": False, **how}
+
+
+def _points(
+    population: Population,
+    groups: Iterable[Mapping[Part, Clients]],
     *,
     server: Path | None = None,
     server_points: int | None = None,
-    clients: int | None = None,
     none: bool = False,
+    clients: int | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Points:
-    """Points by the name of a data set or from a file. The server's come with the data set, from a file of the same
-    features, or are ``server_points`` rows drawn from the clients, which are then public and nobody's; or there are
-    ``none``.
-    """
-    population = load(data, clients=clients, test=0, unseen=0, normalize=False, seed=seed, **options)
+    """The points of a population, whose rows may come in groups of clients: they are looked at once."""
+    name, everyone = population.name, population.train
     if population.kind != "features":
-        raise DataError(f"{population.name}: k-means needs rows of features, but these are {population.kind} data")
-    everyone = population.train
-    if bool((everyone.x == everyone.x[0]).all()):
-        raise DataError(f"{population.name}: all {len(everyone.x)} points are identical; there is nothing to cluster")
+        raise DataError(f"{name}: k-means needs rows of features, but these are {population.kind} data")
     if none and (server is not None or server_points is not None):
         raise DataError("a clustering without server data takes none; leave the server's points out")
-    if none:
-        return Points(population.name, everyone, torch.zeros(0, everyone.x.shape[1]), population.columns)
     if server is not None and server_points is not None:
         raise DataError("the server data is either a file or drawn from the clients; give one of the two")
+    drawn = None if server_points is None else _drawn(everyone, server_points, seed, name)
+    public = _looked_at(name, groups, drawn)
+    if none:
+        return Points(name, everyone, torch.zeros(0, everyone.x.shape[1]), population.columns)
     if server is not None:
-        return Points(population.name, everyone, _server_file(server, options), population.columns)
-    if server_points is not None:
-        return replace(_draw_server(population.name, everyone, server_points, seed), columns=population.columns)
+        return Points(name, everyone, _server_file(server, options), population.columns)
+    if drawn is not None:
+        return Points(name, _without(everyone, drawn), public, population.columns)
     if "server" not in population.shared:
         raise DataError(
-            f"{population.name}: there is no server data, in which FedDP-Init finds the first centres; give a file of "
+            f"{name}: there is no server data, in which FedDP-Init finds the first centres; give a file of "
             "public points with --server FILE, or with --server-points N make N random points of the clients public; "
             "or do without them: --ground packing"
         )
-    return Points(population.name, everyone, population.shared["server"].to(torch.float32))
+    return Points(name, everyone, population.shared["server"].to(torch.float32))
+
+
+def _looked_at(name: str, groups: Iterable[Mapping[Part, Clients]], drawn: Tensor | None) -> Tensor:
+    """The rows that are drawn; refuses points that are all the same."""
+    first: Tensor | None = None
+    alike, begin, found = True, 0, []
+    for group in groups:
+        x = group["train"].x[group["train"].pooled()[0]]
+        first = x[0] if first is None else first
+        alike = alike and bool((x == first).all())
+        if drawn is not None:
+            found.append(x[drawn[begin : begin + len(x)]].to(torch.float32))
+        begin += len(x)
+    if alike:
+        raise DataError(f"{name}: all {begin} points are identical; there is nothing to cluster")
+    return torch.cat(found) if found else torch.zeros(0)
 
 
 def _server_file(path: Path, options: dict[str, Any]) -> Tensor:
@@ -100,16 +150,42 @@ def _server_file(path: Path, options: dict[str, Any]) -> Tensor:
     return population.train.x.to(torch.float32)
 
 
-def _draw_server(name: str, clients: Clients, count: int, seed: int) -> Points:
-    """Take ``count`` random rows away from the clients; one who has none left is left out."""
+def _drawn(clients: Clients, count: int, seed: int, name: str = "") -> Tensor:
+    """[rows] which of the clients' rows become the server's, in the order of the clients."""
     total = int(clients.size.sum())
     if not 1 <= count < total:
         raise DataError(f"{name}: {count} server points cannot be drawn from {total} rows; give 1 to {total - 1}")
-    rows, owner = clients.pooled()
     drawn = torch.zeros(total, dtype=torch.bool)
     drawn[torch.from_numpy(np.random.default_rng([seed, 6001]).choice(total, count, replace=False))] = True
+    return drawn
+
+
+def _without(clients: Clients, drawn: Tensor) -> Clients:
+    """The clients without the rows that were drawn; one who has none left is left out."""
+    rows, owner = clients.pooled()
     left = torch.bincount(owner[~drawn], minlength=len(clients))
     some = left > 0
     names = None if clients.names is None else [clients.name(i) for i in some.nonzero().flatten().tolist()]
-    kept = Clients.from_sizes(clients.x[rows[~drawn]], None, left[some], names=names)
-    return Points(name, kept, clients.x[rows[drawn]].to(torch.float32))
+    blank = clients.x.stride(0) == 0 and len(clients.x) > 1  # the rows are elsewhere
+    x = clients.x[:1].expand(int(left.sum()), -1) if blank else clients.x[rows[~drawn]]
+    return Clients.from_sizes(x, None, left[some], names=names)
+
+
+class _Thinned:
+    """Rows of clients from whom some were drawn."""
+
+    def __init__(self, rows: LaidOut, kept: Clients, drawn: Tensor) -> None:
+        everyone = rows.facts.train
+        owner = everyone.pooled()[1]
+        self._rows, self._drawn = rows, drawn
+        self._who = torch.unique(owner[~drawn])  # in the order of those who are left, where they were
+        self._begin = torch.cumsum(everyone.size, 0) - everyone.size
+        self._kept = kept
+
+    def chosen(self, positions: Tensor) -> dict[Part, Clients]:
+        whole = self._rows.chosen(self._who[positions])["train"]
+        own, owner = whole.pooled()
+        place = torch.arange(len(own)) - (torch.cumsum(whole.size, 0) - whole.size)[owner]
+        left = ~self._drawn[self._begin[self._who[positions]][owner] + place]
+        some = self._kept.select(positions)
+        return {"train": replace(some, x=whole.x[own[left]], y=None, start=torch.cumsum(some.size, 0) - some.size)}

@@ -238,7 +238,7 @@ def _baselines(
             {"method": name, "steps": stepping.steps, "cost": cost(federation, found.centers), "epsilon": spent}
         )
     progress("k-FED, without privacy")
-    federation = federate(points.clients, seed=seed, block=points.block, threads=1)
+    federation = federate(points.clients, seed=seed, block=points.block, threads=1, noise="seeded")  # it has none
     rows.append({"method": "k-FED", "steps": None, "cost": cost(federation, KFed(k).fit(federation)), "epsilon": None})
     return rows
 
@@ -271,7 +271,7 @@ def fronts(
             *measured,
         ]
     levels: dict[str, float] = {}
-    federation = federate(points.clients, seed=seed, block=points.block, threads=1)
+    federation = federate(points.clients, seed=seed, block=points.block, threads=1, noise="seeded")  # there is none
     if starts:
         progress("the optimum, pooled and without privacy")
         levels["Optimal"] = cost(federation, optimal(points.clients, method.k, starts, seed))

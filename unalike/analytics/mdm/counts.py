@@ -6,7 +6,7 @@ deployment a client makes its own row; here they are made for all of them from t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from unalike.core.client import Clients
+from unalike.core.request import Part
 from unalike.data.partition.features import Feature, categories, count
 from unalike.data.partition.mixture import MDMError, Mixture
 from unalike.data.population import Population
@@ -82,19 +83,34 @@ def _refuse(wrong: Tensor, table: Tensor, what: str, advice: str) -> None:
         raise MDMError(f"the count of client {row}, category {column} {what}: {table[row, column].item()}; {advice}")
 
 
-def feature_histograms(population: Population, features: Sequence[Feature]) -> Clients:
-    """Every client's histogram over the product of some features; a row without a value of one of them is left out."""
-    y = None if population.train.y is None else population.train.y.numpy()
-    found = torch.from_numpy(categories(features, population.train.x.numpy(), y, population.columns))
-    total = torch.zeros(len(population), count(features), dtype=torch.int64)
-    for part in population.parts.values():
+def feature_histograms(
+    population: Population, features: Sequence[Feature], groups: Iterable[Mapping[Part, Clients]]
+) -> Clients:
+    """Every client's histogram over the product of some features; a row without a value of one of them is left out.
+
+    groups: the clients in their order, some at a time with their rows.
+    """
+    total = torch.cat([_feature_counts(group, features, population.columns) for group in groups])
+    some = total.sum(1) > 0
+    names = None if population.train.names is None else [population.train.name(i) for i in some.nonzero().flatten()]
+    return histogram_clients(total[some], names)
+
+
+def _feature_counts(
+    parts: Mapping[Part, Clients], features: Sequence[Feature], columns: Mapping[str, Sequence[str] | None] | None
+) -> Tensor:
+    """[clients, categories] of some clients."""
+    train = parts["train"]
+    found = torch.from_numpy(
+        categories(features, train.x.numpy(), None if train.y is None else train.y.numpy(), columns)
+    )
+    total = torch.zeros(len(train), count(features), dtype=torch.int64)
+    for part in parts.values():
         rows, owner = part.pooled()
         known = found[rows] >= 0
         cells = owner[known] * total.shape[1] + found[rows[known]]
         total += torch.bincount(cells, minlength=total.numel()).view_as(total)
-    some = total.sum(1) > 0
-    names = None if population.train.names is None else [population.train.name(i) for i in some.nonzero().flatten()]
-    return histogram_clients(total[some], names)
+    return total
 
 
 def population_histograms(population: Population) -> Clients:

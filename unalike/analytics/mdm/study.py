@@ -8,7 +8,7 @@ print(done.values["log_likelihood"], done.fitted.mixture)
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -31,7 +31,8 @@ from unalike.analytics.mdm.distance import compare
 from unalike.analytics.mdm.privacy import NoisyHistograms, noise_for_budget
 from unalike.core.client import Clients
 from unalike.core.federation import Federation
-from unalike.data import load
+from unalike.core.request import Part
+from unalike.data import in_pieces, load
 from unalike.data.partition.features import Feature, category_names, features_of
 from unalike.data.partition.mixture import MDMError, Mixture, relative_error
 from unalike.data.population import Population
@@ -39,6 +40,7 @@ from unalike.privacy.ledger import Ledger
 from unalike.privacy.mechanisms import Gaussian
 
 Federate = Callable[..., Federation]  # where the clients live is the caller's choice: `unalike.simulate`
+_PIECE = 1 << 14  # rows that are counted together
 _BLOCK_NUMBERS = 1 << 24  # numbers that one block of clients may send
 
 
@@ -70,18 +72,28 @@ def histograms(
     partition: str | None = None,
     clients: int | None = None,
     seed: int = 0,
+    pieces: bool = False,
     **options: Any,
 ) -> Histograms:
     """The clients' histograms in a named source, a file or a folder; ``options`` as in ``unalike.data.load``.
+
+    ``pieces``: with the inputs of some clients in memory at a time, or none if labels are counted; slower.
 
     They are of the label, or of the table's columns named by ``feature`` ("label" among them), jointly if there are
     several; ``bins`` says where those of a number begin.
     """
     fixed: dict[str, Any] = {"normalize": False, "min_samples": 1, "test": 0.0, "unseen": 0.0}
-    population = load(data, seed=seed, partition=partition, clients=clients, **fixed, **options)
+    fixed |= {"seed": seed, "partition": partition, "clients": clients}
+    groups: Iterable[Mapping[Part, Clients]]
+    if pieces:
+        laid_out = in_pieces(data, **fixed, **options)
+        population, groups = laid_out.facts, laid_out.groups(_PIECE)
+    else:
+        population = load(data, **fixed, **options)
+        groups = [population.parts]
     if feature:
         found = features_of(feature, bins, population.columns, _class_names(population))
-        return _counted(feature_histograms(population, found), None, category_names(found), found)
+        return _counted(feature_histograms(population, found, groups), None, category_names(found), found)
     if bins:
         raise MDMError("bins are of features: name them with --feature")
     names = None if population.class_names is None else [str(name) for name in population.class_names]

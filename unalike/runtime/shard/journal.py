@@ -39,7 +39,8 @@ class Journal:
     Asks that only measure are not kept: they change nothing, and may be run again.
 
     again: so may an ask that was cut off. Only where all draws come from a seed: it then gives the very bytes that it
-        would have given, and nothing more is known of a client. Never where noise is drawn afresh.
+        would have given, and nothing more is known of a client. Never where noise is drawn afresh. Then an ask in
+        which nobody keeps anything need not wait for the disk: what a power cut takes can be made again.
     """
 
     def __init__(self, shard: Shard, folder: Path, *, again: bool = False) -> None:
@@ -64,30 +65,38 @@ class Journal:
             return
         folder = self._folder(request.run)
         charged, stored = folder / f"{request.serial}.charged", folder / f"{request.serial}.reply"
-        digest = hashlib.sha256(data + shared).hexdigest()
-        begun = charged.exists()
-        if begun and charged.read_text() != digest:
+        digest = hashlib.sha256(data)
+        digest.update(shared)
+        known = self._known(charged)
+        if known and known != digest.hexdigest().encode():
             raise Refused(f"serial {request.serial} of run {request.run!r} was another request; it runs only once")
-        if begun and (stored.exists() or not self.again):
-            if not stored.exists():
-                reason = "its shard was interrupted in this ask, and charged"
-                yield request.reply(failed=dict.fromkeys(range(len(request.ids)), reason)).encode()
-                return
+        said = _unpacked(self._known(stored))
+        if said is not None:
+            frames, kept = said
+            self.shard.kept(request.run).absorb(KeptStore.from_state(kept))
+        elif known and not self.again:
+            reason = "its shard was interrupted in this ask, and charged"
+            frames = [request.reply(failed=dict.fromkeys(range(len(request.ids)), reason)).encode()]
         else:
             if request.serial <= self._committed(folder):
                 raise Refused(f"serial {request.serial} of run {request.run!r} is before the last commit; it is over")
-            if not begun:
-                write_whole(charged, digest.encode())
+            if not known:
+                write_whole(charged, digest.hexdigest().encode(), durable=not self.again)
             base = self.shard.kept(request.run)
             overlay = KeptStore(base)
             frames = [reply.encode() for reply in together(self.shard.answer(request, overlay))]
-            write_whole(stored, _packed(frames, overlay.state(handles=True)))
+            state = overlay.state(handles=True)
+            write_whole(stored, _packed(frames, state), durable=bool(state) or not self.again)
             base.absorb(overlay)
-            yield from frames
-            return
-        frames, kept = _unpacked(stored.read_bytes())
-        self.shard.kept(request.run).absorb(KeptStore.from_state(kept))
         yield from frames
+
+    @staticmethod
+    def _known(file: Path) -> bytes:
+        """What a file of an ask holds: nothing if there is none, or a power cut has emptied it."""
+        try:
+            return file.read_bytes()
+        except FileNotFoundError:
+            return b""
 
     def commit(self, run: str, serial: int) -> None:
         """The server has saved its state after this serial: so do the clients, and older replies may go."""
@@ -140,9 +149,9 @@ class Journal:
             if last:
                 self._restore(run, last, folder / f"kept-{last}.safetensors")
             for serial in sorted(int(file.stem) for file in folder.glob("*.reply")):
-                if serial > last:
-                    _, kept = _unpacked((folder / f"{serial}.reply").read_bytes())
-                    self.shard.kept(run).absorb(KeptStore.from_state(kept))
+                said = _unpacked(self._known(folder / f"{serial}.reply"))
+                if serial > last and said is not None:
+                    self.shard.kept(run).absorb(KeptStore.from_state(said[1]))
         return folder
 
     @staticmethod
@@ -160,7 +169,10 @@ def _packed(frames: list[bytes], kept: dict[str, Tensor]) -> bytes:
     return len(head).to_bytes(8, "little") + head + b"".join(frames) + held
 
 
-def _unpacked(data: bytes) -> tuple[list[bytes], dict[str, Tensor]]:
+def _unpacked(data: bytes) -> tuple[list[bytes], dict[str, Tensor]] | None:
+    """Replies and what was kept; None: there is nothing."""
+    if not data:
+        return None
     size = int.from_bytes(data[:8], "little")
     head = json.loads(data[8 : 8 + size])
     place, frames = 8 + size, []

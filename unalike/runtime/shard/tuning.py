@@ -4,6 +4,8 @@ The rule:
 
 - A plan is measured before the first client of its kind of work is asked. Candidates take turns, several times, and
   the best time of each counts; the clock is this program's own CPU time. So another program cannot spoil the choice.
+- Cohorts of 65 to 128 clients, say, have one plan. It is measured for 128, so that it does not matter which of them
+  came first, and each of them is cut into equal blocks.
 - Plans are remembered on this machine (``tuning.json`` in ``cache_folder``), because the block changes the last bits
   of a sum: two runs with equal settings are identical.
 - A remembered plan is checked once in a process, before it is used: if its block takes more than twice or less
@@ -71,6 +73,11 @@ class Plan:
             return cls(block, threads=1, workers=threads or torch.get_num_threads())
         return cls(block, threads=threads or (1 if small else None))
 
+    def evenly(self, count: int) -> Plan:
+        """With blocks that are no larger but alike, for so many clients; and every worker has as many."""
+        turns = math.ceil(count / (self.workers * self.block))
+        return replace(self, block=math.ceil(count / (self.workers * turns)))
+
     @contextlib.contextmanager
     def threads_set(self) -> Iterator[None]:
         before = torch.get_num_threads()
@@ -123,15 +130,16 @@ class Tuner:
         kind = _kind(work, rows, threads)
         if kind not in self.plans:
             self.plans[kind] = _find(kind, rows, one, rehearse)
-        return self.plans[kind]
+        return self.plans[kind].evenly(len(rows))
+
+
+def _magnitude(number: int) -> int:
+    """The power of two that is as large, or the next above it."""
+    return max(0, number - 1).bit_length()
 
 
 def _kind(work: Work, rows: Tensor, threads: int | None) -> str:
     """Work that should run alike: same task and inputs, sizes and cohort alike to a power of two."""
-
-    def magnitude(number: int) -> int:
-        return max(1, number).bit_length()
-
     inputs = {**work.shared, **{name: value[0] for name, value in work.each.items()}}
     owner = work.task.owner
     settings = repr(owner) if owner is not None else ""
@@ -139,8 +147,8 @@ def _kind(work: Work, rows: Tensor, threads: int | None) -> str:
         work.task.name,
         hashlib.sha256(settings.encode()).hexdigest()[:16],
         tuple(work.clients.x.shape[1:]),
-        magnitude(int(work.clients.size[work.positions[rows]].max())),
-        magnitude(len(rows)),
+        _magnitude(int(work.clients.size[work.positions[rows]].max())),
+        _magnitude(len(rows)),
         sorted((name, tuple(value.shape)) for name, value in inputs.items()),
         [type(release).__name__ for release in work.releases],
         threads,
@@ -159,11 +167,12 @@ def _find(kind: str, rows: Tensor, one: Plan, rehearse: Rehearse) -> Plan:
     checked = (cache_folder(), here) in _checked
     _checked.add((cache_folder(), here))
     trial = Trial(rows[len(rows) // 2], rehearse)  # rows come sorted by size: a client of middle size
+    most = 1 << _magnitude(len(rows))
     if known is None:
-        return _remember(here, _measure(len(rows), one, trial))
+        return _remember(here, _measure(most, one, trial))
     if checked or trial.confirms(known):
         return known
-    return _remember(here, _measure(len(rows), one, trial, known), instead_of=known)
+    return _remember(here, _measure(most, one, trial, known), instead_of=known)
 
 
 def _clock(plan: Plan) -> Callable[[], float]:
@@ -225,17 +234,13 @@ class Trial:
 def _measure(limit: int, one: Plan, trial: Trial, known: Plan | None = None) -> Plan:
     """Race growing blocks and take the fastest; ``known`` takes part, and stays if it is close to it."""
 
-    def evenly(block: int) -> int:
-        """At most ``block``, so that all blocks of ``limit`` clients are alike and every worker has as many."""
-        return math.ceil(limit / (one.workers * math.ceil(limit / (one.workers * block))))
-
     def lags(block: int) -> bool:
         now = trial.turn(one)
         return now[block] > 1.3 * min(seconds for smaller, seconds in now.items() if smaller <= block)
 
     if known:
         trial.add(known)
-    for block in sorted({evenly(size) for size in CANDIDATES}):
+    for block in sorted({replace(one, block=size).evenly(limit).block for size in CANDIDATES}):
         trial.add(replace(one, block=block))
         # a block of 2 says nothing about larger ones; twice, because once may be a disturbance
         if (lags(block) and block > 2 and lags(block)) or trial.spent > PATIENCE:

@@ -2,8 +2,9 @@
 
 Client level: the method's own rounds, with its clip, noise and sampling rate, on clients that are canaries
 (``tap.py``). Point level: DP-SGD inside of the method's own rounds, on one client whose rows are canaries. Each owns
-one weight of a small model that no other row moves, and pulls it as hard as the clip allows; the model is a linear
-layer, so that its gradients are clipped by their ghost norms, wherever those of the recipe's own model are.
+one weight of a small model that no other row moves, and pulls it as hard as the clip allows. The model is one layer
+whose gradients are clipped in the way that those of the recipe's own model are: by ghost norms for a linear layer or a
+convolution, or one by one.
 
 A long run is shortened: fewer rounds, and at point level one step a round, which the attacker sees by itself. The ε
 that is compared is then that of the shortened run, by its own ledger.
@@ -123,7 +124,7 @@ def judge(
     found, member = torch.cat([one.scores for one in done]), torch.cat([one.member for one in done])
     proof = proven_epsilon(found, member, delta)
     noise = proven_noise(found, member, released)
-    assumed = promised if noise == 1 else accountant.epsilon(accountant.scaled(released, noise), delta, _COARSE)
+    assumed = accountant.attained(accountant.scaled(released, noise), delta, _COARSE)
     proof = replace(proof, noise=noise, assumed=assumed)
     shortened = planned if planned is not None and planned > rounds else None
     return Audit(unit, promised, proof, len(found), rounds, cut_noise, shortened)
@@ -210,13 +211,12 @@ def _point_run(method: Any, prepared: Prepared, cut_noise: float, rounds: int) -
     private = method.local.private
     steps = method.local.steps_of(int(prepared.roster.bound.min()))
     z = private.multiplier(steps)
-    ghost = _has_ghost_norms(method.model, prepared.roster.schema)
-    model = Model(nn.Linear(_POINTS, 1, bias=False) if ghost else nn.Embedding(_POINTS, 1))
+    model, inputs = _one_weight_each(method.model, prepared.roster.schema)
 
     def run(seed: int) -> Attacked:
         member = coins(_POINTS, seed)
         rows = member.nonzero().flatten()
-        x = torch.eye(_POINTS)[rows] if ghost else rows[:, None]
+        x = inputs[rows]
         clients = Clients.from_sizes(x, torch.full((len(rows),), _PULL), torch.tensor([len(rows)]))
         batch = max(1, int(steps.rate * len(rows)))  # rounded down: the attacked rate is at most that of the recipe
         local = LocalSGD(steps=1, batch=batch, lr=1.0, private=PointPrivacy(private.clip, cut_noise * z))
@@ -247,6 +247,11 @@ def _on(method: Any, model: Model, local: LocalSGD) -> Any:
     )
 
 
-def _has_ghost_norms(model: Model, schema: Schema) -> bool:
+def _one_weight_each(model: Model, schema: Schema) -> tuple[Model, Tensor]:
+    """A model in which every row has a weight of its own, clipped in the way that the given one is; and its rows."""
     read = torch.float32 if schema.dtype == torch.uint8 else schema.dtype  # as a task reads it
-    return GhostNorms.of(model, torch.zeros(2, *schema.shape, dtype=read)) is not None
+    if GhostNorms.of(model, torch.zeros(2, *schema.shape, dtype=read)) is None:
+        return Model(nn.Embedding(_POINTS, 1)), torch.arange(_POINTS)[:, None]
+    if any(len(shape) == 4 for shape in model.shapes.values()):  # a convolution's gradients are made
+        return Model(nn.Conv2d(_POINTS, 1, 1, bias=False)), torch.eye(_POINTS)[:, :, None, None]
+    return Model(nn.Linear(_POINTS, 1, bias=False)), torch.eye(_POINTS)

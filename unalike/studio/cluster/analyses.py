@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,18 +19,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from unalike.analytics.estimation.problem import (
-    Problem,
-    check_finite,
-    check_flips,
-    check_regression,
-    read_counts,
-    read_problem,
-)
+from unalike.analytics.estimation.problem import Problem, check_rows, problem_in_pieces, read_counts, read_problem
 from unalike.analytics.estimation.regression import read_risk
 from unalike.analytics.estimation.shared import read_estimate
 from unalike.analytics.kmeans.algorithm import squared_distances
-from unalike.analytics.kmeans.points import Points, read_points
+from unalike.analytics.kmeans.points import ChosenRows, Points, points_in_pieces, read_points
 from unalike.analytics.mdm.study import Histograms, histograms, histograms_in
 from unalike.core.client import Clients
 from unalike.core.federation import Federation
@@ -45,6 +38,7 @@ from unalike.runtime.shard.simulator import Simulator
 from unalike.studio.cluster import plain, session
 from unalike.studio.cluster.absent import chosen, without_rows
 from unalike.studio.errors import UserError
+from unalike.studio.runs.progress import describe_workers
 from unalike.studio.simulate import simulate
 
 if TYPE_CHECKING:
@@ -52,33 +46,40 @@ if TYPE_CHECKING:
 
 ANALYSIS = f"{__name__}:Analysis"  # as a driver names it
 Given = Points | Histograms | Problem
+Read = tuple[Given, ChosenRows | None]  # and where its rows are, unless it has them
 
-_ALWAYS = (squared_distances, read_estimate, read_risk, *EXCHANGES)  # what is measured, and a secure sum's exchanges
-
-
-# Reading, where the rows are
+_MEASURED = (squared_distances, read_estimate, read_risk)  # a simulation's own view
 
 
-def _points(standardize: bool, server: str | None, **how: Any) -> Points:
-    points = read_points(server=None if server is None else Path(server), **how)
-    return points.standardized() if standardize else points
+# Reading, where the rows are: all of them, or with the rows of those clients alone for whom they are wanted
 
 
-def _histograms(counts: str | None, **how: Any) -> Histograms:
-    return histograms(**how) if counts is None else histograms_in(counts)
+def _points(how: dict[str, Any], pieces: bool) -> Read:
+    standardize, server = how.pop("standardize"), how.pop("server")
+    how["server"] = None if server is None else Path(server)
+    points, rows = points_in_pieces(**how) if pieces else (read_points(**how), None)
+    return points.standardized() if standardize else points, rows
 
 
-def _problem(check: str | None, counts: str | None, **how: Any) -> Problem:
-    problem = read_problem(**how) if counts is None else Problem(read_counts(Path(counts)))
-    if check == "flips":
-        check_flips(problem.clients)
-    elif check is not None:
-        check_regression(problem.clients, check)  # type: ignore[arg-type]  # a family
-    check_finite(problem.clients)
-    return problem
+def _histograms(how: dict[str, Any], pieces: bool) -> Read:
+    counts = how.pop("counts")
+    return histograms(**how, pieces=pieces) if counts is None else histograms_in(counts), None
 
 
-_READERS: dict[str, Callable[..., Given]] = {"points": _points, "histograms": _histograms, "problem": _problem}
+def _problem(how: dict[str, Any], pieces: bool) -> Read:
+    counts = how.pop("counts")
+    if counts is None:
+        return problem_in_pieces(**how) if pieces else (read_problem(**how), None)
+    problem = Problem(read_counts(Path(counts)))
+    check_rows(problem.clients, how["check"])
+    return problem, None
+
+
+_READERS: dict[str, Callable[[dict[str, Any], bool], Read]] = {
+    "points": _points,
+    "histograms": _histograms,
+    "problem": _problem,
+}
 
 
 class Place(Protocol):
@@ -92,6 +93,12 @@ class Place(Protocol):
     def federate(self, data: Clients | Mapping[Part, Clients], seed: int = 0, **fields: Any) -> Federation:
         """A federation of these clients; the arguments are those of ``unalike.simulate``."""
 
+    def watch(self, tell: Callable[[str], None]) -> None:
+        """Have workers told in a line, while they work: their rates, and who is late."""
+
+    def told(self) -> dict[str, Any]:
+        """What each worker has done, under "workers"; nothing where there is none."""
+
     def close(self) -> None: ...
 
 
@@ -104,7 +111,12 @@ class Here:
         self.federate = partial(simulate, noise=noise)
 
     def read(self, what: str, **how: Any) -> Any:
-        return _READERS[what](**how)
+        return _READERS[what](how, False)[0]
+
+    def watch(self, tell: Callable[[str], None]) -> None: ...
+
+    def told(self) -> dict[str, Any]:
+        return {}
 
     def close(self) -> None: ...
 
@@ -122,7 +134,17 @@ class Away:
         self._runtime: tuple[tuple[int | None, Noise], RayRuntime] | None = None  # with its block and noise
         self._sizes = torch.zeros(0)
         self._runs = 0
+        self._tell: Callable[[str], None] = lambda text: None
         self._workers = session.start(workers, address)
+
+    def watch(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+
+    def told(self) -> dict[str, Any]:
+        return {"workers": self._runtime[1].report() if self._runtime is not None else []}
+
+    def _late(self, late: Sequence[int], seconds: float) -> None:
+        self._tell(describe_workers(self.told()["workers"], late, seconds))
 
     def close(self) -> None:
         self._workers.close()
@@ -162,9 +184,9 @@ class Away:
         from unalike.runtime.ray import settled
 
         mine = session.deal(1 + self._sizes, torch.arange(len(self._sizes)), len(self._workers))
-        tell = self._workers.tell
+        tell, before = self._workers.tell, self._runtime
         program = Taught(lambda data: tell("learn", [(data,)] * len(self._workers)), Terms(noise))
-        return settled(
+        made = settled(
             self._workers,
             json.dumps({"noise": noise, "block": block}),
             mine,
@@ -173,6 +195,10 @@ class Away:
             deadline=self._deadline,
             seeded=noise == "seeded",
         )
+        if before is not None:
+            made.tallies = before[1].tallies  # the same clients, asked otherwise
+        made.waiting = self._late
+        return made
 
 
 def place(
@@ -197,7 +223,7 @@ class Taught(Program):
     told its class and settings."""
 
     def __init__(self, tell: Callable[[bytes], object], terms: Terms) -> None:
-        super().__init__(_ALWAYS, terms=terms)
+        super().__init__(_MEASURED, terms=terms, exchanges=EXCHANGES)
         self._tell, self._last = tell, object()
         self._owners: dict[str, object] = {}  # by class: one of its settings is known at a time
 
@@ -217,19 +243,20 @@ class Taught(Program):
 
 
 class Analysis:
-    """The clients of an analysis at a worker. After ``shard`` only the rows of its own clients are in memory."""
+    """The clients of an analysis at a worker, with the rows of its own clients alone."""
 
     def __init__(self, settings: str) -> None:
         self._settings = settings
-        self._whole: Given | None = self._read()
-        self._about = plain.encoded(_emptied(self._whole))
+        self._read: Read | None = self._reading()
+        self._given = _emptied(self._read[0])
+        self._about = plain.encoded(self._given)
         self._parts: Mapping[Part, Clients] = {}
         self._mine: Tensor | None = None
         self._terms = Terms()
 
-    def _read(self) -> Given:
+    def _reading(self) -> Read:
         asked = json.loads(self._settings)
-        return _READERS[asked["what"]](**asked["how"])
+        return _READERS[asked["what"]](asked["how"], True)
 
     def about(self) -> bytes:
         return self._about
@@ -237,16 +264,23 @@ class Analysis:
     def shard(self, settings: str, mine: Tensor) -> Shard:
         asked = json.loads(settings)
         if self._mine is None or not torch.equal(self._mine, mine):
-            whole = self._whole if self._whole is not None else self._read()
-            self._parts, self._mine, self._whole = chosen(_parts(whole), mine), mine, None
+            self._parts = {}  # of other clients
+            given, rows = self._read or self._reading()
+            own = chosen(_parts(given), mine) if rows is None else rows.chosen(mine)
+            self._parts = {name: _with_rows(part.select(mine), own[name]) for name, part in _parts(self._given).items()}
+            self._mine, self._read = mine, None  # all else may go
         self._terms = Terms(asked["noise"])
-        program = Program(_ALWAYS, terms=self._terms)
-        return Shard(self._parts, self._parts["train"].roster(), program, Simulator(asked["block"], 1))
+        return Shard(self._parts, self._parts["train"].roster(), self._program(), Simulator(asked["block"], 1))
 
     def learn(self, what: bytes) -> Program:
         """The program of some algorithms, given by their classes and settings."""
-        tasks = [task for owner in plain.decoded(what) for task in tasks_of(owner)]
-        return Program([*tasks, *_ALWAYS], terms=self._terms)
+        return self._program(task for owner in plain.decoded(what) for task in tasks_of(owner))
+
+    def _program(self, tasks: Iterable[Task] = ()) -> Program:
+        """Where there is an ε, nothing leaves a shard without noise but what a simulation measures."""
+        return Program(
+            [*tasks, *_MEASURED], terms=self._terms, exchanges=EXCHANGES, private=self._terms.system, measured=True
+        )
 
     def view(self, what: str) -> bytes:
         raise ValueError(f"nothing here is called {what!r}")
@@ -256,6 +290,10 @@ def _parts(given: Given) -> Mapping[Part, Clients]:
     if isinstance(given, Problem):
         return given.parts
     return {"train": given.clients}
+
+
+def _with_rows(clients: Clients, own: Clients) -> Clients:
+    return replace(clients, x=own.x, y=own.y, start=own.start, known=own.known)
 
 
 def _emptied(given: Given) -> Given:

@@ -42,6 +42,7 @@ SCORES, CLIENT_MAP = f"{SIMULATION}/scores.csv", f"{SIMULATION}/map.json"
 # Of a run with an ε the scores, which are measured without noise, lie there as well, and so does a report of them.
 MEASURED, MEASURED_TABLE = f"{SIMULATION}/{METRICS}", f"{SIMULATION}/{METRICS_TABLE}"
 ACCURACY: Literal["simulation/accuracy.json"] = "simulation/accuracy.json"
+WORKERS = f"{SIMULATION}/workers.json"  # and what workers did, which tells how many clients were drawn
 T = TypeVar("T")
 _LIBRARIES = ("unalike", "torch", "numpy", "scikit-learn", "dp-accounting", "safetensors", "pydantic")
 

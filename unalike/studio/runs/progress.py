@@ -97,23 +97,24 @@ class Lines(Watcher):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last = 0.0
-        self._begun = (0.0, 0)
+        self._first: tuple[float, int] | None = None  # when the first round ended, and its number
         self._label, self._rounds, self._metric, self._workers = "", 0, "", ""
 
     def begin(self, label: str, rounds: int, done: int, metric: str) -> None:
         self._label, self._rounds, self._metric = label, rounds, metric
-        self._last = time.monotonic()
-        self._begun = (self._last, done)
+        self._last, self._first = time.monotonic(), None
 
     def round(self, record: Mapping[str, Any]) -> None:
         now = time.monotonic()
+        self._first = begun, first = self._first or (now, record["round"])
         if "seen" not in record and now - self._last < PLAIN_EVERY:
             return
         self._last = now
-        begun, done = self._begun
-        left = (now - begun) / max(1, record["round"] - done) * (self._rounds - record["round"])
+        left = ""
+        if record["round"] > first:  # the first round also finds out how to compute, so it tells nothing
+            left = duration((now - begun) / (record["round"] - first) * (self._rounds - record["round"]))
         said = describe(record, self._metric)
-        self.note(f"{self._label}: round {record['round']}/{self._rounds}  {said}  {duration(left)} left")
+        self.note(f"{self._label}: round {record['round']}/{self._rounds}  {said}{left and f'  {left} left'}")
         if self._workers:
             self.note(f"  {self._workers}")
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from unalike.studio.errors import UserError
-from unalike.studio.runs.folder import RESULT, check_format, read_json, write_json
+from unalike.studio.runs.folder import RESULT, WORKERS, check_format, read_json, write_json
 from unalike.studio.words import duration, guarantees, large_delta, share, size, stated
 
 GROUPS = ("seen", "unseen", "unlabeled")
@@ -132,7 +132,7 @@ class Result(_Part):
     partition: str = ""  # by which rows came to clients; empty: unknown
     clients: int = 0
     unseen: int = 0  # of the clients
-    workers: list[Worker] = []  # of a cluster; empty: the clients were simulated in one process
+    workers: list[Worker] = []  # of a cluster; not in the file of a run with an ε: they tell how large cohorts were
     folder: Path | None = Field(None, exclude=True)
 
     def to_json(self) -> dict[str, Any]:
@@ -143,7 +143,9 @@ class Result(_Part):
         told = self
         if self.scores is not None:
             write_json(folder / self.scores, self.accuracy.model_dump())
-            told = self.model_copy(update={"accuracy": ByGroup()})
+            if self.workers:
+                write_json(folder / WORKERS, [one.model_dump() for one in self.workers])
+            told = self.model_copy(update={"accuracy": ByGroup(), "workers": []})
         write_json(folder / RESULT, told.to_json())
 
     def placed(self, folder: Path) -> Result:
@@ -151,6 +153,8 @@ class Result(_Part):
         update: dict[str, Any] = {"folder": folder}
         if self.scores is not None and (folder / self.scores).exists():
             update["accuracy"] = _checked(ByGroup, folder / self.scores)
+        if self.scores is not None and (folder / WORKERS).exists():
+            update["workers"] = [Worker.model_validate(one) for one in read_json(folder / WORKERS)]
         return self.model_copy(update=update)
 
     @classmethod

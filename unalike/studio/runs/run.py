@@ -192,11 +192,11 @@ def _run_all(
     address: str | None = None,
 ) -> Comparison:
     """Every run: those that have ended are read, those that were begun go on, the others start. Then their report."""
-    results, stop, spoken = [], threading.Event(), ""
+    results, stop, spoken = [], _Stop(), ""
     missing = None  # the population whose missing clients and rows were told
     for label, recipe, path in runs:
-        if stop.is_set():  # in the last round of the run before
-            raise Interrupted(f"all of {spoken}", out)
+        if stop.by is not None:  # in the last round of the run before
+            raise Interrupted(f"all of {spoken}", out, stop.by)
         if path is not None and (path / folder.RESULT).exists():
             results.append(Result.load(path))
             continue
@@ -229,6 +229,13 @@ def _folder_names(plan: Plan) -> list[str]:
     return names
 
 
+@dataclass
+class _Stop:
+    """Whether a run was asked to stop, and by which signal."""
+
+    by: int | None = None
+
+
 class _Told(NamedTuple):
     """What a run says, to whom, and who may stop it."""
 
@@ -236,7 +243,7 @@ class _Told(NamedTuple):
     spoken: str  # while it runs
     watcher: Watcher
     folder: Path | None  # to resume: of the whole comparison, where the run is part of one
-    stop: threading.Event
+    stop: _Stop
 
 
 def run_recipe(
@@ -272,7 +279,7 @@ def run_recipe(
 
 def _told(recipe: Recipe, out: Path | None, watcher: Watcher) -> _Told:
     label = recipe.method.rpartition(":")[2]
-    return _Told(label, label, watcher, out, threading.Event())
+    return _Told(label, label, watcher, out, _Stop())
 
 
 def run_with(recipe: Recipe, out: Path | None, watcher: Watcher, session: Session | None = None) -> Result:
@@ -330,7 +337,7 @@ def _train(prepared: Prepared, files: RunFolder | None, told: _Told, session: Se
                             found = {**_finite(gap.measured(state)), **_by_group(measured).model_dump()}
                     record = _record(federation, prepared.delta, clock, exact=bool(found))
                     failures += len(federation.failures)
-                    stopping = told.stop.is_set()
+                    stopping = told.stop.by is not None
                     if files is not None:
                         files.add_metrics(record, found)
                         if last or stopping or number % recipe.checkpoint_every == 0:
@@ -349,7 +356,7 @@ def _train(prepared: Prepared, files: RunFolder | None, told: _Told, session: Se
                         )
                     if stopping and not last:
                         of = f" of {spoken}" if files is not None and told.folder != files.path else ""
-                        raise Interrupted(f"round {number} of {recipe.rounds}{of}", told.folder)
+                        raise Interrupted(f"round {number} of {recipe.rounds}{of}", told.folder, told.stop.by)
             if measured is None:  # no round was left
                 with clock.measuring():
                     measured = measure(method, state, federation, population)
@@ -491,16 +498,16 @@ def _divergence_told(gap: Gap) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _stop_signals(watcher: Watcher, stop: threading.Event) -> Iterator[None]:
+def _stop_signals(watcher: Watcher, stop: _Stop) -> Iterator[None]:
     """Ctrl-C and SIGTERM let the round finish, because half a round cannot be saved; a second one does not wait."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
         return
 
     def ask_to_stop(number: int, _: types.FrameType | None) -> None:
-        if stop.is_set():
+        if stop.by is not None:
             raise KeyboardInterrupt
-        stop.set()
+        stop.by = number
         again = "press Ctrl-C again" if number == signal.SIGINT else "send SIGTERM again"
         watcher.note(f"stopping after this round; {again} to stop at once")
 

@@ -1,0 +1,104 @@
+"""What a worker of an analysis holds and lets out, without a cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from unalike.analytics.estimation import problem
+from unalike.analytics.kmeans import points
+from unalike.analytics.kmeans.algorithm import FedDPKMeans, squared_distances
+from unalike.analytics.kmeans.baselines import KFed
+from unalike.analytics.kmeans.budget import Privacy
+from unalike.analytics.mdm import study
+from unalike.core import wire
+from unalike.core.release import Each, Sum
+from unalike.core.request import Purpose, Request, Wanted
+from unalike.core.task import Task
+from unalike.data import build
+from unalike.data.rows import gather
+from unalike.runtime.shard.shard import Shard
+from unalike.studio.cluster import plain
+from unalike.studio.cluster.analyses import Analysis, Here
+
+CLIENTS = 8
+POINTS = {"data": f"gaussian-mixture:clients={CLIENTS},points=5,dim=3,components=2", "server": None}
+
+
+def analysis(**how: object) -> Analysis:
+    return Analysis(json.dumps({"what": "points", "how": {**POINTS, "standardize": False, **how}}))
+
+
+def shard(site: Analysis, noise: str) -> Shard:
+    made = site.shard(json.dumps({"noise": noise, "block": 4}), torch.arange(CLIENTS))
+    method = FedDPKMeans(k=2, privacy=Privacy(1.0, 1e-4, "point"), radius=5.0)
+    made.program = site.learn(plain.encoded([method, KFed(2)]))
+    return made
+
+
+def request(task: Task, purpose: Purpose, *wanted: Wanted) -> Request:
+    given = {"centers": torch.zeros(2, 3)} if task is squared_distances else {}
+    return Request("run", 1, task.name, torch.tensor([0]), "train", True, purpose, 7, wanted, given, {})
+
+
+ROWS = {
+    "points": {"server": None, "server_points": 30, "standardize": True, "seed": 1, "label_column": "y"},
+    "problem": {"truth": "theta", "check": "linear", "counts": None, "clients": None, "seed": 0, "test": 0.3,
+                "columns": {"label_column": "y"}},
+    "histograms": {"counts": None, "feature": ["a"], "bins": {"a": [-9.0, 0.0, 1.0]}, "label_column": "y"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_a_worker_reads_the_rows_of_its_own_clients_alone(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random, file = np.random.default_rng(0), tmp_path / "rows.csv"
+    client = random.permutation(np.repeat(np.arange(30), 10))
+    x = random.normal(size=(300, 2)) + client[:, None] / 10
+    pd.DataFrame({"client": client, "a": x[:, 0], "b": x[:, 1], "y": x.sum(1)}).to_csv(file, index=False)
+    how = {**ROWS[what], "data": str(file)}
+    whole = Here("seeded").read(what, **how)
+    parts = whole.parts if what == "problem" else {"train": whole.clients}
+    taken: list[int] = []
+
+    def spy(name: str, source: Any, rows: Any, *more: Any) -> Any:
+        taken.append(len(source) if rows is None else len(rows))
+        return gather(name, source, rows, *more)
+
+    monkeypatch.setattr(build, "gather", spy)
+    for module in (points, problem, study):
+        monkeypatch.setattr(module, "_PIECE", 25)
+    site = Analysis(json.dumps({"what": what, "how": how}))
+    given = plain.decoded(site.about())
+    assert len(given.clients.x) == 0 and torch.equal(given.clients.size, whole.clients.size)
+    mine = torch.tensor([2, 3, 11, 29])
+    made = site.shard(json.dumps({"noise": "seeded", "block": 4}), mine)
+    for name, part in parts.items():
+        ours, theirs = part.select(mine), made.parts[name]
+        assert torch.equal(theirs.x[theirs.pooled()[0]], ours.x[ours.pooled()[0]])
+        assert theirs.roster().schema == ours.roster().schema and torch.equal(theirs.ids, ours.ids)
+        if ours.y is not None:
+            assert torch.equal(theirs.y[theirs.pooled()[0]], ours.y[ours.pooled()[0]])
+    assert max(taken) <= 40 and sum(taken) > 0
+
+
+def test_a_shard_of_an_analysis_with_an_epsilon_lets_out_nothing_without_noise() -> None:
+    """A curious server asks one client for its own cost or centres, under any purpose but a simulation's measuring."""
+    site = analysis()
+    sums = (Wanted.of(Sum("cost")), Wanted.of(Sum("points")))
+    bare = [(squared_distances, sums), (KFed(2).local_centers, (Wanted.of(Each("centers", "size")),))]
+    private = shard(site, "system")
+    for task, wanted in bare:
+        for purpose in ("train", "serve"):
+            with pytest.raises(wire.WireError, match="without noise: nothing is sent"):
+                list(private.answer(request(task, purpose, *wanted)))
+        assert list(private.answer(request(task, "measure", *wanted)))
+    without = shard(site, "seeded")
+    assert all(list(without.answer(request(task, "train", *wanted))) for task, wanted in bare)
