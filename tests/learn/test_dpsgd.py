@@ -380,3 +380,37 @@ def test_whatever_the_other_rows_one_row_moves_the_sum_by_no_more_than_was_count
             assert isinstance(made, Tensor) and made.dtype == torch.float32
         (larger, most), (smaller, _) = seen[-2:]
         assert float((larger.double() - smaller.double()).norm()) <= most < 1.0 + 1e-6
+
+
+def test_an_empty_batch_has_the_type_of_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise on numbers of another type has other numbers to choose from, which would tell that nobody was drawn."""
+    types: list[torch.dtype] = []
+    monkeypatch.setattr(private_steps, "add_gaussian", lambda value, *_: types.append(value.dtype) or value)
+    client: Any = SimpleNamespace(x=torch.ones(4, 1), noise=SystemDraws(), bound=torch.tensor(4), capacity=4)
+    objective = Supervised(Model(nn.Linear(1, 1)))
+    gradient = private_steps.PrivateGradient(objective, PointPrivacy(1.0, 1.0), None, None, client)
+    for rows in (0, 1):
+        gradient(torch.zeros(2), Batch(torch.ones(rows, 1), torch.ones(rows), torch.ones(rows)))
+    assert types == [torch.float64, torch.float64]
+
+
+class Cast(nn.Module):
+    """Takes rows of any type."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.last(x.float())
+        return scores
+
+
+def test_a_network_that_changes_the_type_of_its_rows_gets_rows_of_any_type() -> None:
+    model, y, taken = Model(Cast()), torch.tensor([0, 2]), torch.ones(2)
+    x = torch.linspace(-1, 1, 8, dtype=torch.float64).view(2, 4)
+    ghost = GhostNorms.of(model, x)
+    assert ghost is not None
+    found = ghost.clipped_sum(model.init(0), x, y, loss_of, taken, 10.0)[0]
+    expected = grad(lambda theta: loss_of(model(theta, x), y).sum())(model.init(0))
+    assert torch.allclose(found, expected, atol=1e-6)

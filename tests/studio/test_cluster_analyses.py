@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from unalike.analytics.kmeans.algorithm import FedDPKMeans, squared_distances
 from unalike.analytics.kmeans.baselines import KFed
 from unalike.analytics.kmeans.budget import Privacy
 from unalike.analytics.mdm import study
+from unalike.commands.console import workers_told
 from unalike.core import wire
 from unalike.core.release import Each, Sum
 from unalike.core.request import Purpose, Request, Wanted
@@ -25,7 +27,7 @@ from unalike.data import build
 from unalike.data.rows import gather
 from unalike.runtime.shard.shard import Shard
 from unalike.studio.cluster import plain
-from unalike.studio.cluster.analyses import Analysis, Here
+from unalike.studio.cluster.analyses import Analysis, Away, Here
 
 CLIENTS = 8
 POINTS = {"data": f"gaussian-mixture:clients={CLIENTS},points=5,dim=3,components=2", "server": None}
@@ -102,3 +104,14 @@ def test_a_shard_of_an_analysis_with_an_epsilon_lets_out_nothing_without_noise()
         assert list(private.answer(request(task, "measure", *wanted)))
     without = shard(site, "seeded")
     assert all(list(without.answer(request(task, "train", *wanted))) for task, wanted in bare)
+
+
+@pytest.mark.parametrize(("noise", "shown"), [("system", False), ("seeded", True)])
+def test_what_workers_answered_in_a_private_analysis_is_not_told(noise: str, shown: bool) -> None:
+    """It would tell how large secret cohorts were."""
+    tally = {"worker": 0, "clients": 40, "answered": 4711, "failed": 0, "rate": 4711.0, "restarts": 0, "bytes_up": 4711}
+    place: Any = object.__new__(Away)
+    place._noise, place._runtime = noise, (None, SimpleNamespace(report=lambda: [tally]))
+    assert ("4711" in str(place.told())) == shown
+    assert ("4,711" in str(workers_told(place.told()))) == shown
+    assert "40 clients" in workers_told(place.told())[0]

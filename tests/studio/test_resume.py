@@ -33,7 +33,7 @@ def after(federation: Federation, state: State) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("name", [*METHODS, *(name for name in problems.VARIANTS if "secure" not in name)])
 def test_a_method_goes_on_where_it_was(name: str, people: Population, tmp_path: Path) -> None:
-    method, rounds = problems.method_of(name), problems.rounds_of(name)
+    method, rounds = problems.method_of(name), problems.ROUNDS
     begin = functools.partial(simulate, people, 3, block=4)
     whole = begin()
     expected = after(whole, train(method, whole, rounds))

@@ -82,11 +82,13 @@ def spinner(first: str, silent: bool, place: Place) -> Iterator[Callable[[str], 
 
 def workers_told(result: Mapping[str, Any]) -> list[str]:
     """A line for each worker, where there were any."""
-    return [
-        f"worker {one['worker']}: {one['clients']:,} clients, {one['answered']:,} replies, {one['failed']:,} failed, "
-        f"{one['rate']:,.0f} clients/s, started again {one['restarts']}×"
-        for one in result.get("workers", [])
-    ]
+    lines = []
+    for one in result.get("workers", []):
+        done = ""
+        if "rate" in one:
+            done = f"{one['answered']:,} replies, {one['failed']:,} failed, {one['rate']:,.0f} clients/s, "
+        lines.append(f"worker {one['worker']}: {one['clients']:,} clients, {done}started again {one['restarts']}×")
+    return lines
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -43,6 +43,7 @@ class Gathered:
             for place, total in self._totals.items():
                 total.shape = shapes[place][total.name]
         self._by = np.full(len(cohort), -1)  # [C] the shard in which each client answered
+        self._place = np.empty(len(cohort), dtype=np.int64)  # [C] where in the latest reply that has it
         self._failed: dict[int, str] = {}
         self._over: dict[int, str] = {}  # shards that have said all, or nonsense; and what is wrong with what follows
 
@@ -98,7 +99,7 @@ class Gathered:
         rows = reply.rows.numpy()
         if not len(rows):
             return None
-        if rows.min() < 0 or rows.max() >= len(self._by) or (np.bincount(rows) > 1).any():
+        if rows.min() < 0 or rows.max() >= len(self._by) or self._twice(rows):
             return "answered for clients that were not asked, or for one twice"
         if (self._by[rows] >= 0).any() or (self._failed and any(row in self._failed for row in rows.tolist())):
             return "answered for clients that had answered or failed before"
@@ -109,6 +110,12 @@ class Gathered:
                 asked = ", ".join(release.shown) or "none"
                 return f"sent the arrays {', '.join(arrays) or 'none'} of each client, but was asked for {asked}"
         return None
+
+    def _twice(self, rows: np.ndarray[Any, Any]) -> bool:
+        """Is a client named twice? In the time of the rows, not of the cohort."""
+        places = np.arange(len(rows))
+        self._place[rows] = places
+        return bool((self._place[rows] != places).any())
 
     def _sound(self, reply: Reply) -> Tensor | None:
         """[b] whose arrays fit those of the others and are finite, None if all do; the others are failures."""

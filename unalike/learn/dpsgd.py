@@ -182,7 +182,7 @@ class PrivateGradient:
         sizes = [part.numel() for part in ([params] if isinstance(params, Tensor) else params.values())]
         numbers = sum(sizes) if self._ghost is None else self._ghost.numbers
         made = [self._clipped_sum(params, part) for part in batch.split(max(16, AT_ONCE // numbers))]
-        total = sum((one for one, _ in made[1:]), made[0][0]) if made else torch.zeros(sum(sizes))
+        total = sum((one for one, _ in made[1:]), made[0][0]) if made else self._nothing(sum(sizes), params)
         losses = [one for _, one in made]
         loss = batch.mean(losses[0] if len(losses) == 1 else torch.cat(losses)) if made else torch.zeros(())
         if batch.begins is not None:
@@ -194,6 +194,11 @@ class PrivateGradient:
             return gradient.to(params.dtype), loss
         pieces = zip(params.items(), torch.split(gradient, sizes), strict=True)
         return {name: piece.view(old.shape).to(old.dtype) for (name, old), piece in pieces}, loss
+
+    def _nothing(self, size: int, params: Params) -> Tensor:
+        """The sum of an empty batch, of the type of any other: noise on another type would tell that it was empty."""
+        kinds = [params] if isinstance(params, Tensor) else params.values()
+        return torch.zeros(size, dtype=torch.float64 if is_exact(self._draws) else next(iter(kinds)).dtype)
 
     def _clipped_sum(self, params: Params, batch: Drawn) -> tuple[Tensor, Tensor]:
         """Σ of the clipped gradients of these rows, laid end to end, and all rows' losses.

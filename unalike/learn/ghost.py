@@ -259,6 +259,8 @@ class _Structure(TorchFunctionMode):
         elif written or out is not self._last:
             self.chain.append(Between(name, func, args[1:], kwargs))
             self._last = out
+        elif name != "flatten":
+            self.chain = None  # a change of type, say: rows of another type than these would need it
 
     def _by_itself(self, name: str, args: tuple[Any, ...]) -> bool:
         x = args[0] if args else None

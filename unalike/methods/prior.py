@@ -54,8 +54,8 @@ class LearnedPrior:
     Where σ is small and rows are few, R/n is far steeper than f, and the paper's gradient step with a rate η that suits
     f overshoots the prior's centre by more in every step. So a step here is the paper's as long as that does not
     happen, and no longer: with λ = strength/n · Σ_l r_l/σ_l², the curvature of R/n at responsibilities r, the rate is
-    at most 1/λ. Rests of f + R/n stay where they are. The Laplace prior's pull takes a coordinate to μ and not
-    beyond, so R is rounded off within η·strength/(n·b) of μ.
+    at most 1/λ (momentum comes on top). Rests of f + R/n stay where they are. The Laplace prior's pull takes a
+    coordinate to μ and not beyond, so R is rounded off within η·strength/(n·b) of μ.
 
     ``strength`` multiplies R; 1 is (12). A newcomer, or a client that was never sampled, trains from the mean centre
     for as many steps as ``newcomer_rounds`` have; without labels it gets that. ``clip``, ``noise`` and ``secure`` are

@@ -48,6 +48,7 @@ ANALYSIS = f"{__name__}:Analysis"  # as a driver names it
 Given = Points | Histograms | Problem
 Read = tuple[Given, ChosenRows | None]  # and where its rows are, unless it has them
 
+_COUNTED = ("asks", "answered", "failed", "seconds", "waited", "rate", "bytes_down", "bytes_up")  # of a worker's work
 _MEASURED = (squared_distances, read_estimate, read_risk)  # a simulation's own view
 
 
@@ -141,10 +142,15 @@ class Away:
         self._tell = tell
 
     def told(self) -> dict[str, Any]:
-        return {"workers": self._runtime[1].report() if self._runtime is not None else []}
+        """With the system's noise not what they answered: it tells how large secret cohorts were."""
+        hidden = _COUNTED if self._noise == "system" else ()
+        return {"workers": [{k: v for k, v in one.items() if k not in hidden} for one in self._report()]}
+
+    def _report(self) -> Sequence[Mapping[str, Any]]:
+        return [] if self._runtime is None else self._runtime[1].report()
 
     def _late(self, late: Sequence[int], seconds: float) -> None:
-        self._tell(describe_workers(self.told()["workers"], late, seconds))
+        self._tell(describe_workers(self._report(), late, seconds))
 
     def close(self) -> None:
         self._workers.close()
