@@ -30,7 +30,7 @@ def on_ray(name: str, data: Path, workers: Workers, folder: Path) -> dict[str, T
     made = runtime(workers, PROBLEMS, name, data, folder)
     roster = made.roster.select(range(problems.SEEN))
     federation = Federation(made, seed_of(name), roster, quorum=quorum(name))
-    return problems.outcome(problems.method_of(name), federation, problems.rounds_of(name))
+    return problems.outcome(problems.method_of(name), federation)
 
 
 @pytest.mark.parametrize("name", NAMES)
