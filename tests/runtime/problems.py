@@ -139,20 +139,15 @@ def method_of(name: str) -> Method:
     return method
 
 
-def rounds_of(name: str) -> int:
-    """As many as it takes until a method has done all that it does, where time is short."""
-    return ROUNDS if any(word in name for word in ("rdpcfl", "ifca", "two phases", "accelerated", "secure")) else 2
-
-
 def served(method: Method, roster: Roster) -> Roster:
     """The clients that the method can serve."""
     unlabeled = isinstance(method, ServesUnlabeled) and method.serves_unlabeled
     return roster if unlabeled else roster.select(roster.labeled.nonzero().flatten())
 
 
-def outcome(method: Method, federation: Federation, rounds: int = ROUNDS) -> dict[str, Tensor]:
+def outcome(method: Method, federation: Federation) -> dict[str, Tensor]:
     """All that a server has in the end: its state, and how good the models of seen and unseen clients are."""
-    state = train(method, federation, rounds)
+    state = train(method, federation, ROUNDS)
     roster = served(method, federation.runtime.roster)
     scores = evaluate(method.model, lambda cohort: method.personalize(state, cohort), federation, roster)
     return {**state, "score of each": scores.score, "loss of each": scores.loss}
