@@ -54,10 +54,10 @@ def plan(
     if as_json:
         typer.echo(json.dumps(found.values(), indent=2))
         return
-    seconds = found.seconds
+    seconds, asks = found.seconds, f"{found.probed.asks:.3g} ask{'' if found.probed.asks == 1 else 's'}"
     say(
         f"{found.probed.name}: {found.clients:,} clients, {found.cohort:,} of them in a round, on {workers} workers",
-        f"a client takes {1e3 * found.probed.client:.3g} ms in a round of {found.probed.asks:.3g} asks (measured here)",
+        f"a client takes {1e3 * found.probed.client:.3g} ms in a round of {asks}, measured here",
     )
     table = Table("of a round", "", "on", box=box.SIMPLE_HEAD)
     table.add_row("computing", duration(seconds.computing), "the worker that has most of the cohort")
