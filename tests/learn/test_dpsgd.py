@@ -399,10 +399,10 @@ class Cast(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.last = nn.Linear(4, 3)
+        self.first, self.last = nn.Linear(4, 5), nn.Linear(5, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.last(x.float())
+        scores: Tensor = self.last(self.first(x.float()).tanh())
         return scores
 
 
@@ -412,5 +412,6 @@ def test_a_network_that_changes_the_type_of_its_rows_gets_rows_of_any_type() -> 
     ghost = GhostNorms.of(model, x)
     assert ghost is not None
     found = ghost.clipped_sum(model.init(0), x, y, loss_of, taken, 10.0)[0]
+    assert not found.requires_grad
     expected = grad(lambda theta: loss_of(model(theta, x), y).sum())(model.init(0))
     assert torch.allclose(found, expected, atol=1e-6)

@@ -259,7 +259,7 @@ class _Structure(TorchFunctionMode):
         elif written or out is not self._last:
             self.chain.append(Between(name, func, args[1:], kwargs))
             self._last = out
-        elif name != "flatten":
+        elif name not in ("flatten", "contiguous"):  # these change no number
             self.chain = None  # a change of type, say: rows of another type than these would need it
 
     def _by_itself(self, name: str, args: tuple[Any, ...]) -> bool:
@@ -379,7 +379,7 @@ class GhostNorms:
                     out = self.model(theta.detach(), x)
                 losses = loss_of(out, y)
                 gradients = torch.autograd.grad(losses.sum(), seen.outputs, materialize_grads=True)
-            return list(gradients), seen.met, losses.detach()
+            return list(gradients), [met.detach() for met in seen.met], losses.detach()
 
         def total(perturb: list[Tensor]) -> tuple[Tensor, tuple[list[Tensor], Tensor]]:
             with _Layers(self._layers, perturb) as seen:
