@@ -441,9 +441,8 @@ def _input_bytes(work: Work, rows: Tensor) -> int:
 def _filled_up(work: Work, rows: Tensor) -> Tensor:
     """A block of one of a few sizes; the first client takes the places that are left over, for nothing.
 
-    Private cohorts have another size in every round. With few sizes their blocks can be recorded all the same, which
-    saves more than one client in ten costs, and of small samples more than eight clients do. DP-SGD is no such small
-    work.
+    Private cohorts have another size in every round. Rounded up to a multiple of 4 (of 8 for small samples, of more in
+    large blocks) they have few, so that blocks can be recorded, which saves more than the added clients cost.
     """
     small = work.clients.x[0].numel() <= SMALL and all(one.cost is None for one in work.releases)
     some = max(8 if small else 4, 1 << max(0, len(rows).bit_length() - 3))
