@@ -7,8 +7,10 @@ import math
 from collections.abc import Callable
 
 import dp_accounting as dp
+import numpy as np
 import pytest
 from dp_accounting import DpEvent, NeighboringRelation
+from dp_accounting.pld import privacy_loss_distribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,6 +42,19 @@ def pld_epsilon(*parts: tuple[DpEvent, int], relation: str = "ADD_OR_REMOVE_ONE"
     for event, count in parts:
         accountant.compose(event, count)
     return float(accountant.get_epsilon(DELTA))
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.5, 1.0])
+@pytest.mark.parametrize("z", [0.6, 3.0])
+def test_the_loss_distribution_of_a_gaussian_is_that_of_dp_accounting_bit_by_bit(z: float, rate: float) -> None:
+    theirs = privacy_loss_distribution.from_gaussian_mechanism(
+        z, value_discretization_interval=1e-3, sampling_prob=rate
+    )
+    ours = accounting._gaussian_pld(z, rate, 1e-3)
+    for way in ("_pmf_remove", "_pmf_add"):
+        one, other = (getattr(pld, way).to_dense_pmf() for pld in (ours, theirs))
+        assert one._lower_loss == other._lower_loss and one._infinity_mass == other._infinity_mass
+        assert np.array_equal(one._probs, other._probs)
 
 
 def through_json(ledger: Ledger) -> Ledger:
