@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from difflib import get_close_matches
+from functools import cache, cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, Union, get_args, get_type_hints
@@ -100,6 +101,10 @@ class Hyperparameters:
 
         ``preset="paper"``: the values of the method's paper take the place of the defaults.
         """
+        return cls._found(method, preset) if outside.is_path(method) else _known(method, preset)
+
+    @classmethod
+    def _found(cls, method: str, preset: str | None) -> Hyperparameters:
         entry = method_named(method)
         types = get_type_hints(entry.make)
         hints, defaults = {}, {}
@@ -134,11 +139,12 @@ class Hyperparameters:
                 finite = "a learning rate is a finite number, for example 0.1"
                 raise UserError(f"{self.method}, {wrong_value(f'hyperparameters.{key}', value, finite)}")
         try:
-            checked = self._table().model_validate(values)
+            checked = self._table.model_validate(values)
         except ValidationError as error:
             raise UserError("; ".join(self._explained(error, values))) from error
         return {**self.defaults, **{name: getattr(checked, f"of_{name}") for name in values}}
 
+    @cached_property
     def _table(self) -> type[BaseModel]:
         """The method's fields as a pydantic model, under names that never clash with those of BaseModel."""
         fields: dict[str, Any] = {}
@@ -179,6 +185,11 @@ class Hyperparameters:
         if meant:
             return f"; did you mean {' or '.join(map(repr, meant))}?"
         return nearest(unknown, keys if group else self.hints)
+
+
+@cache  # pydantic takes milliseconds for each; a method in a file is found anew, since its file may change
+def _known(method: str, preset: str | None) -> Hyperparameters:
+    return Hyperparameters._found(method, preset)
 
 
 def _is_plain(hint: Any) -> bool:
