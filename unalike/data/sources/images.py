@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import tarfile
 from collections.abc import Sequence
@@ -77,10 +78,16 @@ _CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 def digits() -> Source:
     """1,797 handwritten digits of 8×8 pixels (values 0–16), inside scikit-learn: needs no file and no network."""
+    x, y = _digits()
+    return _images("digits", x.copy(), y, _CHARACTERS[:10], [4.8842], [6.0168])
+
+
+@functools.cache  # a text file, whose reading takes longer than a small run's round
+def _digits() -> tuple[Array, Array]:
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
-    return _images("digits", bunch.images.astype(np.uint8)[:, None], bunch.target, _CHARACTERS[:10], [4.8842], [6.0168])
+    return bunch.images.astype(np.uint8)[:, None], bunch.target
 
 
 def _images(
