@@ -7,6 +7,7 @@ test's name, so that a statistical test that passes today passes tomorrow. ``UNA
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import socket
@@ -19,6 +20,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import typer.testing
 from hypothesis import settings
 
 from unalike.privacy import discrete, system
@@ -29,6 +31,9 @@ from unalike.studio.runs import run as run_module
 
 torch.set_num_threads(1)
 
+# The tree of all commands is built once, as in a process of a user's, and not for every line that a test types.
+typer.testing._get_command = functools.cache(typer.testing._get_command)
+
 # Ray listens on every interface and looks for outside addresses when it starts: no test may start it by mistake.
 if [name for _, name in socket.if_nameindex()] != ["lo"]:
     sys.modules["ray"] = None  # type: ignore[assignment]
@@ -36,6 +41,12 @@ if [name for _, name in socket.if_nameindex()] != ["lo"]:
 # No deadline, because a busy machine is not a bug; no example database, so that a run leaves nothing behind.
 settings.register_profile("unalike", deadline=None, derandomize=True, database=None)
 settings.load_profile("unalike")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_waiting_for_disks() -> None:
+    """What is written is for the tests alone, and no test pulls the plug: nobody waits until it is on the disk."""
+    os.fsync = lambda _: None
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
+import resource
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tests.child import in_child
 from tests.studio.helpers import FLAGS, SMALL, At, Crash, crash
 from unalike.commands.main import app
 from unalike.studio import run
@@ -75,18 +76,15 @@ def test_a_folder_without_permission(tmp_path: Path) -> None:
     """For real, in a process that may not write: root may write anywhere, so it becomes somebody else first."""
     Path("locked").mkdir(mode=0o555)
     tmp_path.chmod(0o755)
-    code = (
-        "import os, sys\n"
-        "from unalike.commands.main import main\n"
-        "from unalike.studio import run\n"
-        f"run('fedavg', **{SMALL!r})\n"  # loads all that is loaded late, which somebody else may not read
-        "if os.geteuid() == 0: os.setuid(65534)\n"
-        f"sys.argv = ['unalike', 'run', 'fedavg', '--out', 'locked/run', *{FLAGS!r}]\n"
-        "main()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert "no permission to write locked/run" in done.stderr
+    run("fedavg", **SMALL)  # loads all that is loaded late, which somebody else may not read
+
+    def somebody_else() -> None:
+        if os.geteuid() == 0:
+            os.setuid(65534)
+
+    done = in_child("run", "fedavg", "--out", "locked/run", *FLAGS, first=somebody_else)
+    assert done.code == 1 and "Traceback" not in done.err, done.err
+    assert "no permission to write locked/run" in done.err
     assert not list(Path("locked").iterdir())
 
 
@@ -99,18 +97,13 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the disk is full" in message and "free some space" in message
 
 
+@pytest.mark.usefixtures("drawings")
 def test_a_file_that_may_not_grow_is_told_like_a_full_disk() -> None:
     """For real: the operating system lets no file of the process grow beyond 4,000 bytes."""
-    code = (
-        "import resource, sys\n"
-        "from unalike.commands.main import main\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))\n"
-        f"sys.argv = ['unalike', 'run', 'fedavg', '--out', 'run', '--quiet', *{FLAGS!r}]\n"
-        "main()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
-    assert "the disk is full" in done.stderr and "unalike resume run" in done.stderr
+    short = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (4000, 4000))
+    done = in_child("run", "fedavg", "--out", "run", "--quiet", *FLAGS, first=short)
+    assert done.code == 1 and "Traceback" not in done.err, done.err
+    assert "the disk is full" in done.err and "unalike resume run" in done.err
     assert not list(Path("run").glob(".*.part"))
 
 

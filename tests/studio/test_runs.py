@@ -10,8 +10,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -26,6 +24,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from tests.child import in_child
 from tests.studio.helpers import SMALL, At, Crash, crash, metrics, timeless
 from unalike.commands.main import app
 from unalike.core.disk import beside, write_whole
@@ -236,15 +235,13 @@ def test_kill_9_then_resume(tmp_path: Path) -> None:
     settings = ALONE
     method, out = f"{tmp_path / 'dies.py'}:Dies", tmp_path / "run"
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    command = [sys.executable, "-m", "unalike", "run", method, *flags, "--out", str(out), "--quiet"]
-    killed = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    killed = in_child("run", method, *flags, "--out", out, "--quiet")
+    assert killed.code == -signal.SIGKILL, killed.err
     saved = load_checkpoint(out)
     assert saved is not None and saved.round == 6, "at most one checkpoint interval is lost"
-    command = [sys.executable, "-m", "unalike", "resume", str(out), "--json"]
-    resumed = subprocess.run(command, capture_output=True, text=True, check=True)
+    resumed = in_child("resume", out, "--json")
     whole = run(method, **settings)
-    assert json.loads(resumed.stdout)["accuracy"] == whole.to_json()["accuracy"]
+    assert json.loads(resumed.out)["accuracy"] == whole.to_json()["accuracy"]
     assert json.loads((out / "result.json").read_text())["accuracy"] == whole.to_json()["accuracy"]
     assert [record["round"] for record in metrics(out)] == list(range(1, 9))
 
