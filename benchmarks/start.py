@@ -29,7 +29,7 @@ LIMIT = 0.4  # of the time that ``import torch`` takes
 NAMES = "import unalike; unalike.Federation; unalike.LocalSGD; unalike.Mean; unalike.task"
 HEAVY = ("torch", "dp_accounting", "pandas", "scipy", "sklearn", "altair", "vl_convert")
 """Packages that take long to import."""
-_TELL = f"import json, sys; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
+TELL = f"import json, sys; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
 
 
 def python(*words: str, code: int = 0) -> str:
@@ -43,7 +43,7 @@ def python(*words: str, code: int = 0) -> str:
 
 def loaded_by(program: str) -> list[str]:
     """Which of the heavy packages a program has imported when it ends."""
-    names: list[str] = json.loads(python("-c", f"{program}\n{_TELL}").splitlines()[-1])
+    names: list[str] = json.loads(python("-c", f"{program}\n{TELL}").splitlines()[-1])
     return names
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import sys
 import pytest
 
 import unalike
-from benchmarks.start import COMMANDS, HEAVY, loaded_by, loaded_by_command
+from benchmarks.start import COMMANDS, HEAVY, TELL, loaded_by, loaded_by_command, python
 
 
 @pytest.mark.parametrize("words", [*COMMANDS, "rnu", "privacy plan --help", "recipes --help"])
@@ -46,14 +47,7 @@ def test_shell_completion_loads_no_heavy_package() -> None:
     assert done.stdout.split() == ["--rounds"]
 
 
-def test_the_names_of_the_package_come_without_dp_accounting() -> None:
-    assert loaded_by("import unalike") == []
-    assert loaded_by("import unalike; unalike.LocalSGD; unalike.Federation") == ["torch"]
-    assert "dp_accounting" not in loaded_by("from unalike import *")
-
-
-def test_a_run_without_noise_never_loads_dp_accounting_and_one_with_noise_does() -> None:
-    program = """
+WITHOUT_NOISE = """
 import torch
 from unalike import Client, Clients, Federation, Mean, send, task
 from unalike.core.request import Program
@@ -72,9 +66,17 @@ federation.sample(4).ask(mean, into=Mean("x"))
 assert federation.ledger.epsilon(1e-5) == float("inf") and federation.ledger.method == "non-private"
 assert Ledger.from_state(federation.ledger.state()) == federation.ledger
 """
-    assert loaded_by(program) == ["torch"]
-    private = program + 'federation.sample(4).ask(mean, into=Mean("x", clip=1.0, noise=Gaussian(1.0)))\n'
-    assert "dp_accounting" in loaded_by(private)
+WITH_NOISE = 'federation.sample(4).ask(mean, into=Mean("x", clip=1.0, noise=Gaussian(1.0)))'
+
+
+def test_names_and_runs_without_noise_never_load_dp_accounting_and_one_with_noise_does() -> None:
+    """In one process, which has loaded no more after each step than the step needed."""
+    some = "unalike.LocalSGD; unalike.Federation"
+    steps = ("import unalike", some, WITHOUT_NOISE, "from unalike import *", WITH_NOISE)
+    printed = python("-c", "".join(f"{step}\n{TELL}\n" for step in steps))
+    package, names, bare, all_names, noisy = (json.loads(line) for line in printed.splitlines())
+    assert package == [] and names == bare == ["torch"]
+    assert "dp_accounting" not in all_names and "dp_accounting" in noisy
 
 
 def test_every_public_name_is_the_one_of_its_module() -> None:
