@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from typing import Any
 
 import dp_accounting as dp
 import numpy as np
@@ -48,9 +49,16 @@ def pld_epsilon(*parts: tuple[DpEvent, int], relation: str = "ADD_OR_REMOVE_ONE"
 @pytest.mark.parametrize("z", [0.6, 3.0])
 def test_the_loss_distribution_of_a_gaussian_is_that_of_dp_accounting_bit_by_bit(z: float, rate: float) -> None:
     theirs = privacy_loss_distribution.from_gaussian_mechanism(
-        z, value_discretization_interval=1e-3, sampling_prob=rate
+        z, value_discretization_interval=5e-3, sampling_prob=rate
     )
-    ours = accounting._gaussian_pld(z, rate, 1e-3)
+    ours = accounting._gaussian_pld(z, rate, 5e-3)
+    assert_same_losses(ours, theirs)
+    event = dp.PoissonSampledDpEvent(rate, dp.GaussianDpEvent(z)) if rate < 1 else dp.GaussianDpEvent(z)
+    for count in (2, 100):
+        assert_same_losses(accounting._repeated_pld(event, count, 5e-3), theirs.self_compose(count))
+
+
+def assert_same_losses(ours: Any, theirs: Any) -> None:
     for way in ("_pmf_remove", "_pmf_add"):
         one, other = (getattr(pld, way).to_dense_pmf() for pld in (ours, theirs))
         assert one._lower_loss == other._lower_loss and one._infinity_mass == other._infinity_mass
