@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import cast
 
@@ -14,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from tests.child import in_child
 from unalike.commands import personalize
 from unalike.commands.main import app
 from unalike.data import load
@@ -249,10 +248,9 @@ def test_an_onnx_graph_alone_and_without_the_exporters_own_warnings(
     pytest.importorskip("onnxscript")
     file = newcomer(tmp_path, x=rows[0], y=rows[1])
     monkeypatch.chdir(tmp_path)
-    words = [sys.executable, "-m", "unalike", "personalize", runs["pefll"], "--data", file, "--out", "deep/my.onnx"]
-    done = subprocess.run([*map(str, words), "--json"], capture_output=True, text=True)
-    assert done.returncode == 0 and done.stderr == ""
-    told = json.loads(done.stdout)
+    done = in_child("personalize", runs["pefll"], "--data", file, "--out", "deep/my.onnx", "--json")
+    assert done.code == 0 and done.err == ""
+    told = json.loads(done.out)
     assert told["model"] == told["onnx"] == "deep/my.onnx" and Path("deep/my.onnx").is_file()
     assert [path.name for path in Path("deep").iterdir()] == ["my.onnx"]
     monkeypatch.setattr("unalike.studio.newcomer.serve.onnx_is_there", lambda: False)

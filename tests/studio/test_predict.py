@@ -64,12 +64,22 @@ def unalike(*words: object) -> str:
     return result.stdout
 
 
-def unalike_in(cwd: Path, *words: object) -> str:
-    """The same in a process of its own, in another folder."""
-    command = [sys.executable, "-m", "unalike", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd)
+def unalike_in(cwd: Path, *commands: list[object]) -> list[str]:
+    """What each of several commands prints, in a process that has seen nothing of the run, in another folder."""
+    code = (
+        "import sys\n"
+        "from unalike.commands.main import main\n"
+        f"for words in {[[str(word) for word in words] for words in commands]!r}:\n"
+        "    sys.argv[1:] = words\n"
+        "    try:\n"
+        "        main()\n"
+        "    except SystemExit as ended:\n"
+        "        assert not ended.code\n"
+        "    print(end='\\f')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd)
     assert done.returncode == 0 and done.stderr == "", done.stderr
-    return done.stdout
+    return done.stdout.split("\f")[:-1]
 
 
 def told(*words: object) -> str:
@@ -103,9 +113,10 @@ def by_hand(file: Path, frame: pd.DataFrame) -> tuple[list[str], np.ndarray]:
 def test_a_run_serves_newcomers_where_its_data_are_not(away: Path, tmp_path: Path) -> None:
     mine = sales(1, 7)
     written(tmp_path, mine, "new.csv")
-    shown = json.loads(unalike_in(tmp_path, "personalize", away, "--data", "new.csv", "--json"))
-    assert shown["notes"] == [] and shown["samples"] == 12
-    shown = json.loads(unalike_in(tmp_path, "predict", away, "--data", "new.csv", "--out", "p.csv", "--json"))
+    personalize = ["personalize", away, "--data", "new.csv", "--json"]
+    predict = ["predict", away, "--data", "new.csv", "--out", "p.csv", "--json"]
+    served, shown = (json.loads(printed) for printed in unalike_in(tmp_path, personalize, predict))
+    assert served["notes"] == [] and served["samples"] == 12
     table = pd.read_csv(tmp_path / "p.csv", dtype={"id": str})
     assert list(table.columns) == ["id", "client", "prediction", "p_no", "p_yes"]
     assert list(table["id"]) == [str(i + 1) for i in range(12)] and set(table["client"]) == {"s00"}
@@ -261,7 +272,8 @@ def test_analyses_alone_need_the_data(away: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "pfedhn", "ld-fedavg", "pfl-sampled", "pfl-ensemble", "local"])
 def test_a_training_client_has_its_model_in_the_folder(method: str, tmp_path: Path) -> None:
     data = written(tmp_path, sales(8, 0), "shops.csv")
-    path = trained(tmp_path / "run", data, method)
+    quick = {"newcomer_rounds": 2} if method == "pfedhn" else {}
+    path = trained(tmp_path / "run", data, method, hyperparameters=quick)
     run = FinishedRun.open(path)
     federation = run.prepared.federation(round=run.round)
     saved = checkpoint.load(path)

@@ -161,22 +161,31 @@ def same_tensors(one: Path, other: Path, name: str) -> None:
     assert a and a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a), name
 
 
-@pytest.mark.parametrize("method", ["local", "fedavg-finetune"])
-@pytest.mark.parametrize("crashed_after", [2, 5, 8])  # before the first checkpoint, between two, before the result
-def test_a_resumed_run_ends_like_an_uninterrupted_one(method: str, crashed_after: int, tmp_path: Path) -> None:
-    settings = ALONE if method == "local" else {**SMALL, "hyperparameters": {"server": {"kind": "adam", "lr": 0.01}}}
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("local", ALONE | {"hyperparameters": {"local": {"steps": 4}}}),
+        (
+            "fedavg-finetune",
+            SMALL | {"hyperparameters": {"server": {"kind": "adam", "lr": 0.01}, "finetune": {"steps": 4}}},
+        ),
+    ],
+)
+def test_a_resumed_run_ends_like_an_uninterrupted_one(method: str, settings: Any, tmp_path: Path) -> None:
     whole = run(method, out=tmp_path / "whole", **settings)
-    with pytest.raises(Crash):
-        run(method, out=tmp_path / "broken", watcher=At(crashed_after, crash), **settings)
-    assert not (tmp_path / "broken" / "result.json").exists()
-    resumed = resume(tmp_path / "broken").results[0]
-    assert resumed.accuracy == whole.accuracy and resumed.bytes == whole.bytes
-    assert timeless(tmp_path / "broken") == timeless(tmp_path / "whole")
-    for name in ("simulation/scores.csv", "transcript.json", "ledger.json", "schema.json"):
-        assert (tmp_path / "broken" / name).read_text() == (tmp_path / "whole" / name).read_text(), name
-    same_tensors(tmp_path / "whole", tmp_path / "broken", "checkpoint.safetensors")
-    if method == "local":
-        same_tensors(tmp_path / "whole", tmp_path / "broken", "clients/8.safetensors")
+    for crashed_after in (2, 5, 8):  # before the first checkpoint, between two, before the result
+        broken = tmp_path / f"broken-{crashed_after}"
+        with pytest.raises(Crash):
+            run(method, out=broken, watcher=At(crashed_after, crash), **settings)
+        assert not (broken / "result.json").exists()
+        resumed = resume(broken).results[0]
+        assert resumed.accuracy == whole.accuracy and resumed.bytes == whole.bytes
+        assert timeless(broken) == timeless(tmp_path / "whole")
+        for name in ("simulation/scores.csv", "transcript.json", "ledger.json", "schema.json"):
+            assert (broken / name).read_text() == (tmp_path / "whole" / name).read_text(), name
+        same_tensors(tmp_path / "whole", broken, "checkpoint.safetensors")
+        if method == "local":
+            same_tensors(tmp_path / "whole", broken, "clients/8.safetensors")
 
 
 def test_failures_and_empty_private_cohorts_survive_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
