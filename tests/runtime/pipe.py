@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -148,13 +149,26 @@ def unopened(file: Path) -> Iterator[None]:
 def crossed(remotes: list[Remote], shown: str | None = None) -> list[str]:
     """What of the clients' own is among the bytes that came from them, but for what they are to show (``Noted``)."""
     came = b"".join(part for remote in remotes for part in remote.crossed)
-    found = set()
+    own: list[tuple[str, bytes]] = []
     for numbered, value in (one for remote in remotes for one in remote.noted().items()):
         name = numbered.partition(" ")[2]
         if shown is None or not name.startswith(shown):
-            copies = (value.to(precision).numpy().tobytes() for precision in (torch.float32, torch.float64))
-            found |= {f"{name} of a client"} if any(copy in came for copy in copies) else set()
-    return sorted(found)
+            own += [(name, value.to(precision).numpy().tobytes()) for precision in (torch.float32, torch.float64)]
+    begun = _begun(came, {copy[:8] for _, copy in own})
+    return sorted({f"{name} of a client" for name, copy in own if copy[:8] in begun and copy in came})
+
+
+def _begun(came: bytes, beginnings: set[bytes]) -> set[bytes]:
+    """Those beginnings of up to 8 bytes that came: one pass for all of them, where each whole array would need one."""
+    short = {one for one in beginnings if len(one) < 8 and one in came}
+    wanted = np.array([int.from_bytes(one, "little") for one in beginnings if len(one) == 8], dtype=np.uint64)
+    likely = np.zeros(1 << 16, dtype=bool)  # by the first two bytes
+    likely[(wanted & 0xFFFF).astype(np.int64)] = True
+    for offset in range(8):
+        words = np.frombuffer(came, "<u8", max(0, len(came) - offset) // 8, offset)
+        words = words[likely[words.astype("<u2")]]
+        short |= {int(word).to_bytes(8, "little") for word in np.intersect1d(words, wanted)}
+    return short
 
 
 # The shard's side

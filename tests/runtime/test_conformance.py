@@ -135,16 +135,17 @@ def check_conforms(name: str, data: Path, remotes: list[Remote], drop: float = 0
     assert not crossed(remotes), f"{crossed(remotes)[0]} has crossed"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_another_process_gives_the_same_result_and_keeps_what_is_its_own(
+@pytest.mark.parametrize("name", [*NAMES, *problems.PROTECTED])
+def test_another_process_gives_the_same_result_drops_the_same_clients_and_keeps_what_is_its_own(
     name: str, data: Path, remotes: list[Remote]
 ) -> None:
-    check_conforms(name, data, remotes)
-
-
-@pytest.mark.parametrize("name", [*NAMES, *problems.PROTECTED])
-def test_another_process_drops_the_same_clients(name: str, data: Path, remotes: list[Remote]) -> None:
     check_conforms(name, data, remotes, drop_of(name))
+
+
+@pytest.mark.parametrize("name", ["local", "fedavg", "fedpi", "pefll", "flowdup", "fedavg, secure and noisy"])
+def test_so_it_does_where_everybody_answers(name: str, data: Path, remotes: list[Remote]) -> None:
+    """One of each kind: who drops out is decided before a request is sent, and changes nothing at the shards."""
+    check_conforms(name, data, remotes)
 
 
 def test_inputs_are_scaled_alike(data: Path, remotes: list[Remote]) -> None:
