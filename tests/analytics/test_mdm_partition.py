@@ -23,6 +23,7 @@ from unalike.data.partition.mdm import (
 )
 from unalike.data.partition.mixture import MDMError, Mixture, dirichlet
 from unalike.studio.errors import UserError
+from unalike.studio.figures import mdm as figure
 
 
 def server_labels(rows: int = 60_000, classes: int = 10) -> np.ndarray:
@@ -186,7 +187,8 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
-def test_the_command_prints_json(tmp_path: Path) -> None:
+def test_the_command_prints_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figure, "_MOST", 30)  # t-SNE of more clients takes seconds
     out, plot = tmp_path / "m.json", tmp_path / "m.html"
     found = json.loads(
         run("--data", "mdm:medium-2,clients=400", "--rounds", "40", "--cohort", "400", "--seed", "0", "--json",
