@@ -87,11 +87,9 @@ def fixed_blocks() -> None:
 
 
 @pytest.fixture
-def measured_blocks() -> Iterator[None]:
-    """For the tests of the measuring itself."""
-    tuning._find = _measured
-    yield
-    tuning._find = _fixed
+def measured_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the tests of the measuring itself. Undone by what undoes a test's own changes, in the order of both."""
+    monkeypatch.setattr(tuning, "_find", _measured)
 
 
 _drawn, _reported = figures.inline, run_module.write_report
