@@ -1,9 +1,10 @@
-"""A command in a process of its own that need not load everything again: a fork of the one that runs the tests."""
+"""A process of its own that need not load everything again: a fork of the one that runs the tests."""
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -39,6 +40,7 @@ def in_child(*words: object, first: Callable[[], None] = lambda: None) -> Ended:
 def _be_child(words: list[str], first: Callable[[], None], out: IO[str], err: IO[str]) -> NoReturn:
     """As a new process would: printing to where it is told to, with Python's own treatment of warnings and logs."""
     code: int | str | None = 1
+    signal.alarm(120)  # a child that waits for a thread that it has not got is ended
     try:
         os.dup2(out.fileno(), 1)
         os.dup2(err.fileno(), 2)

@@ -97,10 +97,9 @@ def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the disk is full" in message and "free some space" in message
 
 
-@pytest.mark.usefixtures("drawings")
 def test_a_file_that_may_not_grow_is_told_like_a_full_disk() -> None:
-    """For real: the operating system lets no file of the process grow beyond 4,000 bytes."""
-    short = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (4000, 4000))
+    """For real: the operating system lets no file of the process grow beyond 2,000 bytes."""
+    short = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (2000, 2000))
     done = in_child("run", "fedavg", "--out", "run", "--quiet", *FLAGS, first=short)
     assert done.code == 1 and "Traceback" not in done.err, done.err
     assert "the disk is full" in done.err and "unalike resume run" in done.err

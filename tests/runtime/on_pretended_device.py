@@ -85,8 +85,9 @@ FEW = {"steps": 2}
 QUICK: dict[str, dict[str, Any]] = {  # where a client takes many steps by default
     **{name: {"local": FEW} for name in ("pefll", "pefll-unlabeled", "odpfl")},
     **{name: {"local": FEW} for name in ("pfl-sampled", "pfl-nearest", "pfl-ensemble")},
-    **{name: {"local": FEW} for name in ("local", "adaped", "adaped-continue", "perfedavg", "pfedme", "quped")},
+    **{name: {"local": FEW} for name in ("local", "adaped", "adaped-continue", "perfedavg", "quped")},
     "pfedhn": {"local": FEW, "newcomer_rounds": 2},
+    "pfedme": {"local": FEW, "personal": FEW},
     "fedavg-finetune": {"finetune": FEW},
 }
 

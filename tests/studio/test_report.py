@@ -18,7 +18,7 @@ from unalike.studio.report.words import how_often, spoken
 from unalike.studio.runs.map_data import plane
 from unalike.studio.words import duration, size
 
-pytestmark = pytest.mark.usefixtures("drawings")
+drawn = pytest.mark.usefixtures("drawings")  # for tests that look at charts, or for what must be nowhere in a page
 
 
 @pytest.fixture
@@ -59,6 +59,7 @@ def test_a_run_without_noise_promises_nothing(tmp_path: Path) -> None:
     assert "Privacy spent" not in page.words
 
 
+@drawn
 def test_no_page_refers_to_the_outside(tmp_path: Path, runs: list[Path]) -> None:
     page = report(tmp_path, *runs)
     targets = [value for _, attributes in page.tags for key, value in attributes.items() if key in ("src", "href")]
@@ -69,6 +70,7 @@ def test_no_page_refers_to_the_outside(tmp_path: Path, runs: list[Path]) -> None
     assert len(policies) == 1 and str(policies[0]).startswith("default-src 'none';")
 
 
+@drawn
 def test_all_that_files_hold_is_escaped(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "fedavg")
     evil = '<script>alert("1")</script>'
@@ -108,6 +110,7 @@ def test_an_absent_file_is_named_and_the_rest_is_shown(tmp_path: Path, name: str
     assert len([tag for tag, _ in page.tags if tag == "section"]) == 7
 
 
+@drawn
 def test_the_result_alone_is_enough(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "fedavg")
     for file in folder.rglob("*.*"):
@@ -188,11 +191,13 @@ def test_transcript_reads_as_plain_words(tmp_path: Path) -> None:
     assert spoken("Something(else)") == "Something(else)"
 
 
+@drawn
 def test_many_clients_make_a_page_of_bounded_size(tmp_path: Path) -> None:
     report(tmp_path, make_run(tmp_path / "run", "fedavg", clients=4000))
     assert (tmp_path / "report.html").stat().st_size < 2_500_000
 
 
+@drawn
 def test_scores_that_are_no_accuracy_are_plain_numbers(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "fedavg")
     edit(folder / "result.json", metric="negative mean squared error")
@@ -211,6 +216,7 @@ def test_the_map_keeps_distances_of_a_plane() -> None:
     assert plane(np.ones((1, 1))).shape == (1, 2)
 
 
+@drawn
 def test_charts_take_the_colours_of_the_page_and_say_what_each_mark_is(tmp_path: Path, runs: list[Path]) -> None:
     page = report(tmp_path, *runs)
     text = (tmp_path / "report.html").read_text()
@@ -224,6 +230,7 @@ def test_charts_take_the_colours_of_the_page_and_say_what_each_mark_is(tmp_path:
     assert any("clients" in str(tip) and str(tip).startswith("pefll\n") for tip in tips)
 
 
+@drawn
 def test_runs_that_send_nothing_are_named_beside_those_that_do(tmp_path: Path, runs: list[Path]) -> None:
     page = report(tmp_path, *runs)
     assert {"nothing up", "nothing down", "1MB"} <= set(page.parts["text"])
@@ -237,12 +244,14 @@ def test_the_headline_is_one_short_line(tmp_path: Path, runs: list[Path]) -> Non
         assert len(headline) < 80 and ";" not in headline and headline[-1] != "."
 
 
+@drawn
 def test_no_text_tells_a_reader_on_a_phone_to_hover(tmp_path: Path, runs: list[Path]) -> None:
     page = report(tmp_path, *runs)
     assert "over" in page.words and "hover" not in page.words.lower()
     assert "The server sees the array of every single client." in page.words
 
 
+@drawn
 def test_budgets_weights_and_clusters_are_drawn_where_a_run_has_them(tmp_path: Path, runs: list[Path]) -> None:
     run = runs[1]
     assert "How clients were treated" not in report(tmp_path, run).words
