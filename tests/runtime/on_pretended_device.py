@@ -87,7 +87,7 @@ QUICK: dict[str, dict[str, Any]] = {  # where a client takes many steps by defau
     **{name: {"local": FEW} for name in ("pfl-sampled", "pfl-nearest", "pfl-ensemble")},
     **{name: {"local": FEW} for name in ("local", "adaped", "adaped-continue", "perfedavg", "quped")},
     "pfedhn": {"local": FEW, "newcomer_rounds": 2},
-    "pfedme": {"local": FEW, "personal": FEW},
+    "pfedme": {"local": FEW, "personal": {"epochs": 1}},
     "fedavg-finetune": {"finetune": FEW},
 }
 
