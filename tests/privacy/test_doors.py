@@ -244,6 +244,16 @@ def test_a_curious_server_is_given_no_exact_sum_in_a_run_with_an_epsilon() -> No
     assert list(shard.answer(replace(_request([0], "Scaling.totals"), wanted=wanted)))
 
 
+def test_a_simulation_measures_by_some_tasks_only() -> None:
+    """Under the purpose "measure" a worker tells what those tasks say, and of all others nothing without noise."""
+    program = Program([total, batches], terms=Terms("system", "server"), private=True, measured=[total])
+    wanted = Wanted.of(Sum("total"))
+    assert program.releases(_request([0], total.name, wanted=(wanted,), purpose="measure"))
+    for name, purpose in ((total.name, "train"), (batches.name, "measure")):
+        with pytest.raises(wire.WireError, match="without noise: nothing is sent"):
+            program.releases(_request([0], name, wanted=(wanted,), purpose=purpose))
+
+
 # The doors, in the order in which they were found
 
 

@@ -34,11 +34,16 @@ Cost = Callable[[Plan, int], float]  # of a plan, at its n-th rehearsal: CPU sec
 
 
 class Machine:
-    """A clock that runs only while a plan is rehearsed, for as long as the plan costs."""
+    """A clock that runs only while a plan is rehearsed, for as long as the plan costs.
+
+    asleep: how many times longer several workers take on the wall, as they wait for each other. others: seconds in
+    which another program has the processors.
+    """
 
     def __init__(self, cost: Cost) -> None:
         self.cost = cost
-        self.now = 0.0
+        self.now = self.wall = self.waited = 0.0
+        self.asleep, self.others = 1.0, 0.0
         self.rehearsed: list[int] = []
 
     def clock(self) -> float:
@@ -46,7 +51,10 @@ class Machine:
 
     def rehearse(self, plan: Plan, rows: Tensor) -> None:
         self.rehearsed.append(plan.block)
-        self.now += len(rows) * self.cost(plan, self.rehearsed.count(plan.block))
+        taken = len(rows) * self.cost(plan, self.rehearsed.count(plan.block))
+        self.now += taken
+        self.waited += plan.workers * self.others
+        self.wall += self.others + taken / plan.workers * (self.asleep if plan.workers > 1 else 1.0)
 
     def plan(self, work: Work, tuner: Tuner | None = None, threads: int | None = None) -> Plan:
         return (tuner or Tuner()).plan(work, torch.arange(len(work.positions)), threads, self.rehearse)
@@ -61,6 +69,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
         made = Machine(cost)
         monkeypatch.setattr(tuning.time, "thread_time", made.clock)
         monkeypatch.setattr(tuning.time, "process_time", made.clock)
+        monkeypatch.setattr(tuning.time, "perf_counter", lambda: made.wall)
+        monkeypatch.setattr(tuning, "_waited", lambda: made.waited)
         tuning._checked.clear()
         return made
 
@@ -151,6 +161,25 @@ def test_workers_get_equal_blocks_and_share_the_clock(
     plan = machine(lambda plan, _: 1e-3 * (1 + 1 / plan.block)).plan(work, threads=2)
     assert (plan.block, plan.workers) == (25, 2)
     assert plan.seconds == pytest.approx(1e-3 * (1 + 1 / 32))  # of CPU: not halved by the second worker
+
+
+@pytest.mark.parametrize(("asleep", "workers"), [(1.3, 2), (2.5, 1)])
+def test_one_worker_where_several_would_wait_for_the_interpreter(
+    asleep: float, workers: int, machine: Callable[[Cost], Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "SMALL", 0)
+    work = work_of(50)
+    monkeypatch.setattr(type(work.task), "pure", True)
+    slow = machine(lambda plan, _: 1e-3)
+    slow.asleep, slow.others = asleep, 7.0  # that another program takes changes nothing
+    tuner = Tuner()
+    plan = slow.plan(work, tuner, threads=2)
+    assert (plan.block, plan.workers) == (1, workers)
+    assert slow.plan(work, tuner, threads=2) == plan and slow.plan(work, Tuner(), threads=2) == plan
+
+
+def test_the_time_that_others_had_the_processors_is_known_here() -> None:
+    assert tuning._waited() >= 0
 
 
 def test_equal_settings_have_equal_plans(machine: Callable[[Cost], Machine]) -> None:

@@ -161,7 +161,12 @@ _LARGEST = 1e6  # of an input or target that is released with protection
 
 
 def _tame(values: Tensor) -> Tensor:
-    return values.nan_to_num(0.0, 0.0, 0.0).clamp(-_LARGEST, _LARGEST) if values.is_floating_point() else values
+    if not values.is_floating_point() or values.numel() == 0:
+        return values
+    least, most = torch.aminmax(values)  # one pass that writes nothing; NaN is neither
+    if bool((least >= -_LARGEST) & (most <= _LARGEST)):
+        return values
+    return values.nan_to_num(0.0, 0.0, 0.0).clamp(-_LARGEST, _LARGEST)
 
 
 @dataclass(frozen=True)

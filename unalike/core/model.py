@@ -109,7 +109,7 @@ class Model:
 
     def tensors(self, theta: Tensor) -> dict[str, Tensor]:
         """theta [d] as named parameter tensors (views; one split, because its gradient is one concatenation)."""
-        parts = torch.split(theta, self._sizes)
+        parts = theta.split_with_sizes(self._sizes)
         return {name: part.view(shape) for part, (name, shape) in zip(parts, self.shapes.items(), strict=True)}
 
     def flatten(self, tensors: dict[str, Tensor]) -> Tensor:

@@ -238,8 +238,8 @@ class Program:
     process a program is open: an ask teaches it the task, the releases that it is about and the terms.
 
     ``private``: the run states an ε, so a closed program lets nothing out without noise, whatever the server asks for:
-    neither scores nor sums. ``exchanges`` of a secure sum are masked, and may. ``measured``: the clients are a
-    simulation's, in which whoever measures sees more.
+    neither scores nor sums. ``exchanges`` of a secure sum are masked, and may. ``measured``: where the clients
+    are a simulation's, the tasks by which whoever measures sees more.
     """
 
     def __init__(
@@ -250,10 +250,11 @@ class Program:
         terms: Terms = Terms(),
         exchanges: Sequence[Task] = (),
         private: bool = False,
-        measured: bool = False,
+        measured: Sequence[Task] = (),
     ) -> None:
         tasks = [*tasks, *exchanges]
-        self.open, self.terms, self._private, self._measured = open, terms, private, measured
+        self.open, self.terms, self._private = open, terms, private
+        self._measured = {task.name for task in measured}
         self._exchanges = {task.name for task in exchanges}
         self._tasks = {task.name: task for task in tasks}
         if len(self._tasks) < len(tasks):
@@ -300,7 +301,7 @@ class Program:
     def _may_be_bare(self, request: Request) -> bool:
         if self.open or not self._private or request.task in self._exchanges:
             return True
-        return self._measured and request.purpose == "measure"
+        return request.purpose == "measure" and request.task in self._measured
 
 
 def _plain_release(wanted: Wanted) -> Release:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -106,20 +107,27 @@ class PoissonBatches:
             yield from self._in_pieces(x, y, own)
             return
         expected = self._batch if own is None else own.size
-        for step in range(self._steps):
-            if expected is None:
+        if expected is None:
+            for step in range(self._steps):
                 yield Drawn(x, y, client.mask.to(torch.float32), step=step)
-                continue
-            if self._singly:
-                rows = poisson_rows(client.n, client.capacity, self._rate(expected), client.noise)
-                weight = torch.ones(len(rows))
-                if own is not None:  # what a block draws in vain, turn by turn
-                    client.noise.skip(2 * (own.pieces_of(int(own.size)) - 1))
-            else:
-                assert isinstance(expected, int)
+        elif self._singly:
+            yield from self._singly_drawn(x, y, expected)
+        else:
+            assert isinstance(expected, int)
+            for step in range(self._steps):
                 rows, there = self._drawn(expected, expected)
                 weight = there.to(torch.float32)
-            yield Drawn(taken(x, rows), None if y is None else y[rows], weight, step=step)
+                yield Drawn(taken(x, rows), None if y is None else y[rows], weight, step=step)
+
+    def _singly_drawn(self, x: Tensor, y: Tensor | None, expected: int | Tensor) -> Iterator[Drawn]:
+        client, own = self._client, self._own
+        n, rate = int(client.n), float(self._rate(expected))
+        in_vain = 0 if own is None else 2 * (own.pieces_of(int(own.size)) - 1)  # what a block draws, turn by turn
+        for step in range(self._steps):
+            rows = poisson_rows(n, client.capacity, rate, client.noise)
+            client.noise.skip(in_vain)
+            labels = None if y is None else y.index_select(0, rows)
+            yield Drawn(taken(x, rows), labels, torch.ones(len(rows)), step=step)
 
     def _in_pieces(self, x: Tensor, y: Tensor | None, own: OwnBatch) -> Iterator[Drawn]:
         pieces, within = own.pieces(), torch.arange(own.piece)
@@ -176,9 +184,20 @@ class PrivateGradient:
         self._each = grad_and_value(of_one)
         self._supervised = objective if isinstance(objective, Supervised) else None
         self._ghost = None if self._supervised is None else GhostNorms.of(self._supervised.model, client.x[:2])
+        self._by_hand = self._ghost is not None and self._ghost.by_hand
 
     def __call__(self, params: Params, batch: Batch) -> tuple[Params, Tensor]:
         batch = batch if isinstance(batch, Drawn) else Drawn(batch.x, batch.y, batch.weight)
+        # nothing is differentiated by autograd here; to know that saves a tenth of a small step
+        with torch.inference_mode() if self._by_hand and computed_singly() else nullcontext():
+            total, loss = self._noisy_sum(params, batch)
+        gradient = total / self._expected
+        if isinstance(params, Tensor):
+            return gradient.to(params.dtype), loss
+        pieces = zip(params.items(), torch.split(gradient, [part.numel() for part in params.values()]), strict=True)
+        return {name: piece.view(old.shape).to(old.dtype) for (name, old), piece in pieces}, loss
+
+    def _noisy_sum(self, params: Params, batch: Drawn) -> tuple[Tensor, Tensor]:
         sizes = [part.numel() for part in ([params] if isinstance(params, Tensor) else params.values())]
         numbers = sum(sizes) if self._ghost is None else self._ghost.numbers
         made = [self._clipped_sum(params, part) for part in batch.split(max(16, AT_ONCE // numbers))]
@@ -189,11 +208,7 @@ class PrivateGradient:
             if self._before is not None:
                 total = total + torch.where(batch.begins, 0.0, self._before)
             self._before = total
-        gradient = noisy_mean(total, self._bound, self._noise, self._expected, self._draws, self._rows)
-        if isinstance(params, Tensor):
-            return gradient.to(params.dtype), loss
-        pieces = zip(params.items(), torch.split(gradient, sizes), strict=True)
-        return {name: piece.view(old.shape).to(old.dtype) for (name, old), piece in pieces}, loss
+        return noisy(total, self._bound, self._noise, self._draws, self._rows), loss
 
     def _nothing(self, size: int, params: Params) -> Tensor:
         """The sum of an empty batch, of the type of any other: noise on another type would tell that it was empty."""
@@ -233,7 +248,7 @@ def private_gradient(
     ``taken`` [capacity] marks the points that the Poisson draw put into the batch. The divisor is the expected batch
     size q·N, not the actual one, which would be a second release. Works inside vmap.
     """
-    return noisy_mean(clipped_sum(gradients, taken, bound), bound, noise_multiplier, expected, draws, len(gradients))
+    return noisy(clipped_sum(gradients, taken, bound), bound, noise_multiplier, draws, len(gradients)) / expected
 
 
 def clipped_sum(gradients: Tensor, taken: Tensor, bound: float) -> Tensor:
@@ -244,24 +259,17 @@ def clipped_sum(gradients: Tensor, taken: Tensor, bound: float) -> Tensor:
     return (taken.to(factor.dtype) * factor) @ gradients.nan_to_num(0.0, 0.0, 0.0)
 
 
-def noisy_mean(
-    total: Tensor,
-    bound: float,
-    noise_multiplier: float | Tensor,
-    expected: float | Tensor,
-    draws: DrawsLike,
-    rows: int,
-) -> Tensor:
-    """The step's gradient from the clipped sum over at most ``rows``: add noise, divide by the expected batch size.
+def noisy(total: Tensor, bound: float, noise_multiplier: float | Tensor, draws: DrawsLike, rows: int) -> Tensor:
+    """The clipped sum over at most ``rows`` with its noise.
 
     Noise from the operating system is exact: the sum is rounded to a grid, which counts as sensitivity, and so does
     what rounding did while the sum was made.
     """
     if is_exact(draws):
-        return add_gaussian(total, bound * (1.0 + rounding(rows)), noise_multiplier, draws) / expected
+        return add_gaussian(total, bound * (1.0 + rounding(rows)), noise_multiplier, draws)
     noise = draws.normal(*total.shape).to(total.dtype)
     scale = torch.as_tensor(noise_multiplier * bound, dtype=total.dtype, device=total.device)
-    return torch.addcmul(total, noise, scale) / expected
+    return torch.addcmul(total, noise, scale)
 
 
 def rounding(rows: int) -> float:

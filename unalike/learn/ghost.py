@@ -121,7 +121,7 @@ class Between:
             return out, lambda g: torch.ops.aten.threshold_backward(g, out, 0)
         if self.name == "flatten":
             return a.flatten(1), lambda g: g.reshape(a.shape)
-        if self.name == "max_pool2d" and self._halves(a):
+        if self.by_hand(a):
             return halved(a)
         whole = partial(self.function, **self.kwargs)
         if not computed_singly():
@@ -131,6 +131,10 @@ class Between:
             a = a.detach().requires_grad_()
             result: Tensor = whole(a, *self.args)
         return result.detach(), lambda g: torch.autograd.grad(result, a, g)[0]
+
+    def by_hand(self, a: Tensor) -> bool:
+        """Is it differentiated without autograd, where its input has the shape of this one?"""
+        return self.name in ("relu", "flatten") or (self.name == "max_pool2d" and self._halves(a))
 
     def _halves(self, a: Tensor) -> bool:
         """Is it a maximum over squares of 2 by 2 places?"""
@@ -215,6 +219,7 @@ class _Structure(TorchFunctionMode):
         super().__init__()
         self._named, self._rows = named, len(x)
         self.chain: list[Layer | Between] | None = []  # None: it is more than one function after the other
+        self.by_hand = True  # is all that stands between its layers?
         self._last = x  # what the chain has come to
         self._weights = {id(value): (name, value) for name, value in named.items()}  # and what was laid out anew
         self.layers: list[Layer] = []
@@ -257,7 +262,11 @@ class _Structure(TorchFunctionMode):
         if self.chain is None or args[0] is not self._last or not isinstance(out, Tensor) or not known:
             self.chain = None
         elif written or out is not self._last:
-            self.chain.append(Between(name, func, args[1:], kwargs))
+            step = Between(name, func, args[1:], kwargs)
+            self.by_hand = self.by_hand and step.by_hand(self._last)
+            after_relu = self.chain and isinstance(self.chain[-1], Between) and self.chain[-1].name == "relu"
+            # the largest of some numbers, cut at 0, is the largest of those that were cut: a quarter as many to cut
+            self.chain.insert(len(self.chain) - (1 if name == "max_pool2d" and after_relu else 0), step)
             self._last = out
         elif name not in ("flatten", "contiguous"):  # these change no number
             self.chain = None  # a change of type, say: rows of another type than these would need it
@@ -331,6 +340,7 @@ class GhostNorms:
         self._shapes = [out.shape[1:] for out in seen.outputs]
         self._in_place = any(out._version for out in seen.outputs)  # then an output is no longer what it was
         self._chain = seen.chain
+        self.by_hand = seen.chain is not None and seen.by_hand  # gradients go back without autograd
         self.numbers = seen.numbers  # that are held for a sample
 
     @classmethod

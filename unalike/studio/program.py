@@ -27,4 +27,4 @@ def program_of(
     """
     owners = (method, Scorer(method.model), scaling or Scaling(schema.kind), *([Losses()] if simulated else []))
     tasks = [task for owner in owners for task in tasks_of(owner)]
-    return Program(tasks, terms=terms, exchanges=EXCHANGES, private=terms.system, measured=simulated)
+    return Program(tasks, terms=terms, exchanges=EXCHANGES, private=terms.system, measured=tasks if simulated else ())

@@ -210,6 +210,14 @@ class Trial:
             self.rehearse(plan, self.client.expand(clients))
             return max(1e-9, (clock() - begin) / clients)
 
+    def elapsed(self, plan: Plan, clients: int, expected: float) -> float:
+        """Seconds per client by the clock on the wall, less those in which other programs had the processors."""
+        with plan.threads_set():
+            begin, waited = time.perf_counter(), _waited()
+            self.rehearse(plan, self.client.expand(clients * _clients(plan.block, expected)))
+            taken = time.perf_counter() - begin - (_waited() - waited) / plan.workers
+        return taken / (clients * _clients(plan.block, expected))
+
     def confirms(self, plan: Plan) -> bool:
         """Does the plan run about as fast as it says? A time that is too long may be a disturbance: look again."""
         taken = math.inf
@@ -249,10 +257,37 @@ def _measure(limit: int, one: Plan, trial: Trial, known: Plan | None = None) -> 
         if trial.spent > PATIENCE:
             break
         trial.turn(one)
+    return _alone_if_faster(_fastest(one, trial, known), trial)
+
+
+def _alone_if_faster(plan: Plan, trial: Trial) -> Plan:
+    """The plan, or with one worker instead of several, if these would mostly wait for the interpreter.
+
+    A worker that waits for it sleeps, so CPU time does not tell.
+    """
+    alone = replace(plan, workers=1)
+    if plan.workers == 1:
+        return plan
+    best = {plan: math.inf, alone: math.inf}
+    for _ in range(3):
+        best = {one: min(least, trial.elapsed(one, plan.workers, plan.seconds)) for one, least in best.items()}
+    return plan if best[plan] < best[alone] else replace(alone, seconds=trial.seconds(alone, plan.seconds))
+
+
+def _waited() -> float:
+    """Seconds for which threads of this process were ready to run while other programs had the processors."""
+    total = 0
+    for thread in Path("/proc/self/task").glob("*/schedstat"):  # none where the system does not tell
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            total += int(thread.read_text().split()[1])
+    return total / 1e9
+
+
+def _fastest(one: Plan, trial: Trial, known: Plan | None) -> Plan:
     taken = trial.best
     fastest = min(taken.values())
     if known and taken[known.block] <= CLOSE * fastest:
-        return replace(known, seconds=taken[known.block])
+        return replace(known, workers=one.workers, threads=one.threads, seconds=taken[known.block])
     if taken[1] <= CLOSE * fastest:
         # no vmap: large models and batches prefer it, and a recording later takes up to a fifth off its time, but
         # little off that of a block (`recording.py`)
