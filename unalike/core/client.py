@@ -124,8 +124,9 @@ class Clients:
         size, labeled = self.size[which], self.labeled[which]
         capacity = max(least, int(size.max()))
         position = torch.arange(capacity)
-        rows = self.start[which, None] + torch.where(position < size[:, None], position, 0)
-        rows = rows.clamp_(max=max(0, len(self.x) - 1))
+        full = bool((size == capacity).all())
+        rows = self.start[which, None] + (position if full else torch.where(position < size[:, None], position, 0))
+        rows = rows if full else rows.clamp_(max=max(0, len(self.x) - 1))
         taught: Tensor | None = None
         if self.known is not None and bool(labeled.any()):
             own = position < size[:, None]
@@ -136,12 +137,13 @@ class Clients:
             else:
                 last = 2 - there.to(torch.int64) - own.to(torch.int64)  # labeled rows are 0, others 1, padding 2
                 rows = rows.gather(1, torch.argsort(last, dim=1, stable=True))
-        x = self.x.index_select(0, rows.reshape(-1)).reshape(*rows.shape, *self.x.shape[1:])  # far faster than x[rows]
+        flat = rows.reshape(-1)
+        x = self.x.index_select(0, flat).reshape(*rows.shape, *self.x.shape[1:])  # far faster than x[rows]
         if self.shift is not None or x.dtype == torch.uint8:
             x = x.to(torch.float32)
         if self.shift is not None and self.scale is not None:
             x.sub_(self.shift).mul_(self.scale)
-        y = None if self.y is None else self.y[rows]
+        y = None if self.y is None else self.y.index_select(0, flat).reshape(*rows.shape, *self.y.shape[1:])
         if tame:
             x = _tame(x)
             y = None if y is None else _tame(y)
@@ -152,7 +154,7 @@ class Clients:
             labeled=labeled,
             ids=self.ids[which],
             all_labeled=bool(labeled.all()) and self.y is not None,
-            full=bool((size == capacity).all()),
+            full=full,
             taught=taught,
         )
 

@@ -58,6 +58,8 @@ def key(*parts: int | Tensor) -> Tensor:
     """Hash integers (or integer tensors, elementwise) into an int64 key; the order of the parts matters."""
     hashed: int | Tensor = 0
     for part in parts:
+        if isinstance(part, Tensor) and _plain(part):
+            part = int(part)
         if isinstance(part, Tensor):
             before = hashed if isinstance(hashed, Tensor) else _signed(hashed)
             hashed = _mix(part.to(torch.int64) * _GOLDEN + before + _GOLDEN)

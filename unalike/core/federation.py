@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
@@ -278,14 +279,14 @@ class Cohort:
     @property
     def sizes(self) -> Tensor:
         """[C] how many samples each client has at most: its declared size N̄."""
-        return self.federation.roster.bound[self.positions]
+        return self.declared.bound
 
-    @property
+    @cached_property
     def declared(self) -> Declared:
         """What the clients declare: sizes, and where they have them budgets and batch sizes."""
         return self.federation.roster.declared(self.positions)
 
-    @property
+    @cached_property
     def ids(self) -> Tensor:
         """[C] the clients' ids."""
         return self.federation.roster.ids[self.positions]
@@ -452,7 +453,7 @@ class Cohort:
         inputs = dict(shared)
         inputs |= {name: value[0] if len(value) else value.new_zeros(value.shape[1:]) for name, value in own.items()}
         inputs |= {name: torch.zeros(one.shape or ()) for name, one in held.items()}
-        derived = task.derived(self.federation.roster.declared(torch.arange(1)))
+        derived = task.derived(self.federation.roster, torch.arange(1))
         return inputs | {name: value[0] for name, value in derived.items()}
 
     def _charge(self, releases: Sequence[Release]) -> None:

@@ -427,7 +427,7 @@ class Total:
         name, clip, total = self._release.name, self._release.clip, partial.total
         if partial.count < 0 or not 0 <= partial.weight < math.inf:
             return f"sent a partial sum of {name!r} over {partial.count} clients of weight {partial.weight}"
-        if not bool(torch.isfinite(total).all()):
+        if not math.isfinite(float(total.sum())):  # NaN or inf anywhere survives a sum, and what overflows is no better
             return f"sent a partial sum of {name!r} that is not finite"
         if clip is not None and not self._noised:
             scale = partial.count if getattr(self._release, "weight", None) is None else partial.weight

@@ -99,9 +99,10 @@ class Gathered:
         rows = reply.rows.numpy()
         if not len(rows):
             return None
-        if rows.min() < 0 or rows.max() >= len(self._by) or self._twice(rows):
+        if rows.view(np.uint64).max() >= len(self._by) or self._twice(rows):  # one below 0 is large there
             return "answered for clients that were not asked, or for one twice"
-        if (self._by[rows] >= 0).any() or (self._failed and any(row in self._failed for row in rows.tolist())):
+        failed = self._failed and any(row in self._failed for row in rows.tolist())
+        if failed or np.count_nonzero(self._by[rows] >= 0):
             return "answered for clients that had answered or failed before"
         if len(reply.arrays) != len(self._releases):
             return f"answered for {len(reply.arrays)} releases, but there are {len(self._releases)}"
@@ -115,7 +116,7 @@ class Gathered:
         """Is a client named twice? In the time of the rows, not of the cohort."""
         places = np.arange(len(rows))
         self._place[rows] = places
-        return bool((self._place[rows] != places).any())
+        return bool(np.count_nonzero(self._place[rows] != places))
 
     def _sound(self, reply: Reply) -> Tensor | None:
         """[b] whose arrays fit those of the others and are finite, None if all do; the others are failures."""
@@ -143,7 +144,7 @@ class Gathered:
         if reply.partials.keys() != self._totals.keys():
             return f"sent {len(reply.partials)} sums, but {len(self._totals)} were asked for"
         answered = self._by == reply.shard
-        count = int(answered.sum())
+        count = int(np.count_nonzero(answered))
         for place, partial in reply.partials.items():
             release = self._releases[place]
             if partial.count != count:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from unalike.core.outside import first_line_of
 from unalike.core.release import Release, Stays
-from unalike.core.roster import Declared
+from unalike.core.roster import Declared, Roster
 from unalike.core.suggest import nearest
 
 
@@ -91,9 +91,9 @@ class Task:
         """What it declares; empty: any plain release may be asked for."""
         return () if self._into is None or self.owner is None else self._into(self.owner)
 
-    def derived(self, declared: Declared) -> Mapping[str, Tensor]:
-        """The inputs that clients who declare this derive."""
-        return {} if self._derive is None else self._derive(self.owner, declared)
+    def derived(self, roster: Roster, positions: Tensor) -> Mapping[str, Tensor]:
+        """The inputs that the clients at these positions derive from what they declare."""
+        return {} if self._derive is None else self._derive(self.owner, roster.declared(positions))
 
     def __call__(self, client: Any, **inputs: Any) -> Sent:
         result = self.function(client, **inputs) if self.owner is None else self.function(self.owner, client, **inputs)

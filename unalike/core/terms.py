@@ -9,6 +9,7 @@ from unalike.privacy.sampling import Relation
 
 Noise = Literal["seeded", "system"]
 Trust = Literal["server", "nobody"]
+_KNOWN = {"noise": get_args(Noise), "trust": get_args(Trust), "relation": get_args(Relation)}
 
 
 @dataclass(frozen=True)
@@ -27,9 +28,9 @@ class Terms:
     relation: Relation = "add_remove"
 
     def __post_init__(self) -> None:
-        for name, kind in (("noise", Noise), ("trust", Trust), ("relation", Relation)):
-            if getattr(self, name) not in get_args(kind):
-                raise ValueError(f"{name}={getattr(self, name)!r}; expected one of: {', '.join(get_args(kind))}")
+        for name, known in _KNOWN.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r}; expected one of: {', '.join(known)}")
 
     @property
     def system(self) -> bool:

@@ -39,6 +39,9 @@ class Routes:
         Every shard has its part before the first is listened to. They are listened to in their order, whichever is
         ready first: sums are merged as replies come, so that a repeated run has the same bits.
         """
+        if self.shards == 1 and not self.drop:
+            yield from answers(0, request) if len(request.ids) else ()
+            return
         rows = torch.arange(len(request.ids))
         if self.drop and request.purpose != "measure":
             gone = self._dropped(request)

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,16 +54,22 @@ class Shard:
                 f"{int(roster.bound[first])}; raise its declared size, or leave rows out"
             )
         self._kept: dict[str, KeptStore] = {}
-        self._sorted, self._order = torch.sort(roster.ids)
+        self._order = torch.argsort(roster.ids)
+        self._sorted = roster.ids[self._order].numpy()
 
     def positions(self, ids: Tensor) -> Tensor:
         """Where these clients are in this shard; ``Refused`` if one is not here."""
-        if not bool((ids.diff() > 0).all()) and len(torch.unique(ids)) < len(ids):
+        asked = ids.numpy()
+        if len(asked) and not len(self._sorted):
+            raise Refused(f"client {int(asked[0])} does not live here")
+        place = np.minimum(np.searchsorted(self._sorted, asked), len(self._sorted) - 1)
+        strangers = self._sorted[place] != asked
+        if np.count_nonzero(strangers):
+            raise Refused(f"client {int(asked[strangers][0])} does not live here")
+        ascending = np.sort(place)
+        if np.count_nonzero(ascending[1:] == ascending[:-1]):
             raise Refused("a request names a client twice, which would count it twice in a sum")
-        place = torch.searchsorted(self._sorted, ids).clamp(max=len(self._sorted) - 1)
-        if not torch.equal(self._sorted[place], ids):
-            raise Refused(f"client {int(ids[self._sorted[place] != ids][0])} does not live here")
-        return self._order[place]
+        return self._order[torch.from_numpy(place)]
 
     def answer(self, request: Request, kept: KeptStore | None = None) -> Iterator[Reply]:
         """Run a request: rows of individual releases as they come, then one partial for each sum.
@@ -162,7 +169,7 @@ class Shard:
             raise Refused(f"the clients here have no {request.part} rows")
         positions = self.positions(request.ids)
         bounds = self.roster.bound[positions]
-        derived = task.derived(self.roster.declared(positions))
+        derived = task.derived(self.roster, positions)
         given = {*request.shared, *request.each, *request.held}
         if given & set(derived):
             raise Refused(f"{request.task} derives {', '.join(derived)} at the client; a request cannot set it")
