@@ -40,6 +40,7 @@ CANDIDATES = (1, 2, 8, 32, 128, 512)  # clients in a block; 2 is for the line th
 PATIENCE = 1.5  # CPU seconds of each worker, after which no further candidate or turn begins
 TURNS = 7  # in which all candidates are measured, if there is time
 FAR = 2.0  # times slower or faster than remembered: measure again; a crowded cache alone costs up to 1.8
+WORTH = 1.4  # times faster must several workers be than one: in a round there is more to wait for than in a rehearsal
 CLOSE = 1.1  # times the fastest: not worth a change of plan
 FORMAT = 1  # of the file
 MOST = 1000  # plans in the file; the oldest go first
@@ -271,7 +272,7 @@ def _alone_if_faster(plan: Plan, trial: Trial) -> Plan:
     best = {plan: math.inf, alone: math.inf}
     for _ in range(3):
         best = {one: min(least, trial.elapsed(one, plan.workers, plan.seconds)) for one, least in best.items()}
-    return plan if best[plan] < best[alone] else replace(alone, seconds=trial.seconds(alone, plan.seconds))
+    return plan if WORTH * best[plan] < best[alone] else replace(alone, seconds=trial.seconds(alone, plan.seconds))
 
 
 def _waited() -> float:
