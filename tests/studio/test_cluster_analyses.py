@@ -92,7 +92,7 @@ def test_a_worker_reads_the_rows_of_its_own_clients_alone(
 
 
 def test_a_shard_of_an_analysis_with_an_epsilon_lets_out_nothing_without_noise() -> None:
-    """A curious server asks one client for its own cost or centres; a simulation's measuring gives it the cost alone."""
+    """A curious server asks a client for its own cost or centres; a simulation's measuring gives the cost alone."""
     site = analysis()
     sums = (Wanted.of(Sum("cost")), Wanted.of(Sum("points")))
     bare = [(squared_distances, sums), (KFed(2).local_centers, (Wanted.of(Each("centers", "size")),))]
