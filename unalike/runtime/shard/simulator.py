@@ -402,7 +402,7 @@ def _blocks(work: Work, rows: Tensor, plan: Plan) -> Iterator[Tensor]:
     row_bytes = _row_bytes(work)
     if len(sizes) and sizes[0] == sizes[-1]:  # all are alike
         limit = min(plan.block, max(1, MAX_BLOCK_BYTES // (max(1, int(sizes[0])) * row_bytes)))
-        yield from rows.split(limit)
+        yield from torch.split(rows, limit)
         return
     first = np.flatnonzero(np.diff(sizes, prepend=-1))  # where each distinct size begins
     edges = [*first.tolist(), len(rows)]
