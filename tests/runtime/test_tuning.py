@@ -178,6 +178,18 @@ def test_one_worker_where_several_would_wait_for_the_interpreter(
     assert slow.plan(work, tuner, threads=2) == plan and slow.plan(work, Tuner(), threads=2) == plan
 
 
+def test_blocks_that_take_long_are_not_rehearsed_for_the_number_of_workers(
+    machine: Callable[[Cost], Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "SMALL", 0)
+    work = work_of(50)
+    monkeypatch.setattr(type(work.task), "pure", True)
+    slow = machine(lambda plan, _: 20.0)
+    slow.asleep = 2.5
+    assert slow.plan(work, threads=2).workers == 2
+    assert slow.now < 200  # ten clients
+
+
 def test_the_time_that_others_had_the_processors_is_known_here() -> None:
     assert tuning._waited() >= 0
 

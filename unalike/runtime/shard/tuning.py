@@ -264,13 +264,14 @@ def _measure(limit: int, one: Plan, trial: Trial, known: Plan | None = None) -> 
 def _alone_if_faster(plan: Plan, trial: Trial) -> Plan:
     """The plan, or with one worker instead of several, if these would mostly wait for the interpreter.
 
-    A worker that waits for it sleeps, so CPU time does not tell.
+    A worker that waits for it sleeps, so CPU time does not tell. Blocks that take long are not rehearsed once more.
     """
     alone = replace(plan, workers=1)
-    if plan.workers == 1:
+    each = plan.seconds * _clients(plan.block, plan.seconds)  # of a worker, in a turn
+    if plan.workers == 1 or each > PATIENCE / 2:
         return plan
     best = {plan: math.inf, alone: math.inf}
-    for _ in range(3):
+    for _ in range(max(1, min(3, int(PATIENCE / (2 * each))))):
         best = {one: min(least, trial.elapsed(one, plan.workers, plan.seconds)) for one, least in best.items()}
     return plan if WORTH * best[plan] < best[alone] else replace(alone, seconds=trial.seconds(alone, plan.seconds))
 
