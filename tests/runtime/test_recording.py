@@ -190,3 +190,28 @@ def test_plain_functions_are_not_recorded_and_the_memory_of_calls_is_bounded(mon
     kinds = simulator._recordings._kinds.values()
     assert simulator._recordings.count() == 3
     assert simulator._recordings._nodes == sum(kind.nodes for kind in kinds) > 0
+
+
+def test_what_is_computed_again_from_the_same_inputs_is_computed_once() -> None:
+    def twice(inputs: recording.Inputs) -> Tensor:
+        x = inputs["given"]["x"]
+        return (x.T.clone() @ x) + 2 * (x.T.clone() @ x)
+
+    x = {"given": {"x": torch.randn(5, 4)}}
+    played, nodes = recording._recorded(twice, x)
+    assert played is not None and torch.equal(played(x), twice(x))
+    assert sum("mm" in str(node.target) for node in played.graph.nodes) == 1  # type: ignore[attr-defined]
+    assert nodes == 1 + len(["transpose", "clone", "mm", "mul", "add"]) + 1
+
+
+def test_equal_numbers_of_different_types_are_different_inputs() -> None:
+    def typed(inputs: recording.Inputs) -> tuple[Tensor, ...]:
+        x = inputs["given"]["x"]
+        return x * 2, x * 2.0, x + True, x + 1, x + 1.0, torch.rand_like(x, dtype=torch.float32), torch.rand(3)
+
+    x = {"given": {"x": torch.arange(3)}}
+    played, _ = recording._recorded(typed, x)
+    assert played is not None
+    assert [one.dtype for one in played(x)] == [one.dtype for one in typed(x)]
+    drawn = played(x)[5:]
+    assert not torch.equal(*drawn)

@@ -96,13 +96,38 @@ def _recorded(function: Function, inputs: Inputs) -> tuple[Function | None, int]
     """
     try:
         module = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(inputs)
-        _fold(module)
         _drop_idle(module)
+        _merge(module)
+        _fold(module)
     except Exception:  # whatever stands against it, the task itself has just run
         return None, 0
     for node in module.graph.nodes:
         node.meta.clear()  # half of the memory
     return module, len(module.graph.nodes)
+
+
+def _operations(module: fx.GraphModule) -> list[Any]:
+    nodes = (node for node in module.graph.nodes if node.op == "call_function")
+    return [node.target for node in nodes if node.target is not operator.getitem]
+
+
+def _random(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _merge(module: fx.GraphModule) -> None:
+    """Compute once what is computed again from the same inputs, such as the layout in which all passes read a batch."""
+    if any(operation._schema.is_mutable for operation in _operations(module)):
+        return  # what is written to must not be shared
+    first: dict[tuple[Any, str], fx.Node] = {}
+    for node in module.graph.nodes:
+        if node.op == "call_function" and not _random(node):
+            # as text, in which 1, 1.0 and True differ, and a node is its name
+            known = first.setdefault((node.target, repr((node.args, node.kwargs))), node)
+            if known is not node:
+                node.replace_all_uses_with(known)
+    module.graph.eliminate_dead_code()
+    module.recompile()
 
 
 _BY_SHAPE = (  # read nothing of a tensor but its shape
@@ -115,16 +140,15 @@ _BY_SHAPE = (  # read nothing of a tensor but its shape
 
 def _fold(module: fx.GraphModule) -> None:
     """Compute once what depends on no input: index ranges, zeros, constants."""
-    calls = [node for node in module.graph.nodes if node.op == "call_function"]
-    operations = [node.target for node in calls if node.target is not operator.getitem]
-    if any(operation._schema.is_mutable for operation in operations):
+    if any(operation._schema.is_mutable for operation in _operations(module)):
         return  # a constant must not be written to
+    calls = [node for node in module.graph.nodes if node.op == "call_function"]
     values: dict[fx.Node, Any] = {
         node: getattr(module, node.target) for node in module.graph.nodes if node.op == "get_attr"
     }
     for node in calls:
-        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        if node.target in _BY_SHAPE or (not random and all(source in values for source in node.all_input_nodes)):
+        known = all(source in values for source in node.all_input_nodes)
+        if node.target in _BY_SHAPE or (known and not _random(node)):
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: _value(source, values))
             values[node] = node.target(*args, **kwargs)
     for number, (node, value) in enumerate(values.items()):
