@@ -129,6 +129,7 @@ WARM = {
     "lenet-all": 3,
     "pefll": 16,
 }  # rounds that are not counted: until a worker's blocks are played back
+STARTS = {"mlp": 5, "lenet": 3, "lenet-all": 3, "pefll": 1}
 
 
 class Copy:
@@ -180,39 +181,46 @@ def allowed(work: str, warm: int, repetitions: int) -> dict[str, Any]:
     return {"alone": alone[warm:], "both": both[warm:], "ratio": statistics.median(2 * a / b for a, b in pairs)}
 
 
+def pair(work: str, workers: int, repetitions: int) -> None:
+    """Rounds of one process and of workers, in turns, from where all of them play their blocks back; as JSON."""
+    session = Session(on(workers))
+    try:
+        here, there = Turns(recipe(work), None), Turns(recipe(work, runtime=on(workers)), session)
+        for _ in range(WARM[work] + repetitions):
+            here.round()
+            there.round()
+    finally:
+        session.close()
+    print(json.dumps([here.found(WARM[work]), there.found(WARM[work])]))
+
+
 def speed(quick: bool, works: Sequence[str] = tuple(TARGETS), counts: Sequence[int] = (1, 2)) -> dict[str, Any]:
     """Rounds per second: one process with one thread beside one worker, then beside two, taking turns.
 
-    Rounds count from where all of them play their blocks back (``unalike/runtime/shard/recording.py``).
+    All processes are started anew a few times: two of the same code differ by a tenth for as long as they live.
     """
     repetitions, found = 3 if quick else 9, dict[str, Any]()
     works = [work for work in works if work == "mlp" or "UNALIKE_DATA" in os.environ]
-    for count in counts:
-        session = Session(on(count))
-        try:
-            for work in works:
-                here, there, warm = (
-                    Turns(recipe(work), None),
-                    Turns(recipe(work, runtime=on(count)), session),
-                    WARM[work],
-                )
-                for _ in range(warm + repetitions):
-                    here.round()
-                    there.round()
-                one, made = here.found(warm), there.found(warm)
-                made["beside"] = one
+    for work in works:
+        found[work] = {"target": TARGETS[work]}
+        for count in counts:
+            starts = []
+            for _ in range(1 if quick else STARTS[work]):
+                command = [sys.executable, "-m", "benchmarks.cluster", "pair", work, str(count), str(repetitions)]
+                said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+                one, made = json.loads(said.splitlines()[-1])
                 pairs = zip(one["seconds"], made["seconds"], strict=True)
                 made["ratio"] = statistics.median(ours / theirs for ours, theirs in pairs)
                 made["cpu_ratio"] = one["cpu"] / made["cpu"]
-                found.setdefault(work, {"target": TARGETS[work]})[f"{count} workers"] = made
+                starts.append({**made, "beside": one})
                 say(
                     f"{work}: one process {1 / one['median']:.3f} rounds/s, {count} workers {1 / made['median']:.3f}: "
                     f"{made['ratio']:.2f}×; of processors' time {made['cpu_ratio']:.2f}× (driver "
                     f"{1e3 * made['driver_cpu']:.0f} ms of {1e3 * made['cpu']:.0f} ms)"
                 )
-        finally:
-            session.close()
-    for work in works:
+            ratio = statistics.median(start["ratio"] for start in starts)
+            found[work][f"{count} workers"] = {"ratio": ratio, "starts": starts}
+            say(f"{work}: {count} workers {ratio:.2f}×, the median of {len(starts)} starts")
         found[work]["two alone"] = bound = allowed(work, WARM[work], repetitions)
         found[work]["of what is allowed"] = found[work]["2 workers"]["ratio"] / bound["ratio"] if 2 in counts else None
         say(f"{work}: two processes that know nothing of each other do {bound['ratio']:.2f}× as much as one")
@@ -394,6 +402,9 @@ def main() -> None:
     torch.set_num_threads(1)
     if told.parts[:1] == ["copy"]:
         copy(told.parts[1])
+        return
+    if told.parts[:1] == ["pair"]:
+        pair(told.parts[1], int(told.parts[2]), int(told.parts[3]))
         return
     if told.parts == ["install"]:
         say(f"Flower is in {FLOWER.python()}")
