@@ -40,7 +40,7 @@ Lost = Literal["again", "failed"]
 START = 120.0  # seconds that a worker may take to start, or to start again
 TRIES = 3  # times that a worker may die in one ask before its clients are given up
 TICK = 1.0  # seconds between looks at who is late
-INLINE = 1 << 14  # bytes: what is smaller travels with the call
+INLINE = 1 << 16  # bytes: what is smaller travels with the call, which Ray does up to 100 kB
 
 
 class WorkerError(RuntimeError):

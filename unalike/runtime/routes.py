@@ -32,6 +32,7 @@ class Routes:
         if len(rosters) > 1:
             owner = torch.cat([torch.full((len(roster),), i) for i, roster in enumerate(rosters)])
             self._home = owner[torch.argsort(torch.cat([roster.ids for roster in rosters]))]
+        self._numbered = torch.equal(self.roster.ids, torch.arange(len(self.roster)))  # an id is a position
 
     def deliver(self, request: Request, answers: Answers) -> Iterator[Reply]:
         """All that is said to a request, shard after shard.
@@ -65,7 +66,7 @@ class Routes:
             if len(ids):
                 yield 0, torch.arange(len(ids))
             return
-        place = torch.searchsorted(self.roster.ids, ids).clamp(max=len(self.roster) - 1)
+        place = (ids if self._numbered else torch.searchsorted(self.roster.ids, ids)).clamp(0, len(self.roster) - 1)
         if not torch.equal(self.roster.ids[place], ids):
             raise ValueError(f"client {int(ids[self.roster.ids[place] != ids][0])} lives in no shard")
         home = self._home[place]
