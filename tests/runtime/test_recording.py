@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -15,7 +17,8 @@ from unalike.core.release import Release
 from unalike.core.task import Sent, Task
 from unalike.methods.fedavg import FedAvg
 from unalike.networks.architectures import build
-from unalike.privacy import Gaussian
+from unalike.privacy import Gaussian, discrete
+from unalike.privacy.system import SystemDraws
 from unalike.runtime.shard import recording
 
 
@@ -215,3 +218,28 @@ def test_equal_numbers_of_different_types_are_different_inputs() -> None:
     assert [one.dtype for one in played(x)] == [one.dtype for one in typed(x)]
     drawn = played(x)[5:]
     assert not torch.equal(*drawn)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda like: SystemDraws(like).bits(8),
+        lambda like: SystemDraws().bits(8),
+        lambda like: discrete.gaussian_noise(like, [8], like),
+        lambda like: discrete.laplace_noise(like, [8], like),
+        lambda like: torch.stack(
+            [discrete.exponential_choice(torch.zeros(1000, dtype=torch.int64), like, like) for _ in range(4)]
+        ),
+    ],
+    ids=["bits", "bits without a client", "gaussian", "laplace", "choice"],
+)
+def test_draws_of_the_operating_system_are_neither_shared_nor_kept(draw: Callable[[Tensor], Tensor]) -> None:
+    def twice(inputs: recording.Inputs) -> tuple[Tensor, Tensor]:
+        like = inputs["client"]["key"]
+        return draw(like), draw(like)
+
+    inputs = {"client": {"key": torch.tensor(1 << 20)}}
+    played, _ = recording._recorded(twice, inputs)
+    assert played is not None
+    seen = [*played(inputs), *played(inputs)]
+    assert all(not torch.equal(one, other) for one, other in itertools.combinations(seen, 2))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from unalike.privacy.checks import check_at_least, check_positive
+from unalike.privacy.system import RANDOM
 
 Integers = Any  # a numpy array of int64
 LARGEST = 1 << 40  # of σ and of Laplace's scale, so that no product below overflows
@@ -330,17 +331,17 @@ _DIGITS = _digits_of_inverse_e(63)
 # them would get the same noise; an operation has a rule that draws for each. ``like`` differs between the clients.
 
 
-@torch.library.custom_op("unalike::discrete_gaussian", mutates_args=())
+@torch.library.custom_op("unalike::discrete_gaussian", mutates_args=(), tags=RANDOM)
 def _gaussian_op(like: Tensor, sigma: Tensor, shape: Sequence[int]) -> Tensor:
     return _drawn(discrete_gaussian, sigma, shape)
 
 
-@torch.library.custom_op("unalike::discrete_laplace", mutates_args=())
+@torch.library.custom_op("unalike::discrete_laplace", mutates_args=(), tags=RANDOM)
 def _laplace_op(like: Tensor, scale: Tensor, shape: Sequence[int]) -> Tensor:
     return _drawn(discrete_laplace, scale, shape)
 
 
-@torch.library.custom_op("unalike::exponential_choice", mutates_args=())
+@torch.library.custom_op("unalike::exponential_choice", mutates_args=(), tags=RANDOM)
 def _choice_op(like: Tensor, scores: Tensor, scale: Tensor) -> Tensor:
     return _chosen(scores, scale)
 

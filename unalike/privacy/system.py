@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+RANDOM = (torch.Tag.nondeterministic_seeded,)  # of operations that draw: no two calls are the same one
 
-@torch.library.custom_op("unalike::system_bits", mutates_args=())
+
+@torch.library.custom_op("unalike::system_bits", mutates_args=(), tags=RANDOM)
 def _system_bits(like: Tensor, shape: Sequence[int]) -> Tensor:
     """Uniform 64-bit integers of this shape. An operation of PyTorch's, so that ``vmap`` and a recording see it.
 

@@ -96,11 +96,11 @@ def _recorded(function: Function, inputs: Inputs) -> tuple[Function | None, int]
     """
     try:
         module = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(inputs)
-        _drop_idle(module)
-        _merge(module)
-        _fold(module)
     except Exception:  # whatever stands against it, the task itself has just run
         return None, 0
+    _drop_idle(module)
+    _merge(module)
+    _fold(module)
     for node in module.graph.nodes:
         node.meta.clear()  # half of the memory
     return module, len(module.graph.nodes)
@@ -111,8 +111,12 @@ def _operations(module: fx.GraphModule) -> list[Any]:
     return [node.target for node in nodes if node.target is not operator.getitem]
 
 
-def _random(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+def _repeats(node: fx.Node) -> bool:
+    """Does the operation give the same numbers for the same inputs? Only PyTorch's own are trusted to say so."""
+    if node.target is operator.getitem:
+        return True
+    random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return getattr(node.target, "namespace", "") in ("aten", "prims") and not random
 
 
 def _merge(module: fx.GraphModule) -> None:
@@ -121,7 +125,7 @@ def _merge(module: fx.GraphModule) -> None:
         return  # what is written to must not be shared
     first: dict[tuple[Any, str], fx.Node] = {}
     for node in module.graph.nodes:
-        if node.op == "call_function" and not _random(node):
+        if node.op == "call_function" and _repeats(node):
             # as text, in which 1, 1.0 and True differ, and a node is its name
             known = first.setdefault((node.target, repr((node.args, node.kwargs))), node)
             if known is not node:
@@ -148,7 +152,7 @@ def _fold(module: fx.GraphModule) -> None:
     }
     for node in calls:
         known = all(source in values for source in node.all_input_nodes)
-        if node.target in _BY_SHAPE or (known and not _random(node)):
+        if node.target in _BY_SHAPE or (known and _repeats(node)):
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda source: _value(source, values))
             values[node] = node.target(*args, **kwargs)
     for number, (node, value) in enumerate(values.items()):

@@ -4,6 +4,7 @@ The rule:
 
 - A plan is measured before the first client of its kind of work is asked. Candidates take turns, several times, and
   the best time of each counts; the clock is this program's own CPU time. So another program cannot spoil the choice.
+  Only the choice between one worker and several is by the clock on the wall, less the time that other programs took.
 - Cohorts of 65 to 128 clients, say, have one plan. It is measured for 128, so that it does not matter which of them
   came first, and each of them is cut into equal blocks.
 - Plans are remembered on this machine (``tuning.json`` in ``cache_folder``), because the block changes the last bits
@@ -42,7 +43,7 @@ TURNS = 7  # in which all candidates are measured, if there is time
 FAR = 2.0  # times slower or faster than remembered: measure again; a crowded cache alone costs up to 1.8
 WORTH = 1.4  # times faster must several workers be than one: in a round there is more to wait for than in a rehearsal
 CLOSE = 1.1  # times the fastest: not worth a change of plan
-FORMAT = 1  # of the file
+FORMAT = 2  # of the file, and of how plans are chosen
 MOST = 1000  # plans in the file; the oldest go first
 SMALL = 256  # numbers in one sample: on less than a small image, threads wait for each other longer than they work
 FEW = 16  # clients: so few small samples are one block, without a measurement
@@ -211,13 +212,16 @@ class Trial:
             self.rehearse(plan, self.client.expand(clients))
             return max(1e-9, (clock() - begin) / clients)
 
-    def elapsed(self, plan: Plan, clients: int, expected: float) -> float:
+    def elapsed(self, plan: Plan, expected: float) -> float:
         """Seconds per client by the clock on the wall, less those in which other programs had the processors."""
+        clients = plan.workers * _clients(plan.block, expected)
         with plan.threads_set():
             begin, waited = time.perf_counter(), _waited()
-            self.rehearse(plan, self.client.expand(clients * _clients(plan.block, expected)))
-            taken = time.perf_counter() - begin - (_waited() - waited) / plan.workers
-        return taken / (clients * _clients(plan.block, expected))
+            self.rehearse(plan, self.client.expand(clients))
+            taken = time.perf_counter() - begin
+            if plan.workers <= _processors():  # else workers also wait for each other
+                taken -= (_waited() - waited) / plan.workers
+        return taken / clients
 
     def confirms(self, plan: Plan) -> bool:
         """Does the plan run about as fast as it says? A time that is too long may be a disturbance: look again."""
@@ -272,12 +276,17 @@ def _alone_if_faster(plan: Plan, trial: Trial) -> Plan:
         return plan
     best = {plan: math.inf, alone: math.inf}
     for _ in range(max(1, min(3, int(PATIENCE / (2 * each))))):
-        best = {one: min(least, trial.elapsed(one, plan.workers, plan.seconds)) for one, least in best.items()}
+        best = {one: min(least, trial.elapsed(one, plan.seconds)) for one, least in best.items()}
     return plan if WORTH * best[plan] < best[alone] else replace(alone, seconds=trial.seconds(alone, plan.seconds))
 
 
+def _processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def _waited() -> float:
-    """Seconds for which threads of this process were ready to run while other programs had the processors."""
+    """Seconds for which threads of this process were ready to run while something else had the processors."""
     total = 0
     for thread in Path("/proc/self/task").glob("*/schedstat"):  # none where the system does not tell
         with contextlib.suppress(OSError, ValueError, IndexError):

@@ -24,6 +24,7 @@ from unalike.analytics.estimation.regression import read_risk
 from unalike.analytics.estimation.shared import read_estimate
 from unalike.analytics.kmeans.algorithm import squared_distances
 from unalike.analytics.kmeans.points import ChosenRows, Points, points_in_pieces, read_points
+from unalike.analytics.mdm.algorithm import MDM
 from unalike.analytics.mdm.study import Histograms, histograms, histograms_in
 from unalike.core.client import Clients
 from unalike.core.federation import Federation
@@ -50,6 +51,7 @@ Read = tuple[Given, ChosenRows | None]  # and where its rows are, unless it has 
 
 _COUNTED = ("asks", "answered", "failed", "seconds", "waited", "rate", "bytes_down", "bytes_up")  # of a worker's work
 _MEASURED = (squared_distances, read_estimate, read_risk)  # a simulation's own view
+_SEEN = {task.function for task in (*_MEASURED, MDM.validation)}
 
 
 # Reading, where the rows are: all of them, or with the rows of those clients alone for whom they are wanted
@@ -290,7 +292,7 @@ class Analysis:
             terms=self._terms,
             exchanges=EXCHANGES,
             private=self._terms.system,
-            measured=[task for task in tasks if task in _MEASURED or task.name == "MDM.validation"],
+            measured=[task for task in tasks if task.function in _SEEN],
         )
 
     def view(self, what: str) -> bytes:
