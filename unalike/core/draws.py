@@ -56,7 +56,7 @@ def _mix_many(begin: int, count: int) -> NDArray[np.uint64]:
 
 
 def _normal_many(bits: NDArray[np.uint64]) -> Tensor:
-    """``Draws.normal`` in two thirds of the time: where the numbers lie, and by NumPy, which is called in half the time.
+    """``Draws.normal`` in two thirds of the time: where the numbers lie, and by NumPy, whose calls cost less.
 
     What is not exact to the last bit (logarithm, root, cosine and sine) is PyTorch's: the numbers are the same.
     """
