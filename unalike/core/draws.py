@@ -55,7 +55,7 @@ def _mix_many(begin: int, count: int) -> NDArray[np.uint64]:
     return z
 
 
-def _normal_many(bits: NDArray[np.uint64]) -> Tensor:
+def _normal_many(bits: NDArray[np.uint64]) -> NDArray[np.float32]:
     """``Draws.normal`` in two thirds of the time: where the numbers lie, and by NumPy, whose calls cost less.
 
     What is not exact to the last bit (logarithm, root, cosine and sine) is PyTorch's: the numbers are the same.
@@ -70,7 +70,7 @@ def _normal_many(bits: NDArray[np.uint64]) -> Tensor:
     angle = torch.from_numpy(low * np.float32(_TO_ANGLE))
     np.multiply(torch.cos(angle).numpy(), radius, out=low)
     np.multiply(angle.sin_().numpy(), radius, out=high)
-    return torch.from_numpy(pairs)
+    return pairs
 
 
 def _plain(key: Tensor) -> bool:
@@ -157,7 +157,7 @@ class Draws:
         count = math.prod(shape)
         bits = self.bits((count + 1) // 2)
         if self._plain is not False:
-            return _normal_many(bits.numpy().view(np.uint64))[:count].reshape(shape)
+            return torch.from_numpy(_normal_many(bits.numpy().view(np.uint64))[:count].reshape(shape))
         low, high = (half.to(torch.float32) for half in (bits & 0xFFFFFFFF, (bits >> 32) & 0xFFFFFFFF))
         first = (high + 0.5) * 2.0**-32
         angle = low * _TO_ANGLE

@@ -171,7 +171,8 @@ class PrivateGradient:
                 raise ValueError("each client has its own noise here: let it derive that by local.own(declared)")
             noise = torch.tensor(private.noise_multiplier)
         self._noise, self._bound, self._draws, self._rows = noise, private.clip, client.noise, client.capacity
-        self._expected = client.bound if batch is None else torch.minimum(client.bound, torch.as_tensor(batch))
+        expected = client.bound if batch is None else torch.minimum(client.bound, torch.as_tensor(batch))
+        self._expected = expected.to(torch.float64 if is_exact(client.noise) else torch.float32)
 
         def of_one(params: Params, x: Tensor, y: Tensor | None, step: int | Tensor, place: Tensor) -> Tensor:
             masks = dropout.masks()

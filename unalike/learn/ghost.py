@@ -24,7 +24,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters, temporarily_clear_interpreter_stack
+from torch._C._functorch import peek_interpreter_stack
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.func import functional_call, grad, vjp
 from torch.overrides import TorchFunctionMode
@@ -44,13 +45,13 @@ def clip_factors(norms: Tensor, bound: float) -> Tensor:
     check_positive(bound, "the clip bound", "give the largest norm that one point's gradient may have, e.g. 1.0")
     # a hair below the bound, more than the error of a norm in the gradient's own precision; a tensor, because a number
     # divided by a tensor is its reciprocal times the number, which is not exactly 1 where it should be
-    limit = torch.full((), (1.0 - 2.0**-16) * bound, dtype=norms.dtype)
+    limit = norms.new_full((), (1.0 - 2.0**-16) * bound)
     return limit / norms.nan_to_num(nan=torch.inf, posinf=torch.inf).clamp(min=limit)
 
 
 def computed_singly() -> bool:
     """Is one client computed, and not a block of them under ``vmap``? Then shapes may depend on numbers."""
-    return not retrieve_all_functorch_interpreters()
+    return peek_interpreter_stack() is None
 
 
 @dataclass(frozen=True)
