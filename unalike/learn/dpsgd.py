@@ -223,7 +223,8 @@ class PrivateGradient:
         precision = torch.float64 if is_exact(self._draws) else torch.float32
         if self._ghost is not None and self._supervised is not None and batch.y is not None:
             theta = self._supervised.theta(params)
-            return self._ghost.clipped_sum(theta, batch.x, batch.y, loss_of, batch.weight, self._bound, precision)
+            given = theta, batch.x, batch.y, loss_of, batch.weight, self._bound
+            return self._ghost.clipped_sum(*given, precision=precision)
         labels = None if batch.y is None else 0
         places = batch.first + torch.arange(len(batch.x))
         step = batch.step

@@ -359,6 +359,7 @@ class GhostNorms:
         loss_of: Loss,
         taken: Tensor | None,
         bound: float,
+        *,
         precision: torch.dtype = torch.float32,
     ) -> tuple[Tensor, Tensor]:
         """Σ of the taken samples' gradients (None: of all), each clipped to ``bound``, and all samples' losses.
@@ -396,13 +397,14 @@ class GhostNorms:
     def _flat(self, parts: dict[str, Tensor]) -> Tensor:
         if not computed_singly():
             return self.model.flatten(parts)
-        flat: Tensor = _flatten_dense_tensors([parts[name] for name in self.model.shapes])
+        flat: Tensor = _flatten_dense_tensors([parts[name] for name in self.model.shapes])  # type: ignore[no-untyped-call]
         return flat
 
     def _named(self, theta: Tensor) -> dict[str, Tensor]:
         if not computed_singly():
             return self.model.tensors(theta)
-        return dict(zip(self.model.shapes, _unflatten_dense_tensors(theta, self._like), strict=True))
+        views = _unflatten_dense_tensors(theta, self._like)  # type: ignore[no-untyped-call]
+        return dict(zip(self.model.shapes, views, strict=True))
 
     def _backward(
         self, theta: Tensor, x: Tensor, y: Tensor, loss_of: Loss
@@ -510,12 +512,12 @@ def _independent(model: Model, theta: Tensor, x: Tensor) -> bool:
 
 def _agrees(ghost: GhostNorms, theta: Tensor, x: Tensor) -> bool:
     """Is the clipped sum that of the samples' gradients, made one by one?"""
-    bound, count = 1e-3, len(x)
+    bound = 1e-3
 
     def weighed(out: Tensor, _: Tensor) -> Tensor:
         return (out.flatten(1) * _made_up(1, 5.0, (out[0].numel(),), out.device)).sum(1)
 
     each = [grad(lambda t, row=row: weighed(ghost.model(t, row[None]), row).sum())(theta) for row in x]
     expected = torch.stack([one * (bound / one.norm().clamp(min=bound)) for one in each]).sum(0)
-    made, _ = ghost.clipped_sum(theta, x, x, weighed, torch.ones(count, device=x.device), bound)
+    made, _ = ghost.clipped_sum(theta, x, x, weighed, None, bound)
     return bool(torch.allclose(made, expected, rtol=1e-2, atol=1e-3 * bound))
