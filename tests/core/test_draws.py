@@ -36,6 +36,13 @@ def test_draws_inside_vmap_equal_draws_outside() -> None:
         assert torch.equal(order[i], alone[1])
 
 
+def test_many_normals_inside_vmap_equal_those_outside() -> None:
+    keys = key(9, torch.arange(2))
+    for count in (3, 25_450, 140_001):  # the last needs more hashes than there are multiples at hand
+        together = vmap(lambda k, count=count: Draws(k).normal(count))(keys)
+        assert torch.equal(together, torch.stack([Draws(k).normal(count) for k in keys]))
+
+
 def test_uniform_normal_and_integers_have_their_distributions() -> None:
     draws = Draws(key(11))
     assert stats.kstest(draws.uniform(50_000).numpy(), "uniform").pvalue > 1e-3

@@ -124,9 +124,9 @@ def test_points_are_attacked_through_ghost_norms_and_half_of_the_noise_is_found_
     calls: list[float] = []
     real = GhostNorms.clipped_sum
 
-    def watched(self: GhostNorms, *args: Any) -> Any:
+    def watched(self: GhostNorms, *args: Any, **given: Any) -> Any:
         calls.append(args[-1])
-        return real(self, *args)
+        return real(self, *args, **given)
 
     monkeypatch.setattr(GhostNorms, "clipped_sum", watched)
     prepared = private(**POINTS)
@@ -161,9 +161,9 @@ def test_the_clip_of_a_convolution_is_attacked_too(monkeypatch: pytest.MonkeyPat
     kernels: list[Any] = []
     real = GhostNorms.clipped_sum
 
-    def watched(self: GhostNorms, *args: Any) -> Any:
+    def watched(self: GhostNorms, *args: Any, **given: Any) -> Any:
         kernels.extend(layer.kernel for layer in self._layers if args[-1] == 1.0)
-        return real(self, *args)
+        return real(self, *args, **given)
 
     monkeypatch.setattr(GhostNorms, "clipped_sum", watched)
     assert not audit(private(**{**POINTS, "model": "small-cnn"}), canaries=1_000, cut_noise=0.5).holds

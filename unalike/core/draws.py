@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 
@@ -20,6 +21,7 @@ _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # as a signed 64-bit integer, like the
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_2 = 0x94D049BB133111EB - (1 << 64)
 _ALL = (1 << 64) - 1
+_TO_ANGLE = 2.0 * math.pi * 2.0**-32  # of 32 bits
 
 
 def _mix(z: Tensor) -> Tensor:
@@ -36,17 +38,39 @@ def _mix_one(z: int) -> int:
     return z ^ (z >> 31)
 
 
-def _mix_many(begin: int, count: int) -> Tensor:
+_MULTIPLES = np.arange(1, (1 << 16) + 1, dtype=np.uint64) * np.uint64(_GOLDEN & _ALL)  # 512 KB: most draws are smaller
+
+
+def _mix_many(begin: int, count: int) -> NDArray[np.uint64]:
     """``_mix`` of begin + GOLDEN, begin + 2·GOLDEN, …, in NumPy's unsigned integers, which need no masks."""
-    z = np.arange(1, count + 1, dtype=np.uint64)
-    z *= np.uint64(_GOLDEN & _ALL)
-    z += np.uint64(begin & _ALL)
+    if count <= len(_MULTIPLES):
+        z = _MULTIPLES[:count] + np.uint64(begin & _ALL)
+    else:
+        z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN & _ALL) + np.uint64(begin & _ALL)
     z ^= z >> np.uint64(30)
     z *= np.uint64(_MIX_1 & _ALL)
     z ^= z >> np.uint64(27)
     z *= np.uint64(_MIX_2 & _ALL)
     z ^= z >> np.uint64(31)
-    return torch.from_numpy(z.view(np.int64))
+    return z
+
+
+def _normal_many(bits: NDArray[np.uint64]) -> NDArray[np.float32]:
+    """``Draws.normal`` in four fifths of the time: where the numbers lie, and by NumPy, whose calls cost less.
+
+    What is not exact to the last bit (logarithm, root, cosine and sine) is PyTorch's: the numbers are the same.
+    """
+    pairs = bits.view("<u4").astype(np.float32)
+    low, high = pairs[0::2], pairs[1::2]
+    radius = high + np.float32(0.5)
+    radius *= np.float32(2.0**-32)
+    torch.from_numpy(radius).log_()
+    radius *= np.float32(-2.0)
+    torch.from_numpy(radius).sqrt_()
+    angle = torch.from_numpy(low * np.float32(_TO_ANGLE))
+    np.multiply(torch.cos(angle).numpy(), radius, out=low)
+    np.multiply(angle.sin_().numpy(), radius, out=high)
+    return pairs
 
 
 def _plain(key: Tensor) -> bool:
@@ -96,7 +120,7 @@ class Draws:
         """``count`` uniform 64-bit integers (as signed int64)."""
         stream = self._next()
         if isinstance(stream, int):  # the same integers in a quarter of the time
-            return _mix_many(stream, count)
+            return torch.from_numpy(_mix_many(stream, count).view(np.int64))
         return _mix(stream + torch.arange(1, count + 1, device=stream.device) * _GOLDEN)
 
     def bits_at(self, elements: Tensor) -> Tensor:
@@ -132,13 +156,11 @@ class Draws:
         """Standard normal floats by Box and Muller's transform, two from one hash."""
         count = math.prod(shape)
         bits = self.bits((count + 1) // 2)
-        if self._plain is not False:  # the same numbers: both halves at once, without a mask
-            halves = bits.numpy().view("<u4").reshape(-1, 2).T.astype(np.float32, order="C")
-            low, high = torch.from_numpy(halves)
-        else:
-            low, high = (half.to(torch.float32) for half in (bits & 0xFFFFFFFF, (bits >> 32) & 0xFFFFFFFF))
+        if self._plain is not False:
+            return torch.from_numpy(_normal_many(bits.numpy().view(np.uint64))[:count].reshape(shape))
+        low, high = (half.to(torch.float32) for half in (bits & 0xFFFFFFFF, (bits >> 32) & 0xFFFFFFFF))
         first = (high + 0.5) * 2.0**-32
-        angle = low * (2.0 * math.pi * 2.0**-32)
+        angle = low * _TO_ANGLE
         radius = torch.sqrt(-2.0 * torch.log(first))
         pairs = torch.view_as_real(torch.complex(radius * torch.cos(angle), radius * torch.sin(angle)))
         return pairs.reshape(-1)[:count].reshape(shape)

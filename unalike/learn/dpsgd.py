@@ -59,14 +59,13 @@ class Drawn(Batch):
 
     def split(self, rows: int) -> Iterator[Drawn]:
         """A few rows after the other."""
-        assert self.weight is not None
         if 0 < len(self.x) <= rows:
             yield self
             return
         for begin in range(0, len(self.x), rows):
             part = slice(begin, begin + rows)
-            y = None if self.y is None else self.y[part]
-            yield Drawn(self.x[part], y, self.weight[part], step=self.step, first=self.first + begin)
+            y, weight = (None if one is None else one[part] for one in (self.y, self.weight))
+            yield Drawn(self.x[part], y, weight, step=self.step, first=self.first + begin)
 
 
 class PoissonBatches:
@@ -127,7 +126,7 @@ class PoissonBatches:
             rows = poisson_rows(n, client.capacity, rate, client.noise)
             client.noise.skip(in_vain)
             labels = None if y is None else y.index_select(0, rows)
-            yield Drawn(taken(x, rows), labels, torch.ones(len(rows)), step=step)
+            yield Drawn(x.index_select(0, rows), labels, None, step=step)
 
     def _in_pieces(self, x: Tensor, y: Tensor | None, own: OwnBatch) -> Iterator[Drawn]:
         pieces, within = own.pieces(), torch.arange(own.piece)
@@ -172,7 +171,8 @@ class PrivateGradient:
                 raise ValueError("each client has its own noise here: let it derive that by local.own(declared)")
             noise = torch.tensor(private.noise_multiplier)
         self._noise, self._bound, self._draws, self._rows = noise, private.clip, client.noise, client.capacity
-        self._expected = client.bound if batch is None else torch.minimum(client.bound, torch.as_tensor(batch))
+        expected = client.bound if batch is None else torch.minimum(client.bound, torch.as_tensor(batch))
+        self._expected = expected.to(torch.float64 if is_exact(client.noise) else torch.float32)
 
         def of_one(params: Params, x: Tensor, y: Tensor | None, step: int | Tensor, place: Tensor) -> Tensor:
             masks = dropout.masks()
@@ -220,11 +220,11 @@ class PrivateGradient:
 
         In double precision where the noise is exact: what rounding does to a sum counts as sensitivity.
         """
-        assert batch.weight is not None
-        weight = batch.weight.to(torch.float64) if is_exact(self._draws) else batch.weight
+        precision = torch.float64 if is_exact(self._draws) else torch.float32
         if self._ghost is not None and self._supervised is not None and batch.y is not None:
             theta = self._supervised.theta(params)
-            return self._ghost.clipped_sum(theta, batch.x, batch.y, loss_of, weight, self._bound)
+            given = theta, batch.x, batch.y, loss_of, batch.weight, self._bound
+            return self._ghost.clipped_sum(*given, precision=precision)
         labels = None if batch.y is None else 0
         places = batch.first + torch.arange(len(batch.x))
         step = batch.step
@@ -232,7 +232,8 @@ class PrivateGradient:
         parts = [gradients] if isinstance(gradients, Tensor) else [gradients[name] for name in params]
         flat = [part.reshape(len(batch.x), -1) for part in parts]
         rows = flat[0] if len(flat) == 1 else torch.cat(flat, dim=1)
-        return clipped_sum(rows, weight, self._bound), losses
+        weight = torch.ones(len(rows)) if batch.weight is None else batch.weight
+        return clipped_sum(rows, weight.to(precision), self._bound), losses
 
 
 def private_gradient(
@@ -310,9 +311,10 @@ def poisson_batch(
 
 def poisson_rows(n: Tensor | int, capacity: int, rate: Tensor | float, draws: DrawsLike) -> Tensor:
     """The rows that ``poisson_batch`` takes, in its order, and no others: how many there are is only known now."""
-    bits = draws.bits(capacity)
-    u = bits[: int(n)].cpu().numpy().view(np.uint64) >> np.uint64(11)  # 53 bits, exact as a float
-    rows = np.flatnonzero(u < min(1.0, float(rate)) * 2.0**53)
+    bits = draws.bits(capacity)[: int(n)]
+    u = bits.cpu().numpy().view(np.uint64) >> np.uint64(11)  # 53 bits, exact as a float
+    # a whole number is below another number where it is below that rounded up
+    rows = np.flatnonzero(u < np.uint64(math.ceil(min(1.0, float(rate)) * 2.0**53)))
     return torch.from_numpy(rows[u[rows].argsort(kind="stable")]).to(bits.device)
 
 

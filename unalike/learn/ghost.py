@@ -24,7 +24,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters, temporarily_clear_interpreter_stack
+from torch._C._functorch import peek_interpreter_stack
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.func import functional_call, grad, vjp
 from torch.overrides import TorchFunctionMode
 
@@ -43,13 +45,13 @@ def clip_factors(norms: Tensor, bound: float) -> Tensor:
     check_positive(bound, "the clip bound", "give the largest norm that one point's gradient may have, e.g. 1.0")
     # a hair below the bound, more than the error of a norm in the gradient's own precision; a tensor, because a number
     # divided by a tensor is its reciprocal times the number, which is not exactly 1 where it should be
-    limit = torch.as_tensor((1.0 - 2.0**-16) * bound, dtype=norms.dtype)
+    limit = norms.new_full((), (1.0 - 2.0**-16) * bound)
     return limit / norms.nan_to_num(nan=torch.inf, posinf=torch.inf).clamp(min=limit)
 
 
 def computed_singly() -> bool:
     """Is one client computed, and not a block of them under ``vmap``? Then shapes may depend on numbers."""
-    return not retrieve_all_functorch_interpreters()
+    return peek_interpreter_stack() is None
 
 
 @dataclass(frozen=True)
@@ -342,6 +344,7 @@ class GhostNorms:
         self._chain = seen.chain
         self.by_hand = seen.chain is not None and seen.by_hand  # gradients go back without autograd
         self.numbers = seen.numbers  # that are held for a sample
+        self._like = [torch.empty(shape, device="meta") for shape in model.shapes.values()]
 
     @classmethod
     def of(cls, model: Model, example: Tensor) -> GhostNorms | None:
@@ -349,33 +352,59 @@ class GhostNorms:
         return _found(model, tuple(example.shape[1:]), example.device) if example.is_floating_point() else None
 
     def clipped_sum(
-        self, theta: Tensor, x: Tensor, y: Tensor, loss_of: Loss, taken: Tensor, bound: float
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        loss_of: Loss,
+        taken: Tensor | None,
+        bound: float,
+        *,
+        precision: torch.dtype = torch.float32,
     ) -> tuple[Tensor, Tensor]:
-        """Σ of the taken samples' gradients, each clipped to ``bound``, and all samples' losses.
+        """Σ of the taken samples' gradients (None: of all), each clipped to ``bound``, and all samples' losses.
 
-        Norms and sum are in double precision if ``taken`` is.
+        Norms and sum are made in at least this precision.
         """
         gradients, inputs, losses = self._backward(theta, x, y, loss_of)
-        made_in = torch.promote_types(theta.dtype, taken.dtype)
-        square = torch.zeros(len(x))
+        made_in = torch.promote_types(theta.dtype, precision)
+        squares: list[Tensor] = []
         made: list[tuple[Tensor, Tensor]] = []
         for g, met, layer in zip(gradients, inputs, self._layers, strict=True):
-            g, met = layer.of_outputs(g).to(made_in), met.to(made_in)
+            g, met = _in(made_in, layer.of_outputs(g)), _in(made_in, met)
             if met.ndim == 3:
                 met, g = torch.bmm(g, met.transpose(1, 2)).flatten(1), g.sum(2)  # gradients of weights, and of biases
-                square = square + _square(met) + (0.0 if layer.bias is None else _square(g))
+                squares += [_square(met)] if layer.bias is None else [_square(met), _square(g)]
             else:
-                square = square + _square(g) * (_square(met) + (0.0 if layer.bias is None else 1.0))
+                of_g, of_met = _square(g), _square(met)
+                squares.append(of_g * of_met if layer.bias is None else torch.addcmul(of_g, of_g, of_met))
             made.append((g, met))
+        square = sum(squares[1:], squares[0])
         if not (computed_singly() and math.isfinite(float(square.sum()))):  # else all is finite
             made = [(g.nan_to_num(0.0, 0.0, 0.0), met.nan_to_num(0.0, 0.0, 0.0)) for g, met in made]
-        factor = taken * clip_factors(square.sqrt(), bound)
+        factor = clip_factors(square.sqrt(), bound)
+        if taken is not None:
+            factor = factor * taken.to(made_in)
         parts: dict[str, Tensor] = {}
         for (g, met), layer, places in zip(made, self._layers, (met.ndim == 3 for met in inputs), strict=True):
-            parts[layer.weight] = factor @ met if places else (factor[:, None] * g).T @ met
+            parts[layer.weight] = factor @ met if places else (factor.unsqueeze(1) * g).T @ met
             if layer.bias is not None:
                 parts[layer.bias] = factor @ g
-        return self.model.flatten(parts), losses
+        return self._flat(parts), losses
+
+    # as ``model.flatten`` and ``model.tensors``, in one call each, which ``vmap`` does not know
+
+    def _flat(self, parts: dict[str, Tensor]) -> Tensor:
+        if not computed_singly():
+            return self.model.flatten(parts)
+        flat: Tensor = _flatten_dense_tensors([parts[name] for name in self.model.shapes])  # type: ignore[no-untyped-call]
+        return flat
+
+    def _named(self, theta: Tensor) -> dict[str, Tensor]:
+        if not computed_singly():
+            return self.model.tensors(theta)
+        views = _unflatten_dense_tensors(theta, self._like)  # type: ignore[no-untyped-call]
+        return dict(zip(self.model.shapes, views, strict=True))
 
     def _backward(
         self, theta: Tensor, x: Tensor, y: Tensor, loss_of: Loss
@@ -405,7 +434,7 @@ class GhostNorms:
         self, chain: list[Layer | Between], theta: Tensor, x: Tensor, y: Tensor, loss_of: Loss
     ) -> tuple[list[Tensor], list[Tensor], Tensor]:
         """Forward and back without autograd, which would cost a small network as much as its arithmetic."""
-        named = self.model.tensors(theta)
+        named = self._named(theta)
         met: list[Tensor] = []
         pulls: list[tuple[Pull, bool]] = []  # from the first layer's own on; does it belong to a layer?
         out = x
@@ -439,6 +468,10 @@ def _slopes(loss_of: Loss, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
     g, losses = grad(total, has_aux=True)(out)
     return losses, g
+
+
+def _in(dtype: torch.dtype, values: Tensor) -> Tensor:
+    return values if values.dtype == dtype else values.to(dtype)
 
 
 def _square(rows: Tensor) -> Tensor:
@@ -479,12 +512,12 @@ def _independent(model: Model, theta: Tensor, x: Tensor) -> bool:
 
 def _agrees(ghost: GhostNorms, theta: Tensor, x: Tensor) -> bool:
     """Is the clipped sum that of the samples' gradients, made one by one?"""
-    bound, count = 1e-3, len(x)
+    bound = 1e-3
 
     def weighed(out: Tensor, _: Tensor) -> Tensor:
         return (out.flatten(1) * _made_up(1, 5.0, (out[0].numel(),), out.device)).sum(1)
 
     each = [grad(lambda t, row=row: weighed(ghost.model(t, row[None]), row).sum())(theta) for row in x]
     expected = torch.stack([one * (bound / one.norm().clamp(min=bound)) for one in each]).sum(0)
-    made, _ = ghost.clipped_sum(theta, x, x, weighed, torch.ones(count, device=x.device), bound)
+    made, _ = ghost.clipped_sum(theta, x, x, weighed, None, bound)
     return bool(torch.allclose(made, expected, rtol=1e-2, atol=1e-3 * bound))

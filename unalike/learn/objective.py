@@ -83,9 +83,9 @@ def loss_and_slope(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     if y.is_floating_point():
         away = outputs.reshape(len(y), -1).squeeze(-1) - y
         return away.square() / 2, away.reshape(outputs.shape)
-    of_classes, at = F.log_softmax(outputs, -1), y[:, None]
+    of_classes, at = F.log_softmax(outputs, -1), y.unsqueeze(-1)
     losses = -of_classes.gather(-1, at)
-    return losses[:, 0], of_classes.exp().scatter_add(-1, at, -torch.ones_like(losses))
+    return losses.squeeze(-1), of_classes.exp().scatter_add(-1, at, torch.full_like(losses, -1.0))
 
 
 # Distillation. A model's scores [B, k] are its log-probabilities of the classes, or for real targets its outputs, as
