@@ -37,13 +37,13 @@ class Machine:
     """A clock that runs only while a plan is rehearsed, for as long as the plan costs.
 
     asleep: how many times longer several workers take on the wall, as they wait for each other. others: seconds in
-    which another program has the processors.
+    which another program has the processors. sharing: all workers are on one processor.
     """
 
     def __init__(self, cost: Cost) -> None:
         self.cost = cost
         self.now = self.wall = self.waited = 0.0
-        self.asleep, self.others = 1.0, 0.0
+        self.asleep, self.others, self.sharing = 1.0, 0.0, False
         self.rehearsed: list[int] = []
 
     def clock(self) -> float:
@@ -53,8 +53,9 @@ class Machine:
         self.rehearsed.append(plan.block)
         taken = len(rows) * self.cost(plan, self.rehearsed.count(plan.block))
         self.now += taken
-        self.waited += plan.workers * self.others
-        self.wall += self.others + taken / plan.workers * (self.asleep if plan.workers > 1 else 1.0)
+        self.waited += plan.workers * self.others + (taken * (plan.workers - 1) if self.sharing else 0.0)
+        at_once = 1 if self.sharing else plan.workers
+        self.wall += self.others + taken / at_once * (self.asleep if plan.workers > 1 else 1.0)
 
     def plan(self, work: Work, tuner: Tuner | None = None, threads: int | None = None) -> Plan:
         return (tuner or Tuner()).plan(work, torch.arange(len(work.positions)), threads, self.rehearse)
@@ -71,6 +72,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
         monkeypatch.setattr(tuning.time, "process_time", made.clock)
         monkeypatch.setattr(tuning.time, "perf_counter", lambda: made.wall)
         monkeypatch.setattr(tuning, "_waited", lambda: made.waited)
+        monkeypatch.setattr(tuning, "_processors", lambda: 64)
         tuning._checked.clear()
         return made
 
@@ -188,6 +190,36 @@ def test_blocks_that_take_long_are_not_rehearsed_for_the_number_of_workers(
     slow.asleep = 2.5
     assert slow.plan(work, threads=2).workers == 2
     assert slow.now < 200  # ten clients
+
+
+def test_a_lone_worker_rehearses_as_many_clients_as_one_of_many(
+    machine: Callable[[Cost], Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "SMALL", 0)
+    work, wall = work_of(200), dict[int, float]()
+    monkeypatch.setattr(type(work.task), "pure", True)
+    slow = machine(lambda plan, _: 0.2)
+
+    def rehearse(plan: Plan, rows: Tensor) -> None:
+        begin = slow.wall
+        slow.rehearse(plan, rows)
+        wall[plan.workers] = max(wall.get(plan.workers, 0.0), slow.wall - begin)
+
+    Tuner().plan(work, torch.arange(200), 16, rehearse)
+    assert wall[1] <= wall[16]
+
+
+@pytest.mark.parametrize(("processors", "workers"), [(1, 1), (2, 2)])
+def test_workers_that_wait_for_each_other_are_not_excused(
+    processors: int, workers: int, machine: Callable[[Cost], Machine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "SMALL", 0)
+    work = work_of(50)
+    monkeypatch.setattr(type(work.task), "pure", True)
+    slow = machine(lambda plan, _: 1e-3)
+    slow.sharing = True
+    monkeypatch.setattr(tuning, "_processors", lambda: processors)
+    assert slow.plan(work, threads=2).workers == workers
 
 
 def test_the_time_that_others_had_the_processors_is_known_here() -> None:
