@@ -346,29 +346,47 @@ CHECKED = [("mlp", 3000, 1), ("mlp", 1500, 2), ("mlp", 6000, 2), ("lenet", 150, 
 CHECKED += [("lenet", 400, 2)]
 
 
+def sample(workers: int, repetitions: int) -> None:
+    """The least seconds of a round in each setting of the model with so many workers, or of a client with none."""
+    found: list[dict[str, Any]] = []
+    works = [one for one in (*FITTED, *CHECKED) if one[0] == "mlp" or "UNALIKE_DATA" in os.environ]
+    if workers == 0:  # what `unalike plan` does: a few clients, in one process
+        for work, least in (("mlp", 1000), ("lenet", 50)):
+            if any(one[0] == work for one in works):
+                seconds = rounds(recipe(work, least), None, repetitions)["least"] / least
+                found.append({"work": work, "cohort": 1, "workers": 0, "least": seconds})
+    else:
+        session = Session(on(workers))
+        try:
+            for work, cohort, count in works:
+                if count == workers:
+                    made = rounds(recipe(work, cohort, on(count)), session, repetitions)
+                    found.append({**made, "work": work, "cohort": cohort, "workers": count})
+        finally:
+            session.close()
+    print(json.dumps(found))
+
+
 def model(quick: bool) -> dict[str, Any]:
     """Fit the cost model, and check it on settings that it was not fitted on.
 
-    A round's time is the least of some: what else the machine does can only add to it.
+    A round's time is the least of some, as what else the machine does can only add to it, and the median of three
+    starts, as two processes of the same code differ by a tenth for as long as they live.
     """
-    repetitions = 4 if quick else 7
-    works = [one for one in (*FITTED, *CHECKED) if one[0] == "mlp" or "UNALIKE_DATA" in os.environ]
-    client = {}
-    for work, least in (("mlp", 1000), ("lenet", 50)):
-        if any(one[0] == work for one in works):  # what `unalike plan` does: a few clients, in one process
-            client[work] = rounds(recipe(work, least), None, repetitions)["least"] / least
-            say(f"{work}: {1e6 * client[work]:.0f} µs of one client")
-    measured = []
-    for count in (1, 2):
-        session = Session(on(count))
-        try:
-            for work, cohort, workers in works:
-                if workers == count:
-                    made = rounds(recipe(work, cohort, on(count)), session, repetitions)
-                    made |= {"work": work, "cohort": cohort, "workers": count, "client": client[work]}
-                    measured.append({**made, "median": made["least"]})
-        finally:
-            session.close()
+    starts = dict[tuple[str, int, int], list[dict[str, Any]]]()
+    for _ in range(1 if quick else 3):
+        for count in (0, 1, 2):
+            command = [sys.executable, "-m", "benchmarks.cluster", "sample", str(count), str(4 if quick else 7)]
+            said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+            for one in json.loads(said.splitlines()[-1]):
+                starts.setdefault((one["work"], one["cohort"], one["workers"]), []).append(one)
+    typical = {name: statistics.median(one["least"] for one in made) for name, made in starts.items()}
+    client = {work: seconds for (work, _, workers), seconds in typical.items() if workers == 0}
+    measured = [
+        {**made[0], "median": typical[name], "client": client[name[0]], "starts": [one["least"] for one in made]}
+        for name, made in starts.items()
+        if name[2]
+    ]
     fitted = [one for one in measured if (one["work"], one["cohort"], one["workers"]) in FITTED]
     found = costs.fitted(fitted)
     rows = []
@@ -405,6 +423,9 @@ def main() -> None:
         return
     if told.parts[:1] == ["pair"]:
         pair(told.parts[1], int(told.parts[2]), int(told.parts[3]))
+        return
+    if told.parts[:1] == ["sample"]:
+        sample(int(told.parts[1]), int(told.parts[2]))
         return
     if told.parts == ["install"]:
         say(f"Flower is in {FLOWER.python()}")
