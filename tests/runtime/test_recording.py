@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from tests.core.helpers import simulation
 from unalike import Client, Clients, Each, Federation, LocalSGD, Model, Simulator, Sum, send, simulate, task, train
@@ -243,3 +243,11 @@ def test_draws_of_the_operating_system_are_neither_shared_nor_kept(draw: Callabl
     assert played is not None
     seen = [*played(inputs), *played(inputs)]
     assert all(not torch.equal(one, other) for one, other in itertools.combinations(seen, 2))
+
+
+def test_a_graph_with_a_function_that_says_nothing_of_itself_stays_as_it_is() -> None:
+    module = fx.symbolic_trace(lambda x: torch.relu(x) + torch.relu(x))  # no operation with a schema
+    before = str(module.graph)
+    recording._merge(module)
+    recording._fold(module)
+    assert str(module.graph) == before

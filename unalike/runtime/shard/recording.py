@@ -106,9 +106,10 @@ def _recorded(function: Function, inputs: Inputs) -> tuple[Function | None, int]
     return module, len(module.graph.nodes)
 
 
-def _operations(module: fx.GraphModule) -> list[Any]:
-    nodes = (node for node in module.graph.nodes if node.op == "call_function")
-    return [node.target for node in nodes if node.target is not operator.getitem]
+def _may_write(module: fx.GraphModule) -> bool:
+    """Could an operation write to what it is given? What is no plain operation of PyTorch's does not tell."""
+    called = {node.target for node in module.graph.nodes if node.op == "call_function"} - {operator.getitem}
+    return any(not isinstance(one, torch._ops.OpOverload) or one._schema.is_mutable for one in called)
 
 
 def _repeats(node: fx.Node) -> bool:
@@ -121,7 +122,7 @@ def _repeats(node: fx.Node) -> bool:
 
 def _merge(module: fx.GraphModule) -> None:
     """Compute once what is computed again from the same inputs, such as the layout in which all passes read a batch."""
-    if any(operation._schema.is_mutable for operation in _operations(module)):
+    if _may_write(module):
         return  # what is written to must not be shared
     first: dict[tuple[Any, str], fx.Node] = {}
     for node in module.graph.nodes:
@@ -144,7 +145,7 @@ _BY_SHAPE = (  # read nothing of a tensor but its shape
 
 def _fold(module: fx.GraphModule) -> None:
     """Compute once what depends on no input: index ranges, zeros, constants."""
-    if any(operation._schema.is_mutable for operation in _operations(module)):
+    if _may_write(module):
         return  # a constant must not be written to
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     values: dict[fx.Node, Any] = {
