@@ -199,6 +199,34 @@ def test_fedem_follows_em_written_out() -> None:
     torch.testing.assert_close(method.model.module(mixture)(x).exp(), wanted, atol=1e-6, rtol=0)
 
 
+def test_fedem_goes_on_from_the_weights_that_a_client_kept() -> None:
+    """Two rounds and the final mixture written out: q weighs the components by π, which is no longer uniform."""
+    clients = clients_of((7,))
+    method = FedEM(PROBLEM, 1, LocalSGD(steps=1, batch=None, lr=0.5), components=2, weight_steps=2)
+    federation = simulate(clients)
+    state = train(method, federation, 2)
+    x, y = clients.rows(0)
+    theta, pi = method.start(0).theta, torch.full((2,), 0.5)
+
+    def shares(losses: Tensor) -> Tensor:
+        q = pi[:, None] * torch.exp(-losses)
+        return q / q.sum(0)
+
+    for _ in range(2):
+        theta.requires_grad_()
+        losses = torch.stack([F.cross_entropy(MODEL(one, x), y, reduction="none") for one in theta])
+        q = shares(losses).detach()
+        pi = q.mean(1)
+        theta = (theta - 0.5 * torch.autograd.grad((q * losses).sum() / 7, theta)[0]).detach()
+    torch.testing.assert_close(state.theta, theta, atol=1e-6, rtol=0)
+    losses = torch.stack([F.cross_entropy(MODEL(one, x), y, reduction="none") for one in theta])
+    for _ in range(2):
+        pi = shares(losses).mean(1)
+    cohort = federation.everyone()
+    found = opened(cohort, method.personalize(state, cohort))[0].view(2, -1)[:, -1]
+    torch.testing.assert_close(found, pi, atol=1e-6, rtol=0)
+
+
 def test_identical_components_leave_the_weights_as_they_are() -> None:
     clients = clients_of()
     method = FedEM(PROBLEM, 1.0, WHOLE, components=3)
