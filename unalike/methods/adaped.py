@@ -144,8 +144,8 @@ class AdaPeD:
     def go_on(self, client: Client, rate: Tensor) -> Sent:
         """A client that is not sampled trains θ with what it received last (Alg. 6, lines 9-11).
 
-        In a private run θ stays where it would not be finite: the server is told of a task that fails, and that this one
-        ran at all says that the client was not sampled.
+        In a private run θ stays where it would not be finite: the server is told of tasks that fail, and that this one
+        ran at all says that its client was not sampled.
         """
         mu = client.kept.get("mu", beside(self.first, client.n))
         psi = client.kept.get("psi", beside(torch.tensor(self.psi), client.n))
