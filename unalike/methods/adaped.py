@@ -62,9 +62,10 @@ class AdaPeD:
     With ``noise`` (DP-AdaPeD) the cohort is a Poisson sample, and the whole change of (μ, ψ) is clipped to ``clip`` and
     noised once. ``noisy_steps`` clips and noises each step instead, as the paper does: "apart" (∇μ to ``clip``, ∂ψ to
     ``psi_clip``) or "together" (both as one vector, to ``clip``; ∂ψ is then taken before μ moves). There a client
-    trains with its share of the noise but sends the sum of its clipped gradients, and what the shares of the expected
-    cohort add up to is drawn once, on the sum. The paper has clients send the noise that they trained with: later steps
-    can undo it, and a cohort's size shows in it. Theorem 7, which overlooks both, is reported as ``theorem_7_epsilon``.
+    trains with its share of the noise but sends the sum of its clipped gradients (so μ decays at clients alone), and
+    what the shares of the expected cohort add up to is drawn once, on the sum. The paper has clients send the noise
+    that they trained with: later steps can undo it, and a cohort's size shows in it. Theorem 7, which overlooks both,
+    is reported as ``theorem_7_epsilon``.
     """
 
     model: Model

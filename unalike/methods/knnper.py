@@ -110,7 +110,7 @@ class KNNPer:
     - ``scale``: of the kernel. Scott (2026) found 100 to be the best of 0.1, 1, 10, 100.
 
     A newcomer needs no training. A client without labels gets the common model. Steps of the class are the authors', by
-    name they are FedAvg's; ``--preset paper`` is Scott (2026).
+    name they are FedAvg's; ``--preset paper`` has the authors' steps and candidates for k.
     """
 
     problem: Problem

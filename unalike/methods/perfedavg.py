@@ -38,7 +38,7 @@ class PerFedAvg:
     another for the gradient behind it (and a third for the Hessian): here they are the even and the odd rows of one
     batch, and with ``local.batch=None`` all rows serve for both. Everybody, a newcomer too, gets w after
     ``adapt_steps`` steps of rate α on all of its rows. Defaults of the class are those of the experiments that pFedMe's
-    authors published for it; by name it has FedAvg's rate and α = 0.1, and ``--preset paper`` is Scott (2026).
+    authors published for it; so is ``--preset paper``. By name it has FedAvg's steps and α = 0.1.
     """
 
     model: Model

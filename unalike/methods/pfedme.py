@@ -33,8 +33,8 @@ class PFedMe:
 
     The server moves w by β times the mean change of the clients' w, all counting the same; ``server.lr`` is β. The
     model of every client, seen or new, is θ̂_i(w) of the final w, found by ``personal`` from w (Scott, 2026: 20
-    epochs); the authors' code scores the θ̃ of the last batch instead. Defaults are the authors'; Scott (2026), which is
-    ``--preset paper``, has K = 3, Ozkara et al. (2022) have K = 3, λ = 0.5 and η = 0.2.
+    epochs); the authors' code scores the θ̃ of the last batch instead. Defaults are the authors'; Scott (2026) has K =
+    3, Ozkara et al. (2022) have K = 3, λ = 0.5 and η = 0.2.
     """
 
     model: Model
