@@ -23,10 +23,13 @@ from unalike.methods import METHODS
 from unalike.privacy import Poisson, calibrate
 from unalike.studio import run
 from unalike.studio.recipe.settings import plan_for
+from unalike.studio.runs.measure import serves_unlabeled
+from unalike.studio.runs.prepare import prepare
 from unalike.studio.runs.progress import describe
 from unalike.studio.runs.result import ByGroup, Bytes, Privacy, Result, Summary, as_text, table
 
 OUR_IDS = re.compile(r"\b[TP][1-4]\b")
+DOCS = Path(__file__).parents[2] / "docs"
 NO_PAPER = re.compile(r"\(Thms?\b|Theorems? [\d, and]+\)|\(Alg(?:orithms?|\.)? [\d, and]+\)")  # whose theorem?
 
 
@@ -93,6 +96,25 @@ def test_listings_name_papers_and_not_our_documents() -> None:
     shown += [unalike("methods", name) for name in METHODS]
     text = "\n".join(shown)
     assert OUR_IDS.findall(text) == [] and "thesis" not in text and "``" not in text
+
+
+def test_the_tables_of_methods_name_all_of_them_and_say_what_they_do() -> None:
+    """Of docs/personalization.md: whom a method serves, and whether noise can protect clients."""
+    served = table_of(DOCS / "personalization.md")
+    assert served.keys() == METHODS.keys() <= table_of(DOCS.parent / "README.md").keys()
+    settings = {"data": "digits", "partition": "iid", "clients": 12, "model": "mlp"}
+    for name, entry in METHODS.items():
+        *_, unlabeled, private = served[name]
+        method = prepare(plan_for([name], settings).runs[0][1]).method
+        assert serves_unlabeled(method) == (unlabeled != "not served"), name
+        if name != "local":  # which sends nothing
+            assert hasattr(entry.make, "client_private") == (private == "yes"), name
+
+
+def table_of(page: Path) -> dict[str, list[str]]:
+    """The other cells of every line that begins with names of methods."""
+    lines = re.findall(r"^\| (`[^|]+`) \| (.*) \|$", page.read_text(encoding="utf-8"), re.M)
+    return {name: cells.split(" | ") for names, cells in lines for name in re.findall(r"`([^`]+)`", names)}
 
 
 def result_of(label: str, **more: object) -> Result:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -248,6 +249,17 @@ def test_noisy_steps_release_a_fixed_total_of_noise_and_a_bounded_sum(noisy_step
     federation.begin_round(1)
     mean = federation.everyone().ask(noiseless.fit, mu=method.first, psi=torch.tensor(4.0), rate=1.0, jitter=1.0)
     assert 0 < float(mean["update"].norm()) <= tau * math.sqrt(parts)
+
+
+def test_a_client_trains_with_its_share_of_the_noise_and_sends_the_rest() -> None:
+    """σ = 0.5·C on ∇μ = (3, 4) with C = 2, with ones in the place of normal draws; the sum is in units of C."""
+    method = AdaPeD(MODEL, clip=2.0, noise=Gaussian(1.0), noisy_steps="apart", psi_clip=4.0)
+    ones = SimpleNamespace(noise=SimpleNamespace(normal=torch.ones))
+    protect = method._noisy(ones, torch.tensor(0.5))  # type: ignore[arg-type]
+    moved = {**protect(mu=torch.tensor([3.0, 4.0])), **protect(psi=torch.tensor(-2.0))}
+    wanted = {"mu": [1.2 + 1, 1.6 + 1], "mu_sum": [0.6, 0.8], "psi": -2.0 + 2, "psi_sum": -0.5}
+    for name, value in wanted.items():
+        torch.testing.assert_close(moved[name], torch.tensor(value))
 
 
 def test_noise_that_was_trained_with_can_be_undone_so_it_is_drawn_afresh() -> None:

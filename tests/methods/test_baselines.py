@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -199,6 +200,34 @@ def test_fedem_follows_em_written_out() -> None:
     torch.testing.assert_close(method.model.module(mixture)(x).exp(), wanted, atol=1e-6, rtol=0)
 
 
+def test_fedem_goes_on_from_the_weights_that_a_client_kept() -> None:
+    """Two rounds and the final mixture written out: q weighs the components by π, which is no longer uniform."""
+    clients = clients_of((7,))
+    method = FedEM(PROBLEM, 1, LocalSGD(steps=1, batch=None, lr=0.5), components=2, weight_steps=2)
+    federation = simulate(clients)
+    state = train(method, federation, 2)
+    x, y = clients.rows(0)
+    theta, pi = method.start(0).theta, torch.full((2,), 0.5)
+
+    def shares(losses: Tensor) -> Tensor:
+        q = pi[:, None] * torch.exp(-losses)
+        return q / q.sum(0)
+
+    for _ in range(2):
+        theta.requires_grad_()
+        losses = torch.stack([F.cross_entropy(MODEL(one, x), y, reduction="none") for one in theta])
+        q = shares(losses).detach()
+        pi = q.mean(1)
+        theta = (theta - 0.5 * torch.autograd.grad((q * losses).sum() / 7, theta)[0]).detach()
+    torch.testing.assert_close(state.theta, theta, atol=1e-6, rtol=0)
+    losses = torch.stack([F.cross_entropy(MODEL(one, x), y, reduction="none") for one in theta])
+    for _ in range(2):
+        pi = shares(losses).mean(1)
+    cohort = federation.everyone()
+    found = opened(cohort, method.personalize(state, cohort))[0].view(2, -1)[:, -1]
+    torch.testing.assert_close(found, pi, atol=1e-6, rtol=0)
+
+
 def test_identical_components_leave_the_weights_as_they_are() -> None:
     clients = clients_of()
     method = FedEM(PROBLEM, 1.0, WHOLE, components=3)
@@ -313,6 +342,38 @@ def test_fedma_without_hidden_layers_averages_classes_by_their_counts() -> None:
     found = model.tensors(after.theta)
     together = torch.cat([found["linear.weight"], found["linear.bias"][:, None]], 1)
     torch.testing.assert_close(together, wanted / counts, atol=1e-4, rtol=0)
+
+
+def test_a_round_of_fedma_matches_freezes_and_trains_the_rest() -> None:
+    """Two clients and three hidden neurons, with the matching found among all six orders; the step is long enough that
+    another order than the first is the best."""
+    model = Model(build("mlp", (FEATURES,), CLASSES, hidden=(3,)))
+    clients = clients_of((5, 9))
+    method = FedMA(Problem(model, (FEATURES,), CLASSES, 2), 1.0, LocalSGD(steps=1, batch=None, lr=9.0))
+    state = method.start(0)
+    after = method.round(state, simulate(clients).begin_round(1))
+    rows = [clients.rows(i) for i in range(2)]
+    split = 3 * (FEATURES + 1)
+
+    def trained(theta: Tensor, i: int) -> Tensor:
+        theta = theta.clone().requires_grad_()
+        return (
+            theta - 9.0 * torch.autograd.grad(F.cross_entropy(model(theta, rows[i][0]), rows[i][1]), theta)[0]
+        ).detach()
+
+    first, second = (trained(state.theta, i) for i in range(2))
+    orders = [torch.tensor(one) for one in itertools.permutations(range(3))]
+    same = [permuted(model, second, [order]) for order in orders]
+    best = max(range(6), key=lambda one: float(first[:split] @ same[one][:split]))
+    assert best != 0
+    done = (5 * first[:split] + 9 * same[best][:split]) / 14
+    last = [trained(torch.cat([done, rest[split:]]), i)[split:] for i, rest in enumerate((first, same[best]))]
+    counts = torch.stack([torch.bincount(y, minlength=CLASSES).float() for _, y in rows if y is not None])
+    share = counts / counts.sum(0)
+    weights = sum(share[i][:, None] * last[i][: 3 * CLASSES].view(CLASSES, 3) for i in range(2))
+    biases = sum(share[i] * last[i][3 * CLASSES :] for i in range(2))
+    assert isinstance(weights, Tensor) and isinstance(biases, Tensor)
+    torch.testing.assert_close(after.theta, torch.cat([done, weights.flatten(), biases]), atol=1e-4, rtol=1e-4)
 
 
 def test_matching_undoes_a_permutation_in_spite_of_noise() -> None:

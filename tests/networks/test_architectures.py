@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from unalike.core.model import Model
-from unalike.networks import architectures
+from unalike.networks import architectures, classifiers
 from unalike.networks.architectures import build, default_for, names
 from unalike.networks.classifiers import LeNetEmbedding, LSTMLayer, ResNet20, pooled_by_slices
 
@@ -120,6 +120,29 @@ def test_sizes_by_hand(name, shape, classes, options, by_hand):
 def test_lenet_5_pools_alike_with_and_without_a_gradient(side):
     x = torch.randn(2, 3, side, side)
     assert torch.equal(pooled_by_slices(x), F.max_pool2d(x, 2))
+
+
+@pytest.mark.parametrize("cached", [classifiers._CACHED, 0], ids=["by patches", "by groups"])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("own", [(0, 0), (0, None), (None, 0)], ids=["both", "models", "images"])
+def test_lenet_5_of_a_block_without_gradients_is_that_of_each_client(monkeypatch, cached, channels, own):
+    monkeypatch.setattr(classifiers, "_CACHED", cached)
+    model = Model(build("lenet-5", (channels, 20, 18), 4))
+    theta = torch.stack([model.init(seed) for seed in range(3)])
+    x = torch.randn(3, 5, channels, 20, 18, generator=torch.Generator().manual_seed(0))
+    given = [value if dim == 0 else value[0] for value, dim in zip((theta, x), own, strict=True)]
+    block = vmap(model, own)(*given)
+    for client, scores in enumerate(block):
+        one = [value[client] if dim == 0 else value for value, dim in zip(given, own, strict=True)]
+        weights = {name: one[0][model.span(name)].view(shape) for name, shape in model.shapes.items()}
+        image = one[1]
+        for layer in ("conv1", "conv2"):
+            image = F.conv2d(image, weights[f"{layer}.weight"], weights[f"{layer}.bias"])
+            image = F.max_pool2d(image.relu(), 2)
+        hidden = image.flatten(1)
+        for layer in ("fc1", "fc2"):
+            hidden = F.linear(hidden, weights[f"{layer}.weight"], weights[f"{layer}.bias"]).relu()
+        torch.testing.assert_close(scores, F.linear(hidden, weights["fc3.weight"], weights["fc3.bias"]))
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])

@@ -21,9 +21,9 @@ from scipy.stats import binom
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from tests.core.helpers import clients, total
+from tests.core.helpers import clients, linear, total
 from tests.studio.helpers import At, Crash, crash
-from unalike import Client, Clients, Each, Federation, Mean, Model, Sum, simulate
+from unalike import Client, Clients, Each, Federation, Mean, Model, Sum, simulate, train
 from unalike.analytics.kmeans.algorithm import FedDPKMeans
 from unalike.analytics.kmeans.budget import Privacy
 from unalike.core import secure, wire
@@ -36,6 +36,7 @@ from unalike.learn.dpsgd import PrivateGradient
 from unalike.learn.ghost import GhostNorms
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Supervised
+from unalike.methods.adaped import AdaPeD
 from unalike.methods.fedavg import FedAvg
 from unalike.privacy import Budget, Everyone, FixedSize, Gaussian, Ledger, Poisson, SystemDraws
 from unalike.privacy.dpsgd import LocalCost, PointPrivacy
@@ -394,6 +395,22 @@ def test_nothing_tells_that_a_clients_task_failed_in_a_private_ask() -> None:
     assert spoilt.answered.tolist() == replies.answered.tolist() and spoilt.failures == []
     assert other.traffic == federation.traffic and other.transcript == federation.transcript
     assert other.failures == [] and spoilt["total"].shape == replies["total"].shape
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_clients_that_go_on_unsampled_tell_neither_their_number_nor_their_failures(bad: bool) -> None:
+    """Where AdaPeD's clients go on training (Alg. 6), the rest of a Poisson sample is asked, too."""
+    store = clients([3] * 20)
+    store.x[3 * 7] = torch.nan if bad else 0.0
+    local = LocalSGD(steps=1, batch=None, lr=0.1)
+    method = AdaPeD(linear(), 0.25, local, train_unsampled=True, clip=0.1, noise=Gaussian(1.0))
+    down, failed = [], []
+    for seed in range(4):  # cohorts of other sizes
+        federation = simulate(store, seed, noise="seeded")
+        train(method, federation, 1)
+        down.append(federation.traffic.total_down)
+        failed += federation.failures
+    assert set(down) == {5 * (8 + 1 + 1) * 4 + 15 * 4} and failed == []  # μ, ψ and the rate; the rate
 
 
 @task

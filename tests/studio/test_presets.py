@@ -202,10 +202,14 @@ def test_every_preset_fits_its_method(name: str) -> None:
 
 
 def test_the_settings_of_the_documents() -> None:
-    assert built("fedrep").local_head.epochs == 5 and built("fedrep").newcomer.epochs == 20
-    assert built("pfedme").inner_steps == 3 and built("pfedme").personal.epochs == 20
-    assert built("knnper").scale == 100 and built("knnper").neighbours == (5, 10)
-    assert {built(name).cohort for name in ("fedavg", "perfedavg", "fedrep", "pfedme", "knnper", "pefll")} == {5}
+    steps = {"batch": 10, "lr": 0.01, "momentum": 0.5}  # FedRep, authors' code
+    assert built("fedrep").local == LocalSGD(epochs=1, **steps)
+    assert built("fedrep").local_head == LocalSGD(epochs=10, **steps) and built("fedrep").newcomer.epochs == 20
+    assert built("pfedme").local == LocalSGD(steps=20, batch=20, lr=0.005) and built("pfedme").lambda_ == 15
+    assert built("pfedme").inner_steps == 5 and built("pfedme").inner_lr == 0.1 and built("pfedme").server.lr == 1
+    assert built("perfedavg").local.lr == 0.001 and built("perfedavg").alpha == 0.02
+    assert built("knnper").local.lr == 0.05 and built("knnper").neighbours == tuple(range(1, 11))
+    assert {built(name).cohort for name in ("fedavg", "pefll")} == {5}
     assert built("pfl-nearest").trainer.weight_decay == 1e-3 and built("pfl-nearest").cohort == 0.1
     assert built("fedem").components == 3 and built("fedem").local == LocalSGD(epochs=1, batch=128, lr=0.03)
     assert built("fedma").local == LocalSGD(epochs=20, batch=64, lr=0.01)

@@ -387,7 +387,7 @@ class Cohort:
                 "rows of zeros, which would give its shape; make it run without what earlier tasks keep"
             )
         gathered = Gathered(self, request, releases, shapes)
-        record = Record(self, request, protects(releases) and not protocol)
+        record = Record(self, request, (protects(releases) or not releases) and not protocol)
         if shapes is not None and not len(self):
             roster = federation.roster
             gathered.would_be(dry_sent(task, roster.schema, roster.bound[0], self._dry(task, shared, own, held)) or {})

@@ -52,6 +52,8 @@ _PASS: dict[str, Any] = {"local": {"epochs": 1, "batch": 10, "lr": 0.1}}
 _T1_STEPS: dict[str, Any] = {"batch": 32, "lr": 0.01, "momentum": 0.9}
 _T1_PASS: dict[str, Any] = {"cohort": 5, "local": {"epochs": 1, **_T1_STEPS}}
 
+_FEDREP_STEPS: dict[str, Any] = {"batch": 10, "lr": 0.01, "momentum": 0.5}  # of the authors' code
+
 _PEFLL_PAPER: dict[str, Any] = {  # T1 §4.4, B.1.2, Table B.3, (B.54); the bound on a client's gradient: authors' code
     "layers": 4,
     "initial": "pytorch",
@@ -149,8 +151,8 @@ METHODS: dict[str, Entry] = {
         "Per-FedAvg",
         "Fallah et al., NeurIPS 2020",
         "a common model from which one gradient step on its own labels gives every client a good one",
-        {**_PASS, "alpha": 0.1},
-        preset=_T1_PASS,
+        {"local": {**_PASS["local"], "steps": "none"}, "alpha": 0.1},
+        preset={"local": {"epochs": "none", "steps": 20, "batch": 20, "lr": 0.001}, "alpha": 0.02},
     ),
     "fedrep": Entry(
         FedRep,
@@ -162,7 +164,11 @@ METHODS: dict[str, Entry] = {
             "local_head": {"epochs": 5, "batch": 10, "lr": 0.1},
             "newcomer": {"epochs": 20, "batch": 10, "lr": 0.1},
         },
-        preset={**_T1_PASS, "local_head": {"epochs": 5, **_T1_STEPS}, "newcomer": {"epochs": 20, **_T1_STEPS}},
+        preset={
+            "local": {"epochs": 1, **_FEDREP_STEPS},
+            "local_head": {"epochs": 10, **_FEDREP_STEPS},
+            "newcomer": {"epochs": 20, **_FEDREP_STEPS},
+        },
     ),
     "pfedme": Entry(
         PFedMe,
@@ -170,14 +176,7 @@ METHODS: dict[str, Entry] = {
         "Dinh et al., NeurIPS 2020",
         "personal models that are held near a common one, which follows them",
         {"personal": {"epochs": 20, "batch": 10, "lr": 0.05}},
-        preset={
-            "cohort": 5,
-            "inner_steps": 3,
-            "lambda_": 15.0,
-            "server": {"lr": 1.0},
-            "local": {"batch": 32},
-            "personal": {"epochs": 20, "batch": 32},
-        },
+        preset={"personal": {"epochs": 20, "batch": 20, "lr": 0.1}},
     ),
     "knnper": Entry(
         KNNPer,
@@ -185,7 +184,7 @@ METHODS: dict[str, Entry] = {
         "Marfoq et al., ICML 2022",
         "FedAvg, mixed at each client with the nearest of its own labeled samples",
         _PASS,
-        preset={**_T1_PASS, "scale": 100.0, "neighbours": [5, 10]},
+        preset={"local": {"epochs": 1, "batch": 128, "lr": 0.05}, "neighbours": list(range(1, 11))},
     ),
     "fedem": Entry(
         FedEM,

@@ -62,9 +62,10 @@ class AdaPeD:
     With ``noise`` (DP-AdaPeD) the cohort is a Poisson sample, and the whole change of (μ, ψ) is clipped to ``clip`` and
     noised once. ``noisy_steps`` clips and noises each step instead, as the paper does: "apart" (∇μ to ``clip``, ∂ψ to
     ``psi_clip``) or "together" (both as one vector, to ``clip``; ∂ψ is then taken before μ moves). There a client
-    trains with its share of the noise but sends the sum of its clipped gradients, and what the shares of the expected
-    cohort add up to is drawn once, on the sum. The paper has clients send the noise that they trained with: later steps
-    can undo it, and a cohort's size shows in it. Theorem 7, which overlooks both, is reported as ``theorem_7_epsilon``.
+    trains with its share of the noise but sends the sum of its clipped gradients (so μ decays at clients alone), and
+    what the shares of the expected cohort add up to is drawn once, on the sum. The paper has clients send the noise
+    that they trained with: later steps can undo it, and a cohort's size shows in it. Theorem 7, which overlooks both,
+    is reported as ``theorem_7_epsilon``.
     """
 
     model: Model
@@ -142,10 +143,18 @@ class AdaPeD:
 
     @task
     def go_on(self, client: Client, rate: Tensor) -> Sent:
-        """A client that is not sampled trains θ with what it received last (Alg. 6, lines 9-11)."""
+        """A client that is not sampled trains θ with what it received last (Alg. 6, lines 9-11).
+
+        In a private run θ stays where it would not be finite: the server is told of tasks that fail, and that this one
+        ran at all says that its client was not sampled.
+        """
         mu = client.kept.get("mu", beside(self.first, client.n))
         psi = client.kept.get("psi", beside(torch.tensor(self.psi), client.n))
-        return send(keep={"theta": self.local(self.taught(mu, psi), self._theta(client), client, rate=rate)})
+        before = self._theta(client)
+        theta = self.local(self.taught(mu, psi), before, client, rate=rate)
+        if self.noise is not None:
+            theta = torch.where(theta.isfinite().all(), theta, before)
+        return send(keep={"theta": theta})
 
     @task
     def join(self, client: Client, mu: Tensor, psi: Tensor) -> Sent:
@@ -244,10 +253,8 @@ class AdaPeD:
         rate, told = self.schedule(federation.round), self._shares(cohort)
         replies = cohort.ask(self.fit, mu=state.mu, psi=state.psi, rate=rate, **told)
         if self.train_unsampled:
-            labeled = federation.roster.labeled.nonzero().flatten()
-            others = labeled[~torch.isin(labeled, cohort.positions)]
             with suppress(QuorumError):  # they train for themselves: whoever does not answer only misses a round
-                federation.cohort(others).ask(self.go_on, rate=rate, into=[])
+                _absent(cohort).ask(self.go_on, rate=rate, into=[])
         if "loss" in replies:
             federation.report(loss=replies["loss"])
         state = with_answered(state, cohort, replies)
@@ -281,6 +288,16 @@ class AdaPeD:
         if len(new) and self.newcomer_rounds:
             new.ask(self.join, mu=state.mu, psi=state.psi, into=[])
         return cohort.ask(self.own, mu=state.mu).held("theta")
+
+
+def _absent(cohort: Cohort) -> Cohort:
+    """Labeled clients that are not in the cohort. How many they are is as secret as the size of a Poisson sample."""
+    federation, sampling = cohort.federation, cohort.sampling
+    labeled = federation.roster.labeled.nonzero().flatten()
+    others = federation.cohort(labeled[~torch.isin(labeled, cohort.positions)])
+    if not isinstance(sampling, Poisson) or sampling.rate == 1:
+        return others
+    return replace(others, sampling=Poisson(1 - sampling.rate), expected=len(labeled) - cohort.expected)
 
 
 def theorem_7_epsilon(noise_multiplier: float, rate: float, rounds: int, delta: float) -> float:

@@ -37,7 +37,8 @@ class FedEM:
 
     ``components``: M. Every component starts from a seed of its own. Everybody, seen or new, mixes the final components
     by ``weight_steps`` steps of EM on π from the π that it kept (uniform at first), which needs labels. With ``noise``
-    the M changes are clipped together, as one vector. Defaults are the authors'; Ozkara et al. (2022) have M = 2.
+    the M changes are clipped together, as one vector. Defaults of the class, and ``--preset paper``, are the authors';
+    by name it has FedAvg's steps. Ozkara et al. (2022) have M = 2.
     """
 
     problem: Problem

@@ -38,7 +38,8 @@ class FedMA:
     again. A model is a chain of linear or convolutional layers with biases: MLP, LeNet, CNN.
 
     Every layer of a round is one exchange with one run of ``local``. The server sees every client's weights and class
-    counts, so there is no private or secure variant. Everybody gets the common model. Defaults are the authors'.
+    counts, so there is no private or secure variant. Everybody gets the common model. Defaults of the class, and
+    ``--preset paper``, are the authors'; by name it has FedAvg's steps.
     """
 
     problem: Problem

@@ -37,7 +37,8 @@ class FedRep:
     of them is local training. ``local_head`` trains the head, ``local`` the body. The first head is drawn from
     ``agreed_seed``, so no head ever travels. A newcomer, or a client that was never asked, trains a head on the final
     body by ``newcomer`` (Scott, 2026: 20 epochs) when it wants a model. Updates count the same, as in the paper.
-    Defaults are the authors'; Scott (2026) has 5 epochs of the head.
+    Defaults of the class are the authors'; so is ``--preset paper``. By name it has FedAvg's rate and, as Scott
+    (2026), 5 epochs of the head.
     """
 
     model: Model

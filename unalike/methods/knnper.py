@@ -109,7 +109,8 @@ class KNNPer:
       or where it has none on its training rows, each without itself.
     - ``scale``: of the kernel. Scott (2026) found 100 to be the best of 0.1, 1, 10, 100.
 
-    A newcomer needs no training. A client without labels gets the common model.
+    A newcomer needs no training. A client without labels gets the common model. Steps of the class are the authors', by
+    name they are FedAvg's; ``--preset paper`` has the authors' steps and candidates for k.
     """
 
     problem: Problem

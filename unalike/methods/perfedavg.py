@@ -37,8 +37,8 @@ class PerFedAvg:
     authors' FO variant do; ``"exact"`` differentiates through the step. The paper draws a batch for the step and
     another for the gradient behind it (and a third for the Hessian): here they are the even and the odd rows of one
     batch, and with ``local.batch=None`` all rows serve for both. Everybody, a newcomer too, gets w after
-    ``adapt_steps`` steps of rate α on all of its rows. Defaults are those of the experiments that pFedMe's authors
-    published for it.
+    ``adapt_steps`` steps of rate α on all of its rows. Defaults of the class are those of the experiments that pFedMe's
+    authors published for it; so is ``--preset paper``. By name it has FedAvg's steps and α = 0.1.
     """
 
     model: Model

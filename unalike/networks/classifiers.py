@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,6 +47,12 @@ def _differentiated(x: Tensor) -> bool:
     return x.requires_grad or any(one.key() == TransformType.Grad for one in retrieve_all_functorch_interpreters())
 
 
+def _only_in_blocks() -> bool:
+    """Whether this runs for a block of clients, and nobody wants a gradient of it."""
+    transforms = [interpreter.key() for interpreter in retrieve_all_functorch_interpreters()]
+    return bool(transforms) and all(transform == TransformType.Vmap for transform in transforms)
+
+
 def channels_last(x: Tensor) -> Tensor:
     """The same tensor, laid out with channels last."""
     if _gradient_within_a_gradient():  # for pooling in this layout, second derivatives have no batching rule
@@ -58,6 +65,45 @@ def channels_last(x: Tensor) -> Tensor:
 def convolved(x: Tensor, layer: nn.Conv2d) -> Tensor:
     """An unpadded convolution whose result has channels last: a third less time where clients are computed singly."""
     return F.conv2d(x, channels_last(layer.weight), layer.bias)
+
+
+_CACHED = 1 << 24  # bytes of patches beyond which making them takes longer than it saves
+
+
+class _OfEachClient(torch.autograd.Function):
+    """An unpadded convolution without bias, for blocks of clients that have weights of their own; it has no gradient.
+
+    The images of one channel become patches, one product for each client; all others have the clients' channels side by
+    side, and last. PyTorch's own rule leaves them as they lie, which takes twice as long.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor) -> Tensor:
+        return F.conv2d(x, channels_last(weight))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, int | None], x: Tensor, weight: Tensor) -> tuple[Tensor, int]:
+        of_x, of_weight = in_dims
+        if of_x is None or of_weight is None:
+            return torch.vmap(_OfEachClient.forward, in_dims)(x, weight), 0
+        x, weight = x.movedim(of_x, 0), weight.movedim(of_weight, 0)
+        clients, filters, channels, height, width = weight.shape
+        if channels == 1:
+            patches = x[:, :, 0].unfold(2, height, 1).unfold(3, width, 1).permute(0, 4, 5, 1, 2, 3)
+            if patches.numel() * x.element_size() <= _CACHED:
+                out = weight.flatten(2) @ patches.flatten(3).flatten(1, 2)
+                return out.view(clients, filters, *patches.shape[3:]).transpose(1, 2), 0
+        images = x.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)
+        weights = weight.permute(0, 1, 3, 4, 2).flatten(0, 1).permute(0, 3, 1, 2)
+        out = F.conv2d(images, weights, groups=clients)
+        return out.view(len(out), clients, filters, *out.shape[2:]), 1
+
+
+_of_each_client: Callable[[Tensor, Tensor], Tensor] = _OfEachClient.apply
 
 
 def pooled(x: Tensor) -> Tensor:
@@ -188,7 +234,10 @@ class LeNet(nn.Module):
     def after_first(self, x: Tensor) -> Tensor:
         """The rest of the network, from what the first convolution gave."""
         x = self.pool(x).relu()
-        x = self.pool(convolved(x, self.conv2)).relu()
+        return self.after_convolutions(self.pool(convolved(x, self.conv2)).relu())
+
+    def after_convolutions(self, x: Tensor) -> Tensor:
+        """The linear layers."""
         x = self.fc2(self.fc1(x.flatten(1)).relu()).relu()
         scores: Tensor = self.fc3(x)
         return scores
@@ -204,6 +253,15 @@ class LeNet5(LeNet):
     """
 
     widths = (6, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not _only_in_blocks():
+            return super().forward(x)
+        for layer in (self.conv1, self.conv2):
+            assert layer.bias is not None
+            x = self.pool(_of_each_client(x, layer.weight))
+            x = (x + layer.bias[:, None, None]).relu()  # after pooling: the same numbers, a quarter of the additions
+        return self.after_convolutions(x)
 
     def pool(self, x: Tensor) -> Tensor:
         return pooled(x) if _differentiated(x) else pooled_by_slices(x)

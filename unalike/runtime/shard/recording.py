@@ -27,7 +27,7 @@ Function = Callable[[Inputs], Any]
 
 AFTER = 32  # calls, and
 SPENT = 1.0  # seconds of them: a recording takes as long as it saves in seventy calls, the first a second more
-LONGEST = 0.5  # seconds: where one call takes longer, its arithmetic is nearly all
+LONGEST = 1.0  # seconds: a longer call is nearly all arithmetic, or has so many operations that recording takes minutes
 MOST = 256  # kinds of calls that are remembered; the one not called for longest goes first
 NODES = 100_000  # operations in all recordings, at some 15 kB each
 
