@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 from tests.commands.test_commands import commands
 from unalike.commands import console
 from unalike.commands.main import app
+from unalike.core.suggest import nearest
 from unalike.methods import METHODS
 from unalike.privacy import Poisson, calibrate
 from unalike.studio import run
@@ -71,11 +72,15 @@ def test_a_plan_for_data_says_whom_the_data_leaves_out() -> None:
 def test_a_run_says_which_clients_it_leaves_out_and_why() -> None:
     told: list[str] = []
     watcher = Mock(note=told.append)
-    rows = np.arange(30, dtype=np.float32)[:, None], np.arange(30) % 2, np.zeros(30, dtype=np.int64)
+    rows = np.arange(30, dtype=np.float32)[:, None], np.arange(30) % 2, np.minimum(np.arange(30) // 5, 4)
+    rows[2][-1] = 5  # alone
     for clients in (20, 10):
         settings = {"partition": "iid", "clients": clients, "rounds": 1, "unseen": 0, "cohort": 2}
         run("fedavg", data=rows, watcher=watcher, **settings)
     assert len(told) == 1 and "10 of 20 clients have too few rows to train and test on and are left out" in told[0]
+    assert "with fewer clients (--clients) each has more rows" in told[0]
+    run("fedavg", data=rows, watcher=watcher, rounds=1, unseen=0, cohort=2)  # the data's own clients
+    assert told[1].endswith("1 of 6 clients have too few rows to train and test on and are left out")
 
 
 def test_help_names_papers_and_not_our_documents() -> None:
@@ -261,3 +266,8 @@ def test_a_large_delta_is_remarked_on() -> None:
     assert "is large" not in unalike(*words, "40", "--delta", "1e-5")
     spent = Privacy(private=True, epsilon=2.0, delta=40**-1.1, unit="client")
     assert "δ = 0.0173 is large" in " ".join(as_text(table([[result_of("fedavg", privacy=spent)]])).split())
+
+
+def test_a_method_written_as_in_its_paper_is_recognised() -> None:
+    for typed, meant in (("AdaPeD", "adaped"), ("Per-FedAvg", "perfedavg"), ("kNN-Per", "knnper")):
+        assert nearest(typed, METHODS) == f"; did you mean {meant!r}?"

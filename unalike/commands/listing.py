@@ -99,7 +99,7 @@ def recipes(context: typer.Context) -> None:
 
 
 @command(recipes_app, "unalike recipes show digits-pathological")
-def show(name: Annotated[str, typer.Argument(hidden=True)]) -> None:
+def show(name: Annotated[str, typer.Argument(metavar="NAME", hidden=True)]) -> None:
     """Print a recipe with its comments.
 
     NAME is a name of `unalike recipes`.

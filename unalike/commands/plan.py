@@ -21,7 +21,7 @@ app = typer.Typer()
     "unalike plan fedavg --data digits --model mlp --clients 1e6 --cohort 10000 --workers 16 --bandwidth 1.25e9",
 )
 def plan(
-    target: Annotated[str, typer.Argument(hidden=True)],
+    target: Annotated[str, typer.Argument(metavar="TARGET", hidden=True)],
     dealing: Dealing,
     training: Training,
     clients: Annotated[float, flag("How many clients there would be, e.g. 1e7.", panel="Cluster")] = 1e6,

@@ -28,7 +28,7 @@ app = typer.Typer()
     "unalike run fedavg --rounds 10 --runtime ray --workers 2",
 )
 def run(
-    target: Annotated[str, typer.Argument(hidden=True)],
+    target: Annotated[str, typer.Argument(metavar="TARGET", hidden=True)],
     dealing: Dealing,
     training: Training,
     running: Running,

@@ -9,5 +9,6 @@ from collections.abc import Iterable
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error message about an unknown name: the known one nearest to it, else all there are."""
     names = list(known)
-    near = difflib.get_close_matches(name, names, 1)
-    return f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(names) or 'none'}"
+    small = {known.lower(): known for known in reversed(names)}  # papers write AdaPeD
+    near = difflib.get_close_matches(name.lower(), small, 1)
+    return f"; did you mean {small[near[0]]!r}?" if near else f"; there are: {', '.join(names) or 'none'}"

@@ -314,7 +314,10 @@ def _encode(column: pd.Series, name: str, layout: Layout) -> tuple[Array, Sequen
             f"{name}: the column {title!r} should hold numbers, but data row {row + 1} holds {text.iloc[row]!r}"
         )
     if absent.all() or (absent.any() and missing != "keep"):
-        raise DataError(f"{name}: the text column {title!r} lacks values, and text has no mean; fill them in")
+        raise DataError(
+            f"{name}: the text column {title!r} lacks values, and text has no mean; fill them in (or, if these are the "
+            f"labels, name the column by label_column; on the command line: --label-column {title!r})"
+        )
     if values is None:
         values = [str(value) for value in np.unique(text[~absent].to_numpy(dtype=str))]
     if len(values) > _MOST_CATEGORIES:

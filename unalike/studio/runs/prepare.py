@@ -187,11 +187,11 @@ def left_out(population: Population) -> str:
     if population.incomplete:
         told.append(f"left out for lack of a value: {counted(population.incomplete, 'row')}")
     if population.dropped:
-        missing, total = len(population.dropped), len(population.dropped) + len(population)
-        told.append(
-            f"{missing:,} of {counted(total, 'client')} have too few rows to train and test on and are left out; with "
-            "fewer clients (--clients) each has more rows"
-        )
+        missing = len(population.dropped)
+        all_ = counted(missing + len(population), "client")
+        told.append(f"{missing:,} of {all_} have too few rows to train and test on and are left out")
+        if population.partition != "natural":  # such a client has the rows that it has
+            told.append("with fewer clients (--clients) each has more rows")
     return "; ".join(told)
 
 
