@@ -122,27 +122,64 @@ def test_lenet_5_pools_alike_with_and_without_a_gradient(side):
     assert torch.equal(pooled_by_slices(x), F.max_pool2d(x, 2))
 
 
-@pytest.mark.parametrize("cached", [classifiers._CACHED, 0], ids=["by patches", "by groups"])
+def lenet_5_by_hand(model, theta, x):
+    """The scores of one client, written out."""
+    weights = {name: theta[model.span(name)].view(shape) for name, shape in model.shapes.items()}
+    for layer in ("conv1", "conv2"):
+        x = F.max_pool2d(F.conv2d(x, weights[f"{layer}.weight"], weights[f"{layer}.bias"]).relu(), 2)
+    x = x.flatten(1)
+    for layer in ("fc1", "fc2"):
+        x = F.linear(x, weights[f"{layer}.weight"], weights[f"{layer}.bias"]).relu()
+    return F.linear(x, weights["fc3.weight"], weights["fc3.bias"])
+
+
+@pytest.mark.parametrize("room", [classifiers._ROOM, 0], ids=["by patches", "by groups"])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("own", [(0, 0), (0, None), (None, 0)], ids=["both", "models", "images"])
-def test_lenet_5_of_a_block_without_gradients_is_that_of_each_client(monkeypatch, cached, channels, own):
-    monkeypatch.setattr(classifiers, "_CACHED", cached)
+def test_lenet_5_of_a_block_is_that_of_each_client(monkeypatch, room, channels, own):
+    monkeypatch.setattr(classifiers, "_ROOM", room)
     model = Model(build("lenet-5", (channels, 20, 18), 4))
     theta = torch.stack([model.init(seed) for seed in range(3)])
     x = torch.randn(3, 5, channels, 20, 18, generator=torch.Generator().manual_seed(0))
+    y = torch.tensor([0, 1, 2, 3, 0])
     given = [value if dim == 0 else value[0] for value, dim in zip((theta, x), own, strict=True)]
-    block = vmap(model, own)(*given)
-    for client, scores in enumerate(block):
+
+    def loss(scores):
+        return F.cross_entropy(scores, y)
+
+    scores = vmap(model, own)(*given)
+    gradients = vmap(grad(lambda theta, x: loss(model(theta, x)), argnums=(0, 1)), own)(*given)
+    at_once = [value.clone().requires_grad_() for value in given]  # PyTorch's own gradients, of the whole block
+    sum(loss(one) for one in vmap(model, own)(*at_once)).backward()
+    summed = [torch.zeros_like(value) for value in given]
+    for client in range(3):
         one = [value[client] if dim == 0 else value for value, dim in zip(given, own, strict=True)]
-        weights = {name: one[0][model.span(name)].view(shape) for name, shape in model.shapes.items()}
-        image = one[1]
-        for layer in ("conv1", "conv2"):
-            image = F.conv2d(image, weights[f"{layer}.weight"], weights[f"{layer}.bias"])
-            image = F.max_pool2d(image.relu(), 2)
-        hidden = image.flatten(1)
-        for layer in ("fc1", "fc2"):
-            hidden = F.linear(hidden, weights[f"{layer}.weight"], weights[f"{layer}.bias"]).relu()
-        torch.testing.assert_close(scores, F.linear(hidden, weights["fc3.weight"], weights["fc3.bias"]))
+        one = [value.clone().requires_grad_() for value in one]
+        by_hand = lenet_5_by_hand(model, *one)
+        torch.testing.assert_close(scores[client], by_hand)
+        loss(by_hand).backward()
+        for place, dim, gradient, value in zip(summed, own, gradients, one, strict=True):
+            torch.testing.assert_close(gradient[client], value.grad, atol=1e-6, rtol=1e-4)
+            (place[client] if dim == 0 else place).add_(value.grad)
+    for value, expected in zip(at_once, summed, strict=True):
+        torch.testing.assert_close(value.grad, expected, atol=1e-6, rtol=1e-4)
+
+
+def test_a_gradient_of_a_gradient_of_lenet_5_in_a_block():
+    model = Model(build("lenet-5", (1, 16, 16), 3))
+    theta = torch.stack([model.init(seed) for seed in range(2)])
+    x, y = torch.randn(2, 4, 1, 16, 16, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 0])
+
+    def after_a_step(network, theta, x):
+        def loss(theta):
+            return F.cross_entropy(network(theta, x), y)
+
+        return loss(theta - 0.1 * grad(loss)(theta))
+
+    found = vmap(grad(lambda theta, x: after_a_step(model, theta, x)))(theta, x)
+    for client in range(2):
+        by_hand = grad(lambda theta, x: after_a_step(lambda t, x: lenet_5_by_hand(model, t, x), theta, x))
+        torch.testing.assert_close(found[client], by_hand(theta[client], x[client]), atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -47,10 +47,11 @@ def _differentiated(x: Tensor) -> bool:
     return x.requires_grad or any(one.key() == TransformType.Grad for one in retrieve_all_functorch_interpreters())
 
 
-def _only_in_blocks() -> bool:
-    """Whether this runs for a block of clients, and nobody wants a gradient of it."""
+def _in_blocks() -> bool:
+    """Whether this runs for a block of clients, and at most one gradient of it is wanted."""
     transforms = [interpreter.key() for interpreter in retrieve_all_functorch_interpreters()]
-    return bool(transforms) and all(transform == TransformType.Vmap for transform in transforms)
+    others = [transform for transform in transforms if transform != TransformType.Vmap]
+    return len(others) < len(transforms) and others in ([], [TransformType.Grad])
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -67,14 +68,30 @@ def convolved(x: Tensor, layer: nn.Conv2d) -> Tensor:
     return F.conv2d(x, channels_last(layer.weight), layer.bias)
 
 
-_CACHED = 1 << 24  # bytes of patches beyond which making them takes longer than it saves
+_ROOM = 1 << 26  # bytes that patches may take
+
+
+def _patches(x: Tensor, kernel: Sequence[int]) -> Tensor | None:
+    """[K, h, w, B, H, W] what each weight of a kernel [h, w] meets in images [K, B, C, ., .]; None: no room, or several channels."""
+    if x.shape[2] > 1:
+        return None
+    found = x[:, :, 0].unfold(2, kernel[0], 1).unfold(3, kernel[1], 1).permute(0, 4, 5, 1, 2, 3)
+    return found if found.numel() * x.element_size() <= _ROOM else None
+
+
+def _gradient(g: Tensor, x: Tensor, weight: Tensor, of: Literal[0, 1]) -> Tensor:
+    """Of an unpadded convolution in its images (0) or in its weight (1), as PyTorch has it."""
+    wanted = [of == 0, of == 1, False]
+    made = torch.ops.aten.convolution_backward(g, x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, wanted)
+    found: Tensor = made[of]
+    return found
 
 
 class _OfEachClient(torch.autograd.Function):
-    """An unpadded convolution without bias, for blocks of clients that have weights of their own; it has no gradient.
+    """An unpadded convolution without bias, for blocks of clients that have weights of their own.
 
-    The images of one channel become patches, one product for each client; all others have the clients' channels side by
-    side, and last. PyTorch's own rule leaves them as they lie, which takes twice as long.
+    Images of one channel become patches, and the convolution one product of matrices for each client; all others have
+    the clients' channels side by side, and last. PyTorch's own rule leaves them as they lie, which takes twice as long.
     """
 
     @staticmethod
@@ -83,7 +100,13 @@ class _OfEachClient(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        pass
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor]:
+        x, weight = ctx.saved_tensors
+        of_x = _gradient(g, x, weight, 0) if ctx.needs_input_grad[0] else None
+        return of_x, _weight_gradient(g, x, weight)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, int | None], x: Tensor, weight: Tensor) -> tuple[Tensor, int]:
@@ -91,19 +114,43 @@ class _OfEachClient(torch.autograd.Function):
         if of_x is None or of_weight is None:
             return torch.vmap(_OfEachClient.forward, in_dims)(x, weight), 0
         x, weight = x.movedim(of_x, 0), weight.movedim(of_weight, 0)
-        clients, filters, channels, height, width = weight.shape
-        if channels == 1:
-            patches = x[:, :, 0].unfold(2, height, 1).unfold(3, width, 1).permute(0, 4, 5, 1, 2, 3)
-            if patches.numel() * x.element_size() <= _CACHED:
-                out = weight.flatten(2) @ patches.flatten(3).flatten(1, 2)
-                return out.view(clients, filters, *patches.shape[3:]).transpose(1, 2), 0
+        clients, filters, _, *kernel = weight.shape
+        patches = _patches(x, kernel)
+        if patches is not None:
+            out = weight.flatten(2) @ patches.flatten(3).flatten(1, 2)
+            return out.view(clients, filters, *patches.shape[3:]).transpose(1, 2), 0
         images = x.permute(1, 3, 4, 0, 2).flatten(3).permute(0, 3, 1, 2)
         weights = weight.permute(0, 1, 3, 4, 2).flatten(0, 1).permute(0, 3, 1, 2)
         out = F.conv2d(images, weights, groups=clients)
         return out.view(len(out), clients, filters, *out.shape[2:]), 1
 
 
+class _WeightGradient(torch.autograd.Function):
+    """The gradient of such a convolution in its weight, from that in its result; by the same patches."""
+
+    @staticmethod
+    def forward(g: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        return _gradient(g, x, weight, 1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, int | None, int | None], g: Tensor, x: Tensor, weight: Tensor
+    ) -> tuple[Tensor, int]:
+        of_g, of_x, of_weight = in_dims
+        shape = weight.shape if of_weight is None else weight.select(of_weight, 0).shape
+        patches = None if of_g is None or of_x is None else _patches(x.movedim(of_x, 0), shape[2:])
+        if of_g is None or patches is None:
+            return torch.vmap(_WeightGradient.forward, in_dims)(g, x, weight), 0
+        by_filter = g.movedim(of_g, 0).transpose(1, 2).flatten(2)
+        return (by_filter @ patches.flatten(3).flatten(1, 2).mT).view(-1, *shape), 0
+
+
 _of_each_client: Callable[[Tensor, Tensor], Tensor] = _OfEachClient.apply
+_weight_gradient: Callable[[Tensor, Tensor, Tensor], Tensor] = _WeightGradient.apply
 
 
 def pooled(x: Tensor) -> Tensor:
@@ -255,13 +302,19 @@ class LeNet5(LeNet):
     widths = (6, 16)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not _only_in_blocks():
+        if not _in_blocks():
             return super().forward(x)
-        for layer in (self.conv1, self.conv2):
-            assert layer.bias is not None
-            x = self.pool(_of_each_client(x, layer.weight))
-            x = (x + layer.bias[:, None, None]).relu()  # after pooling: the same numbers, a quarter of the additions
-        return self.after_convolutions(x)
+        x = self.rectified(_of_each_client(x, self.conv1.weight), self.conv1)
+        if _differentiated(x):
+            x = F.conv2d(x, channels_last(self.conv2.weight))
+        else:
+            x = _of_each_client(x, self.conv2.weight)
+        return self.after_convolutions(self.rectified(x, self.conv2))
+
+    def rectified(self, x: Tensor, layer: nn.Conv2d) -> Tensor:
+        """Pooled before the bias is added: the same numbers, a quarter of the additions."""
+        assert layer.bias is not None
+        return (self.pool(x) + layer.bias[:, None, None]).relu()
 
     def pool(self, x: Tensor) -> Tensor:
         return pooled(x) if _differentiated(x) else pooled_by_slices(x)
