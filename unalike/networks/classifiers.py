@@ -72,9 +72,9 @@ _ROOM = 1 << 26  # bytes that patches may take
 
 
 def _patches(x: Tensor, kernel: Sequence[int]) -> Tensor | None:
-    """[K, h, w, B, H, W] what each weight of a kernel [h, w] meets in images [K, B, C, ., .]; None: no room, or several channels."""
+    """[K, h, w, B, H, W] what each weight of a kernel [h, w] meets in images [K, B, 1, ., .]; None: too many."""
     if x.shape[2] > 1:
-        return None
+        return None  # several channels
     found = x[:, :, 0].unfold(2, kernel[0], 1).unfold(3, kernel[1], 1).permute(0, 4, 5, 1, 2, 3)
     return found if found.numel() * x.element_size() <= _ROOM else None
 
