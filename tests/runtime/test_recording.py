@@ -251,3 +251,14 @@ def test_a_graph_with_a_function_that_says_nothing_of_itself_stays_as_it_is() ->
     recording._merge(module)
     recording._fold(module)
     assert str(module.graph) == before
+
+
+def test_permutations_are_left_out_only_where_they_change_nothing() -> None:
+    def permuted(inputs: recording.Inputs) -> tuple[Tensor, ...]:
+        x = inputs["given"]["x"]
+        return x.permute(0, 1) + 1, x.permute(1, 0) + 1, x.permute(-1, 0) + 1
+
+    x = {"given": {"x": torch.arange(9).view(3, 3)}}
+    played, _ = recording._recorded(permuted, x)
+    assert played is not None and all(torch.equal(*pair) for pair in zip(played(x), permuted(x), strict=True))
+    assert sum("permute" in str(node.target) for node in played.graph.nodes) < 3  # type: ignore[attr-defined]

@@ -168,12 +168,14 @@ def _fold(module: fx.GraphModule) -> None:
 
 
 def _drop_idle(module: fx.GraphModule) -> None:
-    """Leave out views that change no shape, and products by 1; linear layers under ``vmap`` are full of them."""
+    """Leave out views and permutations that change nothing, and products by 1; ``vmap`` makes many of them."""
     aten = torch.ops.aten
     views = (aten.view.default, aten._unsafe_view.default, aten.expand.default)
     for node in module.graph.nodes:
         idle = node.op == "call_function" and (
-            node.target in views or (node.target is aten.mul.Scalar and node.args[1] == 1)
+            node.target in views
+            or (node.target is aten.permute.default and list(node.args[1]) == list(range(len(node.args[1]))))
+            or (node.target is aten.mul.Scalar and node.args[1] == 1)
         )
         if idle and "val" in node.args[0].meta:
             before, after = node.args[0].meta["val"], node.meta["val"]
