@@ -41,7 +41,7 @@ class FinishedRun:
         if saved is None and (path / folder.RESULT).is_file():
             raise folder.incomplete(path, folder.CHECKPOINT)
         if saved is None or saved.round == 0:
-            raise UserError(f"{path} has not been trained yet; go on with: unalike resume {path}")
+            raise UserError(f"{path} has no checkpoint of a finished round yet; go on with: unalike resume {path}")
         roster = folder.load_roster(path)
         recipe, method = build(read_recipe(path / folder.RECIPE), roster)
         return cls(path, recipe, roster, method, saved.state, saved.round, saved.kept)
