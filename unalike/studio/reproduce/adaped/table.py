@@ -78,12 +78,17 @@ def _compute(columns: list[str], scaled: list[str], share: int = 1) -> Callable[
                     name = f"{method}, {column}, seed {seed}"
                     numbers = work.part(name, trained, method=method, seed=seed, **settings)
                     table.append({"column": column, "method": method, "seed": seed, **flat(numbers)})
+        diverged = [
+            f"{line['method']}, {line['column']}, seed {line['seed']} diverged in round {line['diverged']}"
+            for line in table
+            if "diverged" in line
+        ]
         found = measured(table)
         values = {what: each for what, each in found.items() if not what.startswith("Local")}
         for column in dict.fromkeys(line["column"] for line in table):
             values[_lead(column)] = ahead(found, "AdaPeD", _TABLE, column)
             values[_alone(column)] = ahead(found, "AdaPeD", ["Local"], column)
-        return Found(values, table, dots(beside(table, _TABLE, _COLUMNS), ["Local", *_TABLE]))
+        return Found(values, table, dots(beside(table, _TABLE, _COLUMNS), ["Local", *_TABLE]), diverged)
 
     return compute
 
