@@ -99,7 +99,7 @@ def trained(
     """Accuracy of every client's own model, and of the common one where there is one.
 
     ``continued``: clients train in every round, sampled or not. ``clients`` and their ``samples``: of MNIST. Where no
-    update is finite any more, as the rate is too high, what the rounds before gave is scored, and ``diverged`` says when.
+    update is finite any more, as a rate is too high, what the rounds before gave is scored; ``diverged`` says when.
     """
     population = _population(source, seed, clients, samples)
     model = Model(build("lenet-5", (1, 28, 28), 10))
