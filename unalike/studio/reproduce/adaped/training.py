@@ -99,7 +99,7 @@ def trained(
     """Accuracy of every client's own model, and of the common one where there is one.
 
     ``continued``: clients train in every round, sampled or not. ``clients`` and their ``samples``: of MNIST. Where no
-    update is finite any more, as a rate is too high, what the rounds before gave is scored; ``diverged`` says when.
+    update is finite any more, as a rate is too high, there is no model, and none is right: ``diverged`` says when.
     """
     population = _population(source, seed, clients, samples)
     model = Model(build("lenet-5", (1, 28, 28), 10))
@@ -115,21 +115,18 @@ def trained(
     made = _method(method, problem, cohort, **changes)
     federation = simulate(population, seed, threads=1, noise="seeded")
     psi: list[float] = []
-    last: list[State] = [made.start(seed)]
 
     def after(number: int, state: State) -> None:
-        last[0] = state
         if "psi" in state and number % 6 == 0:
             psi.append(float(state.psi))
         tick(number, rounds)
 
-    diverged: dict[str, int] = {}
     try:
         state = train(made, federation, rounds, after_round=after)
     except QuorumError:
-        state, diverged = last[0], {"diverged": federation.round}
+        return {"accuracy": 0.0, "worst": 0.0, "psi": psi, "diverged": federation.round}
     own = evaluate(made.model, lambda cohort: made.personalize(state, cohort), federation, federation.roster)
-    found = {"accuracy": 100 * own.mean, "worst": 100 * float(own.score.nanquantile(0.0)), "psi": psi, **diverged}
+    found = {"accuracy": 100 * own.mean, "worst": 100 * float(own.score.nanquantile(0.0)), "psi": psi}
     common = _common(state)
     if common is not None and method != "FedEM":
         shared = evaluate(model, lambda cohort: state[common].expand(len(cohort), -1), federation, federation.roster)
