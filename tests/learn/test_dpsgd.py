@@ -415,3 +415,29 @@ def test_a_network_that_changes_the_type_of_its_rows_gets_rows_of_any_type() -> 
     assert not found.requires_grad
     expected = grad(lambda theta: loss_of(model(theta, x), y).sum())(model.init(0))
     assert torch.allclose(found, expected, atol=1e-6)
+
+
+class BesideLeNet5(nn.Module):
+    """LeNet-5 and a linear map beside it: more than one function after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.skip = build("lenet-5", (1, 16, 16), 3), nn.Linear(256, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.net(x) + self.skip(x.flatten(1))
+        return scores
+
+
+def test_a_network_around_lenet_5_is_clipped_in_blocks_as_client_by_client() -> None:
+    model = Model(BesideLeNet5())
+    theta, x = torch.stack([model.init(0), model.init(1)]), torch.randn(2, 5, 1, 16, 16)
+    y = torch.tensor([[0, 1, 2, 0, 1], [2, 1, 0, 0, 1]])
+    norms = GhostNorms.of(model, x[0, :2])
+    assert norms is not None
+
+    def clipped(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return norms.clipped_sum(theta, x, y, loss_of, None, 0.3)[0]
+
+    alone = torch.stack([clipped(theta[i], x[i], y[i]) for i in range(2)])
+    torch.testing.assert_close(torch.vmap(clipped)(theta, x, y), alone, atol=1e-6, rtol=1e-4)

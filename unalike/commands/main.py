@@ -7,6 +7,7 @@ import signal
 import warnings
 from typing import Annotated, Any
 
+import click
 import typer
 
 from unalike import __version__
@@ -36,11 +37,11 @@ SIGNALLED = 128  # what a shell expects after a signal: 128 and its number
 class Commands(typer.core.TyperGroup):
     """A group whose commands end with a message, not with a traceback, when the user can put things right."""
 
-    def invoke(self, ctx: Any) -> Any:  # of Click, or of the Click inside Typer, which it has had since 0.26
+    def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (typer.Exit, typer.Abort):
-            raise
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise  # a flag that does not exist, or the end
         except KeyboardInterrupt:
             _say("stopped at once; `unalike resume RUN` goes on from the last checkpoint")
             raise typer.Exit(SIGNALLED + signal.SIGINT) from None
@@ -69,7 +70,7 @@ def _explain(error: Exception) -> int:
         case ValueError() | TypeError() | OSError() | QuorumError() | BudgetExceeded() | SecureSumAborted():
             _say(f"{error}\n(set {TRACEBACK}=1 to see where this comes from)", "error")
         case _:
-            raise error  # also a flag that does not exist, of which Typer tells
+            raise error
     return 1
 
 

@@ -171,6 +171,8 @@ class _Layers(TorchFunctionMode):
     Gradients of the outputs are taken from those themselves, or (``perturb``) from what is added to them.
     """
 
+    sees_layers = True  # networks then call every layer by its function
+
     def __init__(self, layers: list[Layer], perturb: list[Tensor] | None = None) -> None:
         super().__init__()
         self._layers, self._perturb = layers, perturb

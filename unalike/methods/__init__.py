@@ -151,7 +151,7 @@ METHODS: dict[str, Entry] = {
         "Per-FedAvg",
         "Fallah et al., NeurIPS 2020",
         "a common model from which one gradient step on its own labels gives every client a good one",
-        {"local": {**_PASS["local"], "steps": "none"}, "alpha": 0.1},
+        {"local": {**_PASS["local"], "steps": None}, "alpha": 0.1},
         preset={"local": {"epochs": "none", "steps": 20, "batch": 20, "lr": 0.001}, "alpha": 0.02},
     ),
     "fedrep": Entry(

@@ -20,6 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._C._functorch import TransformType
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch.overrides import _get_current_function_mode_stack
+
+_modes: Callable[[], list[Any]] = _get_current_function_mode_stack
 
 
 def _image(input_shape: Sequence[int], name: str, smallest: int) -> tuple[int, int, int]:
@@ -48,7 +51,12 @@ def _differentiated(x: Tensor) -> bool:
 
 
 def _in_blocks() -> bool:
-    """Whether this runs for a block of clients, and at most one gradient of it is wanted."""
+    """Whether this runs for a block of clients, and at most one gradient of it is wanted.
+
+    Not so where a mode has to see every layer, as that of ``learn.ghost`` has.
+    """
+    if any(getattr(mode, "sees_layers", False) for mode in _modes()):
+        return False
     transforms = [interpreter.key() for interpreter in retrieve_all_functorch_interpreters()]
     others = [transform for transform in transforms if transform != TransformType.Vmap]
     return len(others) < len(transforms) and others in ([], [TransformType.Grad])

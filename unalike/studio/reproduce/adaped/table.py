@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from unalike.studio.reproduce.adaped.training import OPEN, flat, trained
+from unalike.studio.reproduce.adaped.training import OPEN, flat, trained, trained_or_diverged
 from unalike.studio.reproduce.charts import dots
 from unalike.studio.reproduce.item import Found, Item, Row, Work, claim, near
 from unalike.studio.reproduce.tables import ahead, beside, cells, measured
@@ -76,7 +76,7 @@ def _compute(columns: list[str], scaled: list[str], share: int = 1) -> Callable[
             for method in ("Local", *_TABLE):
                 for seed in _SEEDS:
                     name = f"{method}, {column}, seed {seed}"
-                    numbers = work.part(name, trained, method=method, seed=seed, **settings)
+                    numbers = work.part(name, trained_or_diverged, method=method, seed=seed, **settings)
                     table.append({"column": column, "method": method, "seed": seed, **flat(numbers)})
         diverged = [
             f"{line['method']}, {line['column']}, seed {line['seed']} diverged in round {line['diverged']}"

@@ -98,8 +98,7 @@ def trained(
 ) -> Numbers:
     """Accuracy of every client's own model, and of the common one where there is one.
 
-    ``continued``: clients train in every round, sampled or not. ``clients`` and their ``samples``: of MNIST. Where no
-    update is finite any more, as a rate is too high, there is no model, and none is right: ``diverged`` says when.
+    ``continued``: clients train in every round, sampled or not. ``clients`` and their ``samples``: of MNIST.
     """
     population = _population(source, seed, clients, samples)
     model = Model(build("lenet-5", (1, 28, 28), 10))
@@ -121,10 +120,7 @@ def trained(
             psi.append(float(state.psi))
         tick(number, rounds)
 
-    try:
-        state = train(made, federation, rounds, after_round=after)
-    except QuorumError:
-        return {"accuracy": 0.0, "worst": 0.0, "psi": psi, "diverged": federation.round}
+    state = train(made, federation, rounds, after_round=after)
     own = evaluate(made.model, lambda cohort: made.personalize(state, cohort), federation, federation.roster)
     found = {"accuracy": 100 * own.mean, "worst": 100 * float(own.score.nanquantile(0.0)), "psi": psi}
     common = _common(state)
@@ -134,6 +130,16 @@ def trained(
     if epsilon is not None:
         found["spent"] = federation.ledger.epsilon(_delta(population))
     return found
+
+
+def trained_or_diverged(tick: Tick, **settings: Any) -> Numbers:
+    """The same; where updates are not finite, as a rate is too high, no answer is right: ``diverged`` says when."""
+    try:
+        return trained(tick, **settings)
+    except QuorumError as error:
+        if not error.failures or any("not finite" not in failure.reason for failure in error.failures):
+            raise
+        return {"accuracy": 0.0, "worst": 0.0, "psi": [], "diverged": error.failures[0].round}
 
 
 def _common(state: State) -> str | None:
