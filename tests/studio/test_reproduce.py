@@ -168,3 +168,21 @@ def test_convex_runs_of_the_splitting_items_end_where_theory_says():
     assert ends["FedRP"] == pytest.approx(ends["FedProx"], rel=1e-6)  # Theorem 8
     assert rounds_to([3.0, 2.0, 1.0], 2.0) == 2 and rounds_to([3.0], 2.0) == 2
     assert worst_step([4.0, 2.0, 3.0]) == 1.5
+
+
+def test_only_what_is_not_finite_counts_as_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+    from unalike.core.federation import QuorumError
+    from unalike.core.request import Failure
+    from unalike.studio.reproduce.adaped import training
+
+    def failing(reason: str) -> None:
+        def trained(*_: object, **__: object) -> None:
+            raise QuorumError("none answered", [Failure("a", "AdaPeD.fit", 7, reason)])
+
+        monkeypatch.setattr(training, "trained", trained)
+
+    failing("the array 'update' is not finite (NaN or infinite)")
+    assert training.trained_or_diverged(lambda *_: None)["diverged"] == 7
+    failing("TypeError: a bug")
+    with pytest.raises(QuorumError):
+        training.trained_or_diverged(lambda *_: None)
