@@ -59,7 +59,8 @@ bench: $(STAMP) ## Measure speed and memory
 	$(BIN)/python -m benchmarks
 
 docs: $(STAMP) ## Build the documentation into site/
-	$(BIN)/mkdocs build --strict
+	$(BIN)/python -m reproductions --page docs/results.md
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean: ## Remove .venv, caches and built files
 	rm -rf $(VENV) site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -73,7 +74,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/pip || { echo "Creating $(VENV) (once; a few minutes)"; $(PYTHON) -m venv --clear $(VENV); }
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt hatchling
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[data,dev,onnx]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[data,dev,onnx,tune,mlflow,tensorboard]'
 	@touch $@
 
 $(CLUSTER): $(STAMP)

@@ -6,7 +6,7 @@ import math
 import sys
 from pathlib import Path
 
-from unalike.studio.runs.result import Result
+from unalike import Result
 
 WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 520, 320, 60, 50, 40
 

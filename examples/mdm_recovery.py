@@ -11,10 +11,7 @@ import time
 
 import numpy as np
 
-from unalike import Federation, simulate
-from unalike.analytics.mdm.algorithm import MDM
-from unalike.analytics.mdm.counts import histogram_clients, known_mixture
-from unalike.data.partition.mixture import Mixture, relative_error
+from unalike import MDM, Federation, Mixture, histogram_clients, known_mixture, relative_error, simulate
 
 SEEDS = (0, 1, 2)
 

@@ -15,11 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from unalike import Clients, LocalSGD, Model, State, data, simulate, train
-from unalike.analytics.mdm.algorithm import MDM
-from unalike.analytics.mdm.counts import histogram_clients, known_mixture
-from unalike.data.partition.mdm import conditional_partition, iid_partition, mdm_partition
-from unalike.methods.fedavg import FedAvg
+from unalike import (
+    MDM,
+    Clients,
+    FedAvg,
+    LocalSGD,
+    Model,
+    State,
+    data,
+    histogram_clients,
+    known_mixture,
+    simulate,
+    train,
+)
 
 CLIENTS, ROUNDS, LAST = 150, 60, 10
 EPOCHS, RATES = (1, 4), (0.02, 0.1, 0.3)
@@ -56,14 +64,14 @@ def main() -> dict[str, float]:
         return Clients.from_sizes(x[rows], y[rows], torch.tensor([len(part) for part in parts]))
 
     rng = np.random.default_rng(0)
-    true = mdm_partition(labels, CLIENTS, rng, known_mixture("high-2"))
+    true = data.mdm_partition(labels, CLIENTS, rng, known_mixture("high-2"))
     counts = np.stack([np.bincount(labels[part], minlength=10) for part in true])
     fitted = MDM(10, 100, components=2, cohort=CLIENTS).fit(simulate(histogram_clients(counts))).mixture
     kinds = {
         "true": clients_of(true),
-        "MDM": clients_of(mdm_partition(labels, CLIENTS, rng, fitted)),
-        "fully IID": clients_of(iid_partition(labels, CLIENTS, rng, fitted)),
-        "conditionally IID": clients_of(conditional_partition(labels, counts, rng)),
+        "MDM": clients_of(data.mdm_partition(labels, CLIENTS, rng, fitted)),
+        "fully IID": clients_of(data.iid_partition(labels, CLIENTS, rng, fitted)),
+        "conditionally IID": clients_of(data.conditional_partition(labels, counts, rng)),
     }
     model = Model(nn.Sequential(nn.Linear(192, 64), nn.ReLU(), nn.Linear(64, 10)))
     gaps: dict[str, list[float]] = {kind: [] for kind in kinds if kind != "true"}

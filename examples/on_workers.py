@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unalike.studio.cluster.session import Session
-from unalike.studio.recipe.recipe import Data, Recipe, Runtime
-from unalike.studio.runs import checkpoint
-from unalike.studio.runs.progress import Watcher
-from unalike.studio.runs.run import run_with
+from unalike.deploy.session import Session
+from unalike.runs import checkpoint
+from unalike.runs.recipe.recipe import Data, Recipe, Runtime
+from unalike.runs.run import run_recipe
+from unalike.runs.watcher import Watcher
 
 KILL_AFTER = 3  # rounds
 
@@ -50,11 +50,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         here, there = Path(folder, "here"), Path(folder, "there")
         print("one process:")
-        one = run_with(recipe, here, Shows())
+        one = run_recipe(recipe, here, watcher=Shows())
         print("two workers (Ray takes some seconds to start):", flush=True)
         session = Session(on_ray.runtime)
         try:
-            two = run_with(on_ray, there, Shows(session), session)
+            two = run_recipe(on_ray, there, watcher=Shows(session), workers=session)
         finally:
             session.close()
         for line in two.workers:

@@ -2,9 +2,7 @@
 
 import numpy as np
 
-from unalike import LocalSGD, Model, data, simulate, train
-from unalike.methods.fedavg import FedAvg
-from unalike.networks.architectures import build
+from unalike import FedAvg, LocalSGD, Model, data, simulate, train
 
 random = np.random.default_rng(0)
 x = random.normal(size=(600, 5)).astype("float32")
@@ -12,7 +10,7 @@ shop = random.integers(0, 12, size=600)  # which client each row belongs to
 y = (x[:, 0] + 0.5 * shop / 12 > 0).astype("int64")
 
 population = data.from_arrays(x, y, shop, test=0.25, unseen=0.0, seed=0)
-model = Model(build("mlp", population.input_shape, 2))
+model = Model.named("mlp", population)
 federation = simulate(population, seed=0)
 state = train(FedAvg(model, cohort=6, local=LocalSGD(epochs=2, batch=16, lr=0.3)), federation, rounds=30)
 print(

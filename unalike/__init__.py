@@ -1,77 +1,32 @@
-"""Unalike: personalized, private federated learning among clients that are not alike."""
+"""Unalike: personalized, private federated learning among clients that are not alike.
 
+``import unalike as ua`` is all that an example or a method needs. The names are listed in ``__init__.pyi``.
+"""
+
+import importlib
 import os
-from typing import TYPE_CHECKING
+import re
+from pathlib import Path
 
 # A thread that waits for another one sleeps, unless PyTorch was loaded before. Spinning is no faster here, and beside
 # another program it takes twice as long and more.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from unalike.version import __version__
-
 # PyTorch takes a second to import, so a name is loaded when it is first used: `unalike --help` answers without it.
-if TYPE_CHECKING:
-    from unalike.core.client import Client, Clients
-    from unalike.core.federation import Cohort, Federation, Replies, each
-    from unalike.core.method import Method, State, train
-    from unalike.core.model import Model
-    from unalike.core.release import SIZE, Each, Mean, Stays, Sum
-    from unalike.core.task import send, task
-    from unalike.learn.local import LocalSGD
-    from unalike.runtime.shard.simulator import Simulator
-    from unalike.studio import compare, resume, run
-    from unalike.studio.simulate import simulate
-else:
-    _NAMES = {
-        "unalike.core.client": ("Client", "Clients"),
-        "unalike.core.federation": ("Cohort", "Federation", "Replies", "each"),
-        "unalike.core.method": ("Method", "State", "train"),
-        "unalike.core.model": ("Model",),
-        "unalike.core.release": ("SIZE", "Each", "Mean", "Stays", "Sum"),
-        "unalike.core.task": ("send", "task"),
-        "unalike.learn.local": ("LocalSGD",),
-        "unalike.runtime.shard.simulator": ("Simulator",),
-        "unalike.studio": ("compare", "resume", "run"),
-        "unalike.studio.simulate": ("simulate",),
-    }
+_LIST = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+_HOMES = {name: module for module, name in re.findall(r"^from (\S+) import (\w+) as \w+$", _LIST, re.MULTILINE)}
+__all__ = sorted(_HOMES)
 
-    def __getattr__(name):
-        from importlib import import_module
 
-        for module, names in _NAMES.items():
-            if name in names:
-                value = globals()[name] = getattr(import_module(module), name)
-                return value
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
         raise AttributeError(f"module 'unalike' has no attribute {name!r}")
+    home = _HOMES[name]
+    if name in ("data", "figures"):  # modules
+        return importlib.import_module(f"{home}.{name}")
+    value = globals()[name] = getattr(importlib.import_module(home), name)
+    return value
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-__all__ = [
-    "SIZE",
-    "Client",
-    "Clients",
-    "Cohort",
-    "Each",
-    "Federation",
-    "LocalSGD",
-    "Mean",
-    "Method",
-    "Model",
-    "Replies",
-    "Simulator",
-    "State",
-    "Stays",
-    "Sum",
-    "__version__",
-    "compare",
-    "each",
-    "resume",
-    "run",
-    "send",
-    "simulate",
-    "task",
-    "train",
-]

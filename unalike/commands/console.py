@@ -12,8 +12,8 @@ from rich.measure import Measurement
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from unalike.studio.cluster.analyses import Place
-    from unalike.studio.figures.file import Figure
+    from unalike.deploy.session import Place
+    from unalike.report.figures.file import Figure
 
 
 def printed() -> Console:
@@ -94,7 +94,7 @@ def workers_told(result: Mapping[str, Any]) -> list[str]:
 @contextmanager
 def errors_told() -> Iterator[None]:
     """What is wrong with data or settings is the user's to put right, so it is said without a traceback."""
-    from unalike.studio.errors import UserError
+    from unalike.runs.errors import UserError
 
     try:
         yield
@@ -105,12 +105,12 @@ def errors_told() -> Iterator[None]:
 def check_free(**files: Path | None) -> None:
     """Nothing is overwritten, and a figure is a kind of file that can be drawn. A file goes by the name of its flag."""
     if files.get("plot") is not None:
-        from unalike.studio.figures.file import check_ending
+        from unalike.report.figures.file import check_ending
 
         check_ending(files["plot"])
     for name, file in files.items():
         if file is not None and file.exists():
-            from unalike.studio.errors import UserError
+            from unalike.runs.errors import UserError
 
             raise UserError(f"{file} exists already, and nothing is overwritten: choose another file with --{name}")
 
@@ -118,19 +118,28 @@ def check_free(**files: Path | None) -> None:
 def write(file: Path, text: str) -> None:
     """Write a file whole or not at all."""
     from unalike.core.disk import write_whole
-    from unalike.studio.runs.folder import disk_errors_told
+    from unalike.runs.folder import explain_disk_errors
 
-    with disk_errors_told(file.parent):
+    with explain_disk_errors(file.parent):
         write_whole(file, text.encode())
 
 
 def write_figure(file: Path, chart: Figure) -> None:
     """Draw a chart in a file of the kind that its ending says."""
-    from unalike.studio.figures.file import save
-    from unalike.studio.runs.folder import disk_errors_told
+    from unalike.report.figures.file import save
+    from unalike.runs.folder import explain_disk_errors
 
-    with disk_errors_told(file.parent):
+    with explain_disk_errors(file.parent):
         save(chart, file)
+
+
+def with_flags(text: str | Exception) -> str:
+    """What runs and data say about settings, with the flags that set them."""
+    from unalike.runs.errors import Note, UserError
+    from unalike.runs.recipe.keys import flag_of
+
+    note = text.note if isinstance(text, UserError) else text
+    return note.shown(flag_of) if isinstance(note, Note) else str(note)
 
 
 def print_files(**files: Path | None) -> None:

@@ -37,8 +37,8 @@ def data(
     written: Annotated[
         Path | None,
         flag(
-            "A new file for what rows look like: columns, values of text, classes. Check it, make it public, and "
-            "train with --set data.schema=FILE.",
+            "A new file for what rows look like: columns with center and deviation, values of text, classes. Check "
+            "it, put public numbers in it, and train with --set data.schema=FILE.",
             "--schema",
         ),
     ] = None,
@@ -49,21 +49,24 @@ def data(
     """
     check_free(plot=plot, schema=written)
     from unalike.data import describe
-    from unalike.studio.runs.folder import disk_errors_told, save_schema
-    from unalike.studio.runs.prepare import load_data
+    from unalike.data.schema_file import schema_text
+    from unalike.runs.folder import explain_disk_errors
+    from unalike.runs.load import load_data
 
     population = load_data(planned(["fedavg"], dealing, seed=seed, set_=set_).runs[0][1])
     description = describe(population)
     say(_summary(description))
+    if description.column_reports:
+        say(_columns(description))
     if show:
         say(_clients(description, population, show))
     if plot is not None:
-        from unalike.studio.figures.clients import population_chart
+        from unalike.report.figures.clients import population_chart
 
         write_figure(plot, population_chart(population))
     if written is not None:
-        with disk_errors_told(written, "unalike data"):
-            save_schema(written, population.schema)
+        with explain_disk_errors(written, "unalike data"):
+            written.write_text(schema_text(population) + "\n", encoding="utf-8")
     print_files(figure=plot, schema=written)
 
 
@@ -71,6 +74,15 @@ def _summary(description: Description) -> Table:
     table = Table("", "", title=description.title, show_header=False, title_justify="left")
     for name, value in description.summary.items():
         table.add_row(name, value)
+    return table
+
+
+def _columns(description: Description) -> Table:
+    """What was made of each column of the user's table."""
+    table = Table("column", "read as", "holds", title="the columns", title_justify="left")
+    table.add_column("missing", justify="right")
+    for one in description.column_reports:
+        table.add_row(one.name, one.role, one.content, f"{one.missing:,}" if one.missing else "")
     return table
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -24,15 +25,20 @@ from unalike.commands.console import (
     workers_told,
     write_figure,
 )
-from unalike.commands.options import columns_from, command, examples, flag
+from unalike.commands.options import command, examples, flag
 
 if TYPE_CHECKING:
-    from unalike.analytics.estimation.problem import Problem
-    from unalike.analytics.estimation.shared import Channel, Estimates
-    from unalike.analytics.estimation.study import Maker
-    from unalike.studio.cluster.analyses import Place
+    from altair import HConcatChart
+
+    from unalike.analytics.estimation.means import BernoulliRates, GaussianMeans
+    from unalike.analytics.estimation.regression import OneForAll
+    from unalike.analytics.estimation.samples import Samples
+    from unalike.analytics.estimation.shared import Channel, Estimator
+    from unalike.analytics.estimation.study import EstimationResult
+    from unalike.deploy.session import Place
 
 _FIRST = 5  # clients whose estimates are printed
+_NAMED = 20  # columns whose names are printed
 _data, _model, _privacy, _output = (partial(flag, panel=one) for one in ("Data", "Model", "Privacy", "Output"))
 
 Data = Annotated[str, _data("A name of `unalike datasets`, or your own file.")]
@@ -40,71 +46,103 @@ Mu = Annotated[float | None, _model("Known mean of the prior, the same in each c
 SigmaTheta = Annotated[float | None, _model("σθ, deviation among clients.")]
 SigmaX = Annotated[float | None, _model("σx, deviation of a sample.")]
 Rounds = Annotated[int, _model("Rounds of learning the prior.", min=1)]
-Components = Annotated[int, _model("Components of a mixture prior.", min=1)]
-Solver = Annotated[str, _model("em, or gd: the paper's alternating gradient steps.")]
-Rate = Annotated[float, _model("Of gd, for θ.")]
-RateOfMean = Annotated[float, _model("Of gd, for μ.")]
-RateOfVariance = Annotated[float, _model("Of gd, for the variances.")]
-Bits = Annotated[int | None, _privacy("Round messages to so many bits a number.")]
-Epsilon = Annotated[float | None, _privacy("ε₀ of a client, by noise of its own.")]
 Radius = Annotated[float | None, _privacy("Or the largest magnitude of the prior's mean.")]
 
 
 @dataclass(frozen=True)
-class Reading:
+class Reading(options.TableFlags):
     """Which clients to read."""
 
     clients: options.ClientCount = None
-    client_column: options.ClientColumn = None
-    label_column: options.LabelColumn = None
     test: Annotated[float, _data("Share of each client's rows to score by, where no truth is known.")] = 0.0
     seed: Annotated[int, _data("Of data and noise.")] = 0
+    range_: Annotated[
+        list[str] | None,
+        _data("NAME=LOW:HIGH, public: warn of means outside. (default: of the rows, without ε)", "--range"),
+    ] = None
 
-    def problem(
-        self,
-        place: Place,
-        data: str,
-        truth: str = "theta",
-        check: Literal["flips", "linear", "logistic"] | None = None,
-        counts: Path | None = None,
-    ) -> Problem:
-        """The clients of a data set, or of a file of counts, whose rows are checked."""
-        columns = columns_from(self.client_column, self.label_column)
-        how: dict[str, Any] = {"seed": self.seed, "clients": self.clients, "test": self.test, "columns": columns}
+    def samples(self, place: Place, data: str, check: str | None, counts: Path | None, label: bool) -> Samples:
+        """The clients of a data set, or of a file of counts; without ``label`` no label column may be named."""
+        if not label:
+            from unalike.analytics.estimation.samples import refuse_label
+
+            refuse_label(self.label_column)
+        how: dict[str, Any] = {"seed": self.seed, "clients": self.clients, "test": self.test, "check": check}
         file = None if counts is None else str(counts)
-        found: Problem = place.read("problem", data=data, truth=truth, check=check, counts=file, **how)
+        columns = self.options()
+        if self.range_:
+            how["ranges"] = dict(_range(text) for text in self.range_)
+        found: Samples = place.read("samples", data=data, counts=file, **how, **columns)
         return found
 
 
 @dataclass(frozen=True)
-class Sending:
+class Message:
     """How a client's message reaches the server."""
 
-    bits: Bits = None
-    epsilon: Epsilon = None
+    bits: Annotated[int | None, _privacy("Round each number of a message to this many bits.")] = None
+    epsilon: Annotated[float | None, _privacy("ε₀ of a client, by noise of its own.")] = None
     delta: options.Delta = None
-    bound: Annotated[float | None, _privacy("Bound of what is sent, known beforehand.")] = None
     simulate_noise: options.SimulateNoise = False
 
-    def channel(self, problem: Problem) -> Channel:
+    def channel(self, samples: Samples, calibration: str = "analytic") -> Channel:
         from unalike.analytics.estimation.shared import Channel
 
-        return Channel(self.bits, self.epsilon, _delta(problem) if self.delta is None else self.delta)
+        delta = len(samples.clients) ** -1.1 if self.delta is None else self.delta
+        return Channel(self.bits, self.epsilon, delta, calibration)  # type: ignore[arg-type]  # it checks this
 
 
 @dataclass(frozen=True)
-class Prior:
-    """Where the coefficients of a regression come from."""
+class BoundedMessage(Message):
+    """The same, of numbers that have no natural bound."""
+
+    bound: Annotated[float | None, _privacy("Bound of what is sent, known beforehand.")] = None
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Where the coefficients of a regression come from, and how that is learned."""
 
     mu: Mu = None
     sigma_theta: SigmaTheta = None
     rounds: Rounds = 100
-    components: Components = 1
+    components: Annotated[int, _model("Components of a mixture prior.", min=1)] = 1
     local_steps: Annotated[int, _model("Of a mixture prior, in a round.")] = 20
+    solver: Annotated[str, _model("em, or gd: the paper's alternating gradient steps.")] = "em"
+    lr: Annotated[float, _model("Of gd, for θ.")] = 1e-3
+    lr_mean: Annotated[float, _model("Of gd, for μ.")] = 1e-3
+    lr_variance: Annotated[float, _model("Of gd, for the variances.")] = 1e-7
+
+    def build(
+        self, family: Literal["linear", "logistic"], sigma_x: float | None, message: BoundedMessage, samples: Samples
+    ) -> Estimator:
+        """The estimator that these settings describe."""
+        from unalike.analytics.estimation.mixture import MixturePrior
+        from unalike.analytics.estimation.private import Central
+        from unalike.analytics.estimation.regression import GaussianPrior
+        from unalike.runs.errors import UserError
+
+        channel = message.channel(samples)
+        how: dict[str, Any] = {"sigma_x": sigma_x, "rounds": self.rounds, "bound": message.bound}
+        gd: dict[str, Any] = {
+            "solver": self.solver,
+            "lr": self.lr,
+            "lr_mean": self.lr_mean,
+            "lr_variance": self.lr_variance,
+        }
+        if self.components == 1:
+            return GaussianPrior(family, self.mu, self.sigma_theta, channel=channel, **how, **gd)
+        if message.bits is not None or self.mu is not None:
+            raise UserError(
+                "--components above 1 goes with an unknown prior and messages as they are, or in noisy sums"
+            )
+        noise = None if message.epsilon is None else Central(message.epsilon, channel.delta)
+        how |= {"local_steps": self.local_steps, "central": noise, **(gd if self.solver != "em" else {})}
+        return MixturePrior(self.components, family, **how)
 
 
 @dataclass(frozen=True)
-class Output:
+class Files:
     """What is written and printed."""
 
     plot: Annotated[Path | None, _output("A new file for the figures: .html, .pdf, .png, .svg.")] = None
@@ -130,8 +168,8 @@ app = typer.Typer(
 )
 def gaussian(
     reading: Reading,
-    sending: Sending,
-    output: Output,
+    message: BoundedMessage,
+    files: Files,
     where: options.Where,
     data: Data = "gaussian-means",
     mu: Mu = None,
@@ -144,34 +182,15 @@ def gaussian(
 
     Theorems 1 and 2 of Ozkara et al., 2022.
     """
-    output.check()
+
+    def build(samples: Samples) -> GaussianMeans:
+        channel = message.channel(samples, calibration)
+        return GaussianMeans(mu, sigma_theta, sigma_x, channel, radius, message.bound)
+
+    files.check()
     from unalike.analytics.estimation.means import GaussianMeans
-    from unalike.analytics.estimation.problem import score_means
-    from unalike.analytics.estimation.study import closed_form_mse, run, summary
-    from unalike.studio.errors import UserError
 
-    if calibration not in ("analytic", "paper"):
-        raise UserError(f"--calibration {calibration}: expected analytic or paper")
-    with errors_told(), where.place(sending.epsilon, sending.simulate_noise) as place:
-        problem = reading.problem(place, data)
-        channel = replace(sending.channel(problem), calibration=calibration)  # type: ignore[arg-type]  # checked above
-
-        def made(bits: int | None = None, epsilon: float | None = None) -> GaussianMeans:
-            sent = replace(channel, bits=bits, epsilon=epsilon)
-            return GaussianMeans(mu, sigma_theta, sigma_x, sent, radius, sending.bound)
-
-        estimator = made(sending.bits, sending.epsilon)
-        if output.plot is not None:
-            made(bits=1)  # what the sweep needs, said before anything runs
-        with spinner("estimating", output.as_json, place):
-            done = run(problem, estimator.estimate, reading.seed, place.federate)
-        score = score_means(problem, done.federation)
-        result = summary("gaussian", data, problem, done, score, reading.seed, channel.delta)
-        result |= {"closed_form_mse": closed_form_mse(problem, done.found), "bits": sending.bits}
-        _tell_noise(result, sending.epsilon, sending.simulate_noise)
-        title = f"{data}: personal means"
-        _write_sweep(output, title, f", δ = {channel.delta:.2g}", made, problem, reading.seed, place, closed_form_mse)
-    _finish({**result, **place.told()}, problem, done.found, output)
+    _run(build, data, reading, message, files, where, label=False, more={"bits": message.bits})
 
 
 @command(
@@ -182,16 +201,14 @@ def gaussian(
 )
 def bernoulli(
     reading: Reading,
-    output: Output,
+    message: Message,
+    files: Files,
     where: options.Where,
     data: Data = "bernoulli",
     counts: Annotated[Path | None, _data("Or a CSV file with the columns successes and trials.")] = None,
     alpha: Annotated[float | None, _model("Known Beta(α, β): α.")] = None,
     beta: Annotated[float | None, _model("Known Beta(α, β): β.")] = None,
     form: Annotated[str, _model("Of the weight: exact, moments or plug-in.")] = "exact",
-    bits: Bits = None,
-    epsilon: Epsilon = None,
-    simulate_noise: options.SimulateNoise = False,
     cross_validate: Annotated[bool, _data("Leave out each sample once, score by it.", "--cross-validate")] = False,
     in_order: Annotated[bool, _data("Leave out everybody's first, second, ...", "--in-order")] = False,
 ) -> None:
@@ -199,41 +216,32 @@ def bernoulli(
 
     Theorems 3 and 4 of Ozkara et al., 2022.
     """
-    output.check()
+
+    def build(samples: Samples) -> BernoulliRates:
+        return BernoulliRates(alpha, beta, form, message.bits, message.epsilon)  # type: ignore[arg-type]  # it checks
+
+    files.check()
     from unalike.analytics.estimation.means import BernoulliRates
-    from unalike.analytics.estimation.problem import score_means
-    from unalike.analytics.estimation.study import cross_validated, run, summary
-    from unalike.studio.errors import UserError
+    from unalike.runs.errors import UserError
 
-    if cross_validate and (output.plot is not None or output.out is not None):
+    if not cross_validate:
+        if reading.label_column and reading.features:
+            raise UserError(
+                f"rates are of one column of 0 and 1: give --label-column {reading.label_column} or "
+                f"--features {reading.features}, not both"
+            )
+        more = {"form": form, "bits": message.bits}
+        _run(build, data, reading, message, files, where, "flips", counts, more=more)
+        return
+    if files.plot is not None or files.out is not None:
         raise UserError("--cross-validate makes several estimates of a client: leave out --plot and --out")
-    where.refuse(cross_validate=cross_validate)
-    with errors_told(), where.place(epsilon, simulate_noise) as place:
-        problem = reading.problem(place, data, "p", "flips", counts)
+    where.refuse(cross_validate=True)
+    from unalike.analytics.estimation import study
 
-        def made(bits: int | None = None, epsilon: float | None = None) -> BernoulliRates:
-            return BernoulliRates(alpha, beta, form, bits, epsilon)  # type: ignore[arg-type]  # it checks the form
-
-        estimator = made(bits, epsilon)
-        source = str(counts or data)
-        if cross_validate:
-            result = cross_validated(source, problem, estimator, reading.seed, in_order, place.federate)
-            typer.echo(json.dumps(result)) if output.as_json else _print_folds(result)
-            return
-        with spinner("estimating", output.as_json, place):
-            done = run(problem, estimator.estimate, reading.seed, place.federate)
-        score = score_means(problem, done.federation)
-        result = summary("bernoulli", source, problem, done, score, reading.seed, _delta(problem))
-        result |= {"form": form, "bits": bits}
-        _tell_noise(result, epsilon, simulate_noise)
-        _write_sweep(output, f"{source}: personal rates", "", made, problem, reading.seed, place)
-    _finish(
-        {**result, **place.told()},
-        problem,
-        done.found,
-        output,
-        measuring="--cross-validate leaves each sample out once",
-    )
+    with errors_told(), where.place(message.epsilon, message.simulate_noise) as place:
+        samples = reading.samples(place, data, "flips", counts, label=True)
+        result = study.cross_validate(samples, build(samples), reading.seed, in_order, place.federate)
+    typer.echo(json.dumps(result)) if files.as_json else _print_folds(result)
 
 
 @command(
@@ -245,11 +253,11 @@ def bernoulli(
 )
 def mixture(
     reading: Reading,
-    sending: Sending,
-    output: Output,
+    message: BoundedMessage,
+    files: Files,
     where: options.Where,
     data: Data = "gaussian-means:dim=5,candidates=4,sigma_theta=0.5,sigma_x=1",
-    components: Components = 4,
+    components: Annotated[int, _model("Components of a mixture prior.", min=1)] = 4,
     sigma_x: Annotated[float, _model("σx, deviation of a sample.")] = 1.0,
     kind: Annotated[str, _model("means, or linear models.")] = "means",
     alternate: Annotated[bool, _model("In rounds, exactly as the paper prints it.", "--alternate")] = False,
@@ -262,38 +270,37 @@ def mixture(
 
     Algorithms 1 and 7 of Ozkara et al., 2022.
     """
-    output.check()
-    from unalike.analytics.estimation.mixture import DiscreteMixture
-    from unalike.analytics.estimation.private import Central
-    from unalike.analytics.estimation.problem import score_models
-    from unalike.analytics.estimation.shared import Channel
-    from unalike.analytics.estimation.study import run, summary
 
-    with errors_told(), where.place(sending.epsilon, sending.simulate_noise) as place:
-        problem = reading.problem(place, data)
-        channel = sending.channel(problem)
-        noise = None
+    def build(samples: Samples) -> DiscreteMixture:
+        channel, noise = message.channel(samples), None
         if central or secure:
-            noise = Central(_needed(sending.epsilon), channel.delta, secure)
-            channel = Channel(delta=channel.delta)
-        estimator = DiscreteMixture(
+            if message.epsilon is None:
+                raise UserError("--central and --secure are about noise on sums: give --epsilon")
+            noise, channel = Central(message.epsilon, channel.delta, secure), Channel(delta=channel.delta)
+        return DiscreteMixture(
             components=components,
             sigma_x=sigma_x,
-            kind=kind,  # type: ignore[arg-type]  # checked there
+            model=kind,  # type: ignore[arg-type]  # checked there
             rounds=rounds,
             once=not alternate,
             channel=channel,
             radius=radius,
-            bound=sending.bound,
+            bound=message.bound,
             central=noise,
         )
-        with bar(rounds, output.as_json or not (alternate or central), place) as advance:
-            done = run(problem, partial(estimator.estimate, after_round=advance), reading.seed, place.federate)
-        score = score_models(problem, "mean" if kind == "means" else "linear", done.federation)
-        result = summary("mixture", data, problem, done, score, reading.seed, channel.delta)
-        result |= {"components": components, "kind": kind, "bits": sending.bits}
-        _tell_noise(result, sending.epsilon, sending.simulate_noise, "nobody" if noise is None else "server")
-    _finish({**result, **place.told()}, problem, done.found, output, estimates=True)
+
+    files.check()
+    from unalike.analytics.estimation.candidates import DiscreteMixture
+    from unalike.analytics.estimation.private import Central
+    from unalike.analytics.estimation.shared import Channel
+    from unalike.runs.errors import UserError
+
+    steps = rounds if alternate or central else None
+    more = {"components": components, "kind": kind, "bits": message.bits}
+    trust = "server" if central or secure else "nobody"
+    label = kind == "linear"
+    check = "linear" if label else None
+    _run(build, data, reading, message, files, where, check, label=label, rounds=steps, trust=trust, more=more)
 
 
 @command(
@@ -303,16 +310,12 @@ def mixture(
 )
 def linear(
     reading: Reading,
-    prior: Prior,
-    sending: Sending,
-    output: Output,
+    regression: Regression,
+    message: BoundedMessage,
+    files: Files,
     where: options.Where,
     data: Data = "linear-prior",
     sigma_x: SigmaX = None,
-    solver: Solver = "em",
-    lr: Rate = 1e-3,
-    lr_mean: RateOfMean = 1e-3,
-    lr_variance: RateOfVariance = 1e-7,
     fedavg_rounds: Annotated[int | None, flag("Of the baseline, from zero. (default: until it converges)")] = None,
     fedavg_lr: Annotated[float, flag("Of the baseline.")] = 0.1,
 ) -> None:
@@ -320,8 +323,14 @@ def linear(
 
     Theorem 6 and Algorithms 2 and 4 of Ozkara et al., 2022.
     """
-    settings = {"sigma_x": sigma_x, "solver": solver, "lr": lr, "lr_mean": lr_mean, "lr_variance": lr_variance}
-    _regression("linear", data, prior, settings, (fedavg_rounds, fedavg_lr), reading, sending, output, where)
+    files.check()
+    from unalike.analytics.estimation.regression import OneForAll
+
+    build = partial(regression.build, "linear", sigma_x, message)
+    baseline = OneForAll("linear", fedavg_rounds, fedavg_lr)
+    trust = "server" if regression.components > 1 else "nobody"
+    how: dict[str, Any] = {"rounds": regression.rounds, "trust": trust, "one_for_all": baseline}
+    _run(build, data, reading, message, files, where, "linear", **how)
 
 
 @command(
@@ -331,142 +340,115 @@ def linear(
 )
 def logistic(
     reading: Reading,
-    prior: Prior,
-    sending: Sending,
-    output: Output,
+    regression: Regression,
+    message: BoundedMessage,
+    files: Files,
     where: options.Where,
     data: Data = "linear-prior:response=logistic,dim=5,points=20,center=1,prior=0.25,design=1,clients=1000",
-    solver: Solver = "em",
-    lr: Rate = 0.02,
-    lr_mean: RateOfMean = 0.05,
-    lr_variance: RateOfVariance = 1e-4,
+    lr: Annotated[float, _model("Of gd, for θ.")] = 0.02,
+    lr_mean: Annotated[float, _model("Of gd, for μ.")] = 0.05,
+    lr_variance: Annotated[float, _model("Of gd, for the variances.")] = 1e-4,
 ) -> None:
     """Personal logistic regressions with a Gaussian or Gaussian-mixture prior.
 
     Algorithms 3 and 4 of Ozkara et al., 2022.
     """
-    settings = {"solver": solver, "lr": lr, "lr_mean": lr_mean, "lr_variance": lr_variance}
-    _regression("logistic", data, prior, settings, (None, 0.1), reading, sending, output, where)
+    files.check()
+    rates = replace(regression, lr=lr, lr_mean=lr_mean, lr_variance=lr_variance)
+    build = partial(rates.build, "logistic", None, message)
+    trust = "server" if regression.components > 1 else "nobody"
+    _run(build, data, reading, message, files, where, "logistic", rounds=regression.rounds, trust=trust)
 
 
-def _regression(
-    family: Literal["linear", "logistic"],
+def _run(
+    build: Callable[[Samples], Estimator],
     data: str,
-    prior: Prior,
-    settings: dict[str, Any],
-    fedavg: tuple[int | None, float],
     reading: Reading,
-    sending: Sending,
-    output: Output,
+    message: Message,
+    files: Files,
     where: options.Where,
+    check: str | None = None,
+    counts: Path | None = None,
+    *,
+    label: bool = True,
+    rounds: int | None = None,
+    trust: str = "nobody",
+    one_for_all: OneForAll | None = None,
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    output.check()
-    from unalike.analytics.estimation.mixture import MixturePrior
-    from unalike.analytics.estimation.private import Central
-    from unalike.analytics.estimation.regression import GaussianPrior
-    from unalike.analytics.estimation.study import regression_summary, run
-    from unalike.studio.errors import UserError
+    """Read the samples, estimate, write what was asked for and print the rest.
 
-    many = prior.components > 1
-    if many and (sending.bits is not None or prior.mu is not None):
-        raise UserError("--components above 1 goes with an unknown prior and messages as they are, or in noisy sums")
-    with errors_told(), where.place(sending.epsilon, sending.simulate_noise) as place:
-        problem = reading.problem(place, data, check=family)
-        channel = sending.channel(problem)
-        estimator: MixturePrior | GaussianPrior
-        if many:
-            sigma_x = settings.get("sigma_x")
-            noise = None if sending.epsilon is None else Central(sending.epsilon, channel.delta)
-            how: dict[str, Any] = {"rounds": prior.rounds, "local_steps": prior.local_steps, "central": noise}
-            if settings["solver"] != "em":
-                how |= {name: settings[name] for name in ("solver", "lr", "lr_mean", "lr_variance")}
-            estimator = MixturePrior(prior.components, family, sigma_x, bound=sending.bound, **how)
-        else:
-            settings |= {"mu": prior.mu, "sigma_theta": prior.sigma_theta, "rounds": prior.rounds}
-            estimator = GaussianPrior(family=family, channel=channel, bound=sending.bound, **settings)
-        with bar(prior.rounds, output.as_json, place) as advance:
-            done = run(problem, partial(estimator.estimate, after_round=advance), reading.seed, place.federate)
-        known = not many and prior.mu is not None
-        result = regression_summary(family, data, problem, done, reading.seed, channel.delta, fedavg, known)
-        _tell_noise(result, sending.epsilon, sending.simulate_noise, "server" if many else "nobody")
-    _finish({**result, **place.told()}, problem, done.found, output, estimates=True)
-
-
-def _needed(epsilon: float | None) -> float:
-    if epsilon is None:
-        from unalike.studio.errors import UserError
-
-        raise UserError("--central and --secure are about noise on sums: give --epsilon")
-    return epsilon
-
-
-def _tell_noise(result: dict[str, Any], epsilon: float | None, simulated: bool, trust: str = "nobody") -> None:
-    if result["privacy"] is not None:
-        result["privacy"] |= {**options.noise_told(epsilon, simulated), "trust": trust}
-
-
-def _delta(problem: Problem) -> float:
-    return float(len(problem.clients) ** -1.1)
-
-
-def _write_sweep(
-    output: Output,
-    title: str,
-    delta: str,
-    made: Maker,
-    problem: Problem,
-    seed: int,
-    place: Place,
-    closed_form: Callable[[Problem, Estimates], float] | None = None,
-) -> None:
-    if output.plot is None:
-        return
-    from unalike.analytics.estimation.study import SWEPT, sweep
-    from unalike.studio.figures.estimation import sweep as chart
-
-    with bar(SWEPT, output.as_json, place, "sweep") as progress:
-        swept = sweep(made, problem, seed, partial(place.federate, noise="seeded"), closed_form, progress)
-    write_figure(output.plot, chart(title, swept, delta))
-
-
-def _finish(
-    result: dict[str, Any],
-    problem: Problem,
-    found: Estimates,
-    output: Output,
-    estimates: bool = False,
-    measuring: str = "--test 0.2 holds some out",
-) -> None:
-    """Write what was asked for, and print the result.
-
-    ``estimates``: the figure shows them. ``measuring``: how it could be measured if it was not.
+    ``rounds``: of the estimator's learning, where it shows them. ``more``: settings that belong in the JSON.
     """
-    if output.out is not None:
-        from unalike.analytics.estimation.problem import write_estimates
-        from unalike.studio.runs.folder import disk_errors_told
+    from unalike.analytics.estimation.means import BernoulliRates, GaussianMeans
+    from unalike.analytics.estimation.study import estimate
 
-        with disk_errors_told(output.out.parent):
-            write_estimates(output.out, problem.clients, found)
-    if output.plot is not None and estimates:
-        from unalike.studio.figures.estimation import estimates as chart
+    with errors_told(), where.place(message.epsilon, message.simulate_noise) as place:
+        samples = reading.samples(place, data, check, counts, label)
+        estimator = build(samples)
+        means = estimator if isinstance(estimator, GaussianMeans | BernoulliRates) else None
+        how: dict[str, Any] = {"seed": reading.seed, "one_for_all": one_for_all}
+        how["delta"] = message.channel(samples).delta
+        if rounds is None:
+            with spinner("estimating", files.as_json, place):
+                found = estimate(estimator, samples, place.federate, **how)
+        else:
+            with bar(rounds, files.as_json, place) as advance:
+                found = estimate(estimator, samples, place.federate, after_round=advance, **how)
+        sweeps = [] if means is None or not files.plot else _sweeps(files, means, found, place)
+    values = {**found.values(), **more, **place.summary()}
+    if values["privacy"] is not None:
+        values["privacy"] |= {**options.noise_told(message.epsilon, message.simulate_noise), "trust": trust}
+    if files.out is not None:
+        from unalike.analytics.estimation.samples import write_estimates
+        from unalike.runs.folder import explain_disk_errors
 
-        write_figure(output.plot, chart(result, problem, found))
-    if output.as_json:
-        typer.echo(json.dumps(result))
-        return
+        with explain_disk_errors(files.out.parent):
+            write_estimates(files.out, samples, found.estimates)
+    if files.plot is not None:
+        from unalike.report.figures.estimation import estimates as chart
+
+        write_figure(files.plot, chart(found, sweeps))
+    if files.as_json:
+        typer.echo(json.dumps(values))
+    else:
+        _print(values, found)
+        if files.out is None:
+            say("--out FILE.csv writes the estimates of all clients, all coordinates")
+        print_files(estimates=files.out, figures=files.plot)
+
+
+def _sweeps(
+    files: Files, estimator: GaussianMeans | BernoulliRates, found: EstimationResult, place: Place
+) -> list[HConcatChart]:
+    """Errors over ε₀ and bits, where there is something to measure by."""
+    from unalike.analytics.estimation.study import SWEPT, sweep
+    from unalike.report.figures.estimation import sweep as chart
+
+    if not found.errors or not estimator.can_sweep:
+        return []
+    with bar(SWEPT, files.as_json, place, "sweep") as progress:
+        swept = sweep(estimator, found.samples, found.seed, partial(place.federate, noise="seeded"), progress)
+    what, delta = ("rates", "") if found.kind == "bernoulli" else ("means", f", δ = {found.delta:.2g}")
+    return [chart(f"{found.samples.name}: personal {what}", swept, delta)]
+
+
+def _print(result: Mapping[str, Any], found: EstimationResult) -> None:
     dim = "1 coordinate" if result["dim"] == 1 else f"{result['dim']} coordinates"
     lines = [f"{result['data']}: {result['clients']:,} clients, {dim}, {result['seconds']:.2f} s"]
+    if result["columns"] is not None:
+        used = "" if result["target"] is None else f"{result['target']} by "
+        lines.append(f"columns: {used}{', '.join(result['columns'])}")
     if result["mse"]["personal"] is None:
-        lines.append(f"no truth is known and no rows were held out, so nothing was measured ({measuring})")
-    for name, error in result["mse"].items():
-        if error is not None:
-            lines.append(f"  {name:9} {error:.6g}   ({result['measure']})")
-    for name, value in result["gain"].items():
+        how = (
+            "--cross-validate leaves each sample out once" if found.kind == "bernoulli" else "--test 0.2 holds some out"
+        )
+        lines.append(f"no truth is known and no rows were held out, so nothing was measured ({how})")
+    lines += [f"  {name:9} {error:.6g}   ({result['measure']})" for name, error in found.errors.items()]
+    for name, value in found.gains.items():
         if value is not None:
             lines.append(f"gain {name.replace('_', ' ')}: {100 * value:.1f} %")
-    for name in ("closed_form_mse", "expected_mse"):
-        if name in result:
-            lines.append(f"{name.replace('_', ' ')}: {result[name]:.6g}")
+    lines += [f"{name.replace('_', ' ')}: {value:.6g}" for name, value in found.theory.items()]
     privacy = result["privacy"]
     if privacy is None:
         lines.append("not private: the server saw messages as they are or rounded")
@@ -474,24 +456,42 @@ def _finish(
         lines.append("nothing left the clients: the prior is known")
     else:
         lines.append(f"{guarantee(privacy)}, by its own noise")
-    lines.append(f"prior: {', '.join(f'{name} = {_short(value)}' for name, value in result['prior'].items())}")
+    numbers = [f"{name} = {_named(value, result['columns'])}" for name, value in result["prior"].items()]
+    lines.append(f"prior: {', '.join(numbers)}")
     say(*lines, *workers_told(result), *(f"note: {note}" for note in result["notes"]))
-    say(_first_estimates(problem, found))
-    if output.out is None:
-        say("--out FILE.csv writes the estimates of all clients, all coordinates")
-    print_files(estimates=output.out, figures=output.plot)
+    say(_first_estimates(found))
 
 
-def _first_estimates(problem: Problem, found: Estimates) -> Table:
+def _first_estimates(result: EstimationResult) -> Table:
     """What a few clients found alone, and their estimates."""
+    found, samples = result.estimates, result.samples
     dim = found.estimate.shape[1]
-    title = "the first clients" if dim == 1 else f"the first clients, coordinate 0 of {dim}"
-    table = Table("client", "samples", "local", "estimate", title=title, title_justify="left")
+    first = "coordinate 0" if samples.columns is None else samples.columns[0]
+    title = "the first clients" if dim == 1 else f"the first clients, {first}, the first of {dim}"
+    table = Table("client", "samples", "local", "estimate", "standard error", title=title, title_justify="left")
     for row, position in enumerate(found.positions[:_FIRST].tolist()):
-        local, personal = float(found.local[row, 0]), float(found.estimate[row, 0])
-        samples = str(int(problem.clients.size[position]))
-        table.add_row(problem.clients.name(position), samples, f"{local:.4g}", f"{personal:.4g}")
+        numbers = [f"{float(one[row, 0]):.4g}" for one in (found.local, found.estimate, found.deviation)]
+        table.add_row(samples.clients.name(position), str(int(samples.clients.size[position])), *numbers)
     return table
+
+
+def _range(text: str) -> tuple[str, tuple[float, float]]:
+    """``age=0:120``."""
+    name, _, ends = text.partition("=")
+    try:
+        low, high = (float(end) for end in ends.split(":"))
+    except ValueError:
+        from unalike.runs.errors import UserError
+
+        raise UserError(f"--range {text}: expected NAME=LOW:HIGH, for example age=0:120") from None
+    return name, (low, high)
+
+
+def _named(value: Any, columns: list[str] | None) -> str:
+    """A number of the prior, or one for each column with its name."""
+    if columns is None or not isinstance(value, list) or len(value) != len(columns) or len(columns) > _NAMED:
+        return _short(value)
+    return "{" + ", ".join(f"{name}: {_short(one)}" for name, one in zip(columns, value, strict=True)) + "}"
 
 
 def _short(value: Any) -> str:

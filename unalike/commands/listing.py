@@ -11,7 +11,7 @@ from unalike.commands.console import say
 from unalike.commands.options import command, examples
 
 if TYPE_CHECKING:
-    from unalike.data.sources.catalog import Entry
+    from unalike.data.sources.catalog import NamedSource
 
 
 app = typer.Typer()
@@ -23,31 +23,32 @@ def methods(name: Annotated[str | None, typer.Argument(hidden=True)] = None) -> 
 
     NAME is the method to show, or file.py:Class; without it all are listed.
     """
-    from unalike.methods import METHODS
+    from unalike.methods import METHODS, by_name
 
     if name is None:
         table = _table("method", "what it does", "paper")
-        for key, entry in METHODS.items():
-            table.add_row(key, entry.summary, entry.paper)
+        for key, row in by_name().items():
+            table.add_row(key, row.summary, row.paper)
         say(table)
         say("unalike methods NAME shows a method's hyperparameters.")
         return
     import tomli_w
 
-    from unalike.studio.recipe.hyperparameters import describe, method_named
-    from unalike.studio.recipe.keys import flattened
+    from unalike.runs.recipe.hyperparameters import describe, method_named
+    from unalike.runs.recipe.keys import flatten
 
     values = describe(name)
     if name in METHODS:
-        entry = METHODS[name]
-        say(f"# {entry.title}: {entry.summary} ({entry.paper})")
-    document = _plain(method_named(name).make.__doc__ or "").strip()
-    say(*(f"# {line.strip()}".rstrip() for line in document.splitlines()))
+        row = METHODS[name]
+        say(f"# {row.title}: {row.summary} ({row.paper})")
+    first, *shared = method_named(name).cls.__mro__[:-1]
+    for cls in (first, *shared):  # with what it shares with other methods, such as Averaging
+        document = ("" if cls is first else f"\n{cls.__name__}: ") + _plain(cls.__doc__ or "").strip()
+        say(*(f"# {line.strip()}".rstrip() for line in document.splitlines()))
     say(tomli_w.dumps({"method": name, "hyperparameters": values}))
-    preset = method_named(name).preset
-    if preset is not None:
-        changed = ", ".join(f"{key} = {value}" for key, value in flattened(preset).items()) or "these defaults"
-        say(f"# --preset paper: {changed}")
+    for preset, changes in method_named(name).presets.items():
+        changed = ", ".join(f"{key} = {value}" for key, value in flatten(changes).items()) or "these defaults"
+        say(f"# --preset {preset}: {changed}")
 
 
 def _plain(text: str) -> str:
@@ -55,7 +56,7 @@ def _plain(text: str) -> str:
     return text.replace("``", "")
 
 
-def _where(source: Entry) -> str:
+def _where(source: NamedSource) -> str:
     return "yes" if source.local else "to download" if source.downloadable else "to make: its error tells how"
 
 
@@ -89,7 +90,7 @@ def recipes(context: typer.Context) -> None:
     """List the recipes that come with Unalike; `unalike run NAME` runs one."""
     if context.invoked_subcommand is not None:
         return
-    from unalike.studio.recipe.recipe import plan_of, read_toml, shipped
+    from unalike.runs.recipe.recipe import plan_of, read_toml, shipped
 
     table = _table("recipe", "what it is")
     for name, file in shipped().items():
@@ -118,7 +119,7 @@ def programs(name: Annotated[str | None, typer.Argument(hidden=True)] = None) ->
         return
     import ast
 
-    from unalike.studio.recipe.recipe import shipped
+    from unalike.runs.recipe.recipe import shipped
 
     table = _table("example", "what it shows")
     for name, file in shipped("examples").items():
@@ -128,13 +129,13 @@ def programs(name: Annotated[str | None, typer.Argument(hidden=True)] = None) ->
 
 
 def _print(what: Literal["recipes", "examples"], name: str) -> None:
-    from unalike.core.suggest import nearest
-    from unalike.studio.errors import UserError
-    from unalike.studio.recipe.recipe import shipped
+    from unalike.core.checks import did_you_mean
+    from unalike.runs.errors import UserError
+    from unalike.runs.recipe.recipe import shipped
 
     known = shipped(what)
     if name not in known:
-        raise UserError(f"no {what.rstrip('s')} is called {name!r}{nearest(name, list(known))}")
+        raise UserError(f"no {what.rstrip('s')} is called {name!r}{did_you_mean(name, list(known))}")
     typer.echo(known[name].read_text(encoding="utf-8"), nl=False)
 
 

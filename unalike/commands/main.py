@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import click
 import typer
 
-from unalike import __version__
 from unalike.commands import (
     analyse,
     data,
     demo,
     estimate,
+    explain,
     kmeans,
     listing,
     mdm,
     personalize,
     plan,
     predict,
-    privacy,
-    reproduce,
     run,
     score,
+    tune,
 )
-from unalike.commands.console import progress_console
+from unalike.commands.console import progress_console, with_flags
 from unalike.commands.options import examples
+from unalike.version import __version__
 
 TRACEBACK = "UNALIKE_TRACEBACK"  # set it to see where an error comes from
 SIGNALLED = 128  # what a shell expects after a signal: 128 and its number
@@ -38,40 +41,69 @@ class Commands(typer.core.TyperGroup):
     """A group whose commands end with a message, not with a traceback, when the user can put things right."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        with explain_errors():
             return super().invoke(ctx)
-        except (click.ClickException, click.exceptions.Exit, click.Abort):
-            raise  # a flag that does not exist, or the end
-        except KeyboardInterrupt:
-            _say("stopped at once; `unalike resume RUN` goes on from the last checkpoint")
-            raise typer.Exit(SIGNALLED + signal.SIGINT) from None
-        except Exception as error:
-            if os.environ.get(TRACEBACK):
-                raise
-            raise typer.Exit(_explain(error)) from None
+
+
+@contextmanager
+def explain_errors() -> Iterator[None]:
+    """End with a sentence and an exit code, not with a traceback, when the user can put things right."""
+    try:
+        yield
+    except (click.ClickException, click.exceptions.Exit, click.Abort):
+        raise  # a flag that does not exist, or the end
+    except KeyboardInterrupt:
+        _say("stopped at once; `unalike resume RUN` goes on from the last checkpoint")
+        raise typer.Exit(SIGNALLED + signal.SIGINT) from None
+    except BrokenPipeError:  # `unalike ... | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that closing the output fails no more
+        raise typer.Exit(SIGNALLED + signal.SIGPIPE) from None
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        raise typer.Exit(_explain(error)) from None
 
 
 def _explain(error: Exception) -> int:
     """Tell what the user can put right, and give the exit code; any other error is raised again."""
     from unalike.core.federation import QuorumError
-    from unalike.core.outside import CannotLoad, line_of, told
+    from unalike.core.outside import CannotLoad, WrongReturn, describe_error, line_of
     from unalike.data import DataError
     from unalike.privacy import BudgetExceeded, SecureSumAborted
-    from unalike.studio.errors import Interrupted, UserError
+    from unalike.runs.errors import Interrupted, UserError
 
     match error:
         case Interrupted():
             _say(str(error))
             return SIGNALLED + error.by
-        case UserError() | DataError() | CannotLoad():
-            _say(str(error), "error")
+        case UserError() | CannotLoad():
+            _say(with_flags(error), "error")
+        case WrongReturn():
+            _say(f"{error}\n(set {TRACEBACK}=1 to see where this comes from)", "error")
+        case DataError():
+            _say(_with_partition_flags(str(error)), "error")
         case _ if line_of(error) and not isinstance(error, QuorumError | BudgetExceeded | SecureSumAborted):
-            _say(f"{told(error)}\n(set {TRACEBACK}=1 to see the whole way there)", "error")  # the user's own code
-        case ValueError() | TypeError() | OSError() | QuorumError() | BudgetExceeded() | SecureSumAborted():
+            # the user's own code
+            _say(f"{describe_error(error)}\n(set {TRACEBACK}=1 to see the whole way there)", "error")
+        case OSError() | QuorumError() | BudgetExceeded() | SecureSumAborted():
             _say(f"{error}\n(set {TRACEBACK}=1 to see where this comes from)", "error")
         case _:
             raise error
     return 1
+
+
+def _with_partition_flags(message: str) -> str:
+    """What is wrong with a partition's option, with the flag that sets it."""
+    from unalike.runs.recipe.keys import PARTITION_OPTIONS
+
+    what, has, known = message.partition("; it has ")
+    for flag, (_, option) in PARTITION_OPTIONS.items():
+        if message.startswith(f"{option} must "):
+            return f"--{flag} ({option}){message.removeprefix(option)}"
+        if flag != option:
+            what = what.replace(f"has no option {option!r}", f"has no option {option!r} (--{flag})")
+        known = known.replace(option, f"{option} (--{flag})", 1)
+    return what + has + known
 
 
 def _say(text: str, kind: str | None = None) -> None:
@@ -101,13 +133,22 @@ def unalike(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    trust_code: Annotated[
+        list[str] | None,
+        typer.Option("--trust-code", metavar="FILE", help="A .py file of yours that a run folder may have loaded."),
+    ] = None,
 ) -> None:
     """Personalized, private federated learning among clients that are not alike."""
+    for file in trust_code or ():
+        from unalike.core.outside import trust
+
+        trust(file)
 
 
 for _part in (
     demo,
     run,
+    tune,
     personalize,
     predict,
     score,
@@ -116,9 +157,8 @@ for _part in (
     listing,
     kmeans,
     mdm,
-    privacy,
+    explain,  # the app of privacy, with what it explains
     estimate,
-    reproduce,
     plan,
 ):
     app.add_typer(_part.app)
@@ -135,4 +175,16 @@ def main() -> None:
             shown(message, category, *where, **more)
 
     warnings.showwarning = told
-    app(prog_name="unalike")
+    app(_options_first(sys.argv[1:]), prog_name="unalike")
+
+
+def _options_first(arguments: Sequence[str]) -> list[str]:
+    """``--trust-code FILE`` before the command, wherever it was given."""
+    rest, trusted = list[str](), list[str]()
+    given = iter(arguments)
+    for one in given:
+        if one == "--trust-code":
+            trusted += [one, next(given, "")]
+        else:
+            (trusted if one.startswith("--trust-code=") else rest).append(one)
+    return trusted + rest

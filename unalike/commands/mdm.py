@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -20,7 +22,95 @@ from unalike.commands.console import (
     workers_told,
     write_figure,
 )
-from unalike.commands.options import columns_from, command, flag
+from unalike.commands.options import command, flag
+
+if TYPE_CHECKING:
+    from unalike.analytics.mdm.study import Histograms, MixturePrivacy
+    from unalike.deploy.session import Place
+
+_data, _method, _privacy = (partial(flag, panel=one) for one in ("Data", "Method", "Privacy"))
+
+
+@dataclass(frozen=True)
+class Reading(options.TableFlags):
+    """Whose histograms, and of what."""
+
+    data: Annotated[str | None, _data("A name of `unalike datasets`, or your own file or folder.")] = None
+    counts: Annotated[Path | None, _data("Or ready histograms: a CSV, NPZ or NPY file, one row for each client.")] = (
+        None
+    )
+    feature: Annotated[
+        str | None, _data("Columns to model in place of the label, jointly: race,label (label is the label).")
+    ] = None
+    bins: Annotated[
+        list[str] | None, _data("Of a number: NAME=FIRST:LAST:WIDTH, or NAME=A/B/C, where each begins.")
+    ] = None
+    partition: options.Partition = None
+    clients: options.ClientCount = None
+
+    def histograms(self, place: Place, seed: int) -> Histograms:
+        from unalike.runs.errors import UserError
+
+        if (self.data is None) == (self.counts is None):
+            raise UserError("give the clients' data with --data, or ready histograms with --counts (one of the two)")
+        if self.counts is not None and self.feature is not None:
+            raise UserError("--feature is of --data; ready histograms are of one feature already")
+        found: Histograms = place.read(
+            "histograms",
+            data=self.data,
+            counts=None if self.counts is None else str(self.counts),
+            feature=[] if self.feature is None else [name.strip() for name in self.feature.split(",")],
+            bins=_bins(self.bins or []),
+            partition=self.partition,
+            clients=self.clients,
+            seed=seed,
+            **self.options(),
+        )
+        return found
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """How to fit the mixture."""
+
+    components: Annotated[str, _method("How many; a range (1-6) or list (1,2,4) chooses one.")] = "2"
+    rounds: Annotated[int, _method("EM steps.", min=1)] = 100
+    cohort: Annotated[int, _method("Clients asked in a round.", min=1)] = 1000
+    start: Annotated[str, _method("How clients choose their first component: concentration or random.")] = (
+        "concentration"
+    )
+    validation: Annotated[
+        float | None, _method("Clients kept apart to choose by: a number or share. (default: 0.2)")
+    ] = None
+    secure: Annotated[bool, _privacy("Sum under masks: the server sees no client's own.", "--secure")] = False
+    clip: Annotated[float, _privacy("Of a client's share in the sums for A, with --epsilon.")] = 20.0
+    largest: Annotated[int | None, _privacy("The most samples a client may have; needed with --epsilon.", min=1)] = None
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments of ``fit_mixture``."""
+        return {**vars(self), "components": _candidates(self.components)}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the fit may cost."""
+
+    epsilon: options.Epsilon = None
+    delta: options.Delta = None
+    unit: Annotated[str, _privacy("Who is protected: client, or point (one of its rows).")] = "client"
+    local: Annotated[bool, _privacy("Clients add the noise themselves and trust nobody.", "--local")] = False
+    simulate_noise: options.SimulateNoise = False
+
+    def privacy(self) -> MixturePrivacy | None:
+        from unalike.analytics.mdm.study import MixturePrivacy
+        from unalike.runs.errors import UserError
+
+        if self.epsilon is None and (self.unit != "client" or self.local):
+            raise UserError("--unit and --local are about privacy: give an ε (--epsilon)")
+        if self.epsilon is None:
+            return None
+        return MixturePrivacy(self.epsilon, self.delta, self.unit, self.local)  # type: ignore[arg-type]  # it checks
+
 
 app = typer.Typer()
 
@@ -34,38 +124,12 @@ app = typer.Typer()
     "unalike mdm --data mdm:medium-2 --components 2 --runtime ray --workers 2",
 )
 def mdm(
+    reading: Reading,
+    fitting: Fitting,
+    budget: Budget,
     where: options.Where,
-    data: Annotated[str | None, flag("A name of `unalike datasets`, or your own file or folder.", panel="Data")] = None,
-    counts: Annotated[
-        Path | None, flag("Or ready histograms: a CSV, NPZ or NPY file, one row for each client.")
-    ] = None,
-    feature: Annotated[
-        str | None, flag("Columns to model in place of the label, jointly: race,label (label is the label).")
-    ] = None,
-    bins: Annotated[
-        list[str] | None, flag("Of a number: NAME=FIRST:LAST:WIDTH, or NAME=A/B/C, where each begins.")
-    ] = None,
-    components: Annotated[str, flag("How many; a range (1-6) or list (1,2,4) chooses one.")] = "2",
-    rounds: Annotated[int, flag("EM steps.", min=1)] = 100,
-    cohort: Annotated[int, flag("Clients asked in a round.", min=1)] = 1000,
-    start: Annotated[str, flag("How clients choose their first component: concentration or random.")] = "concentration",
-    validation: Annotated[
-        float | None, flag("Clients kept apart to choose by: a number or share. (default: 0.2)")
-    ] = None,
-    partition: options.Partition = None,
-    clients: options.ClientCount = None,
-    client_column: options.ClientColumn = None,
-    label_column: options.LabelColumn = None,
-    epsilon: options.Epsilon = None,
-    delta: options.Delta = None,
-    unit: Annotated[str, flag("Who is protected: client, or point (one of its rows).")] = "client",
-    local: Annotated[bool, flag("Clients add the noise themselves and trust nobody.", "--local")] = False,
-    secure: Annotated[bool, flag("Sum under masks: the server sees no client's own.", "--secure")] = False,
-    clip: Annotated[float, flag("Of a client's share in the sums for A, with --epsilon.")] = 20.0,
-    simulate_noise: options.SimulateNoise = False,
-    largest: Annotated[int | None, flag("The most samples a client may have; needed with --epsilon.", min=1)] = None,
     seed: Annotated[int, flag("Of data, cohorts and noise.")] = 0,
-    compared: Annotated[bool, flag("Measure how near simulated clients are to the true ones.", "--compare")] = False,
+    compare: Annotated[bool, flag("Measure how near simulated clients are to the true ones.", "--compare")] = False,
     plot: options.Plot = None,
     out: Annotated[Path | None, flag("Write the mixture to this new file (--partition mdm:FILE).")] = None,
     as_json: options.Json = False,
@@ -75,61 +139,32 @@ def mdm(
     The method is that of Scott (2026, chapter 3): a mixture of Dirichlet-multinomials, fitted by sums alone.
     """
     check_free(plot=plot, out=out)
-    from unalike.analytics.mdm.study import study
-    from unalike.studio.errors import UserError
-    from unalike.studio.runs.folder import disk_errors_told
+    from unalike.analytics.mdm.study import fit_mixture
+    from unalike.runs.folder import explain_disk_errors
 
-    candidates = _candidates(components)
-    where.refuse(compare=compared, plot=plot is not None)
-    if (data is None) == (counts is None):
-        raise UserError("give the clients' data with --data, or ready histograms with --counts (one of the two)")
-    if counts is not None and feature is not None:
-        raise UserError("--feature is of --data; ready histograms are of one feature already")
-    names = [] if feature is None else [name.strip() for name in feature.split(",")]
-    columns = columns_from(client_column, label_column)
-    how: dict[str, Any] = {"partition": partition, "clients": clients, "seed": seed, **columns}
-    how |= {
-        "data": data,
-        "counts": None if counts is None else str(counts),
-        "feature": names,
-        "bins": _bins(bins or []),
-    }
-    with errors_told(), where.place(epsilon, simulate_noise) as place:
-        given = place.read("histograms", **how)
-        with bar(rounds, as_json, place) as progress:
-            done = study(
-                given,
-                place.federate,
-                components=candidates,
-                rounds=rounds,
-                cohort=cohort,
-                start=start,  # type: ignore[arg-type]  # it checks this
-                validation=validation,
-                epsilon=epsilon,
-                delta=delta,
-                unit=unit,  # type: ignore[arg-type]  # it checks this, too
-                local=local,
-                secure=secure,
-                clip=clip,
-                largest=largest,
-                compared=compared or plot is not None,
-                seed=seed,
-                progress=progress,
-            )
-    result = {"data": str(data or counts), **done.values, **place.told()}
-    result["privacy"] = result["privacy"] and {**result["privacy"], **options.noise_told(epsilon, simulate_noise)}
+    settings = fitting.settings()
+    where.refuse(compare=compare, plot=plot is not None)
+    with errors_told(), where.place(budget.epsilon, budget.simulate_noise) as place:
+        privacy = budget.privacy()
+        histograms = reading.histograms(place, seed)
+        with bar(fitting.rounds, as_json, place) as progress:
+            how: dict[str, Any] = {"compare": compare or plot is not None, "seed": seed, "progress": progress}
+            found = fit_mixture(histograms, place.federate, privacy=privacy, **settings, **how)
+    result = {"data": str(reading.data or reading.counts), **found.values(), **place.summary()}
+    if result["privacy"] is not None:
+        result["privacy"] |= options.noise_told(budget.epsilon, budget.simulate_noise)
     title = f"{result['data']}: {result['components']} component{'' if result['components'] == 1 else 's'}"
     if out is not None:
-        with disk_errors_told(out.parent):
-            done.fitted.mixture.save(out, given.names)
+        with explain_disk_errors(out.parent):
+            found.mixture.save(out, histograms.names)
     if plot is not None:
-        from unalike.studio.figures.mdm import mixture
+        from unalike.report.figures.mdm import mixture
 
-        write_figure(plot, mixture(done.fitted, done.groups, given.names, title, seed))
+        write_figure(plot, mixture(found, title))
     if as_json:
         typer.echo(json.dumps(result))
     else:
-        _print(result, given.names, title)
+        _print(result, histograms.names, title)
         print_files(mixture=out, figures=plot)
 
 
@@ -144,7 +179,7 @@ def _candidates(text: str) -> list[int]:
     except ValueError:
         found = []
     if not found or found[0] < 1:
-        from unalike.studio.errors import UserError
+        from unalike.runs.errors import UserError
 
         raise UserError(f"--components {text}: expected a number from 1 on, a range like 1-6, or a list like 1,2,4")
     return found
@@ -162,7 +197,7 @@ def _bins(texts: list[str]) -> dict[str, list[float]]:
             else:
                 found[name] = [float(part) for part in edges.split("/")]
         except (ValueError, ZeroDivisionError):
-            from unalike.studio.errors import UserError
+            from unalike.runs.errors import UserError
 
             raise UserError(
                 f"--bins {text}: expected NAME=FIRST:LAST:WIDTH or NAME=A/B/C, for example income=0:200000:5000"

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 if TYPE_CHECKING:
-    from unalike.core.terms import Noise
-    from unalike.studio.cluster.analyses import Place
-    from unalike.studio.recipe.recipe import Plan
+    from unalike.core.release import Noise
+    from unalike.deploy.session import Place
+    from unalike.runs.recipe.recipe import Plan
 
 Function = TypeVar("Function", bound=Callable[..., None])
 
@@ -38,8 +38,6 @@ Partition = Annotated[
 ClientCount = Annotated[
     int | None, _data("How many clients. (default: all of the data's own, else 100, or fewer of 40 rows)")
 ]
-ClientColumn = Annotated[str | None, _data("Of a CSV or Parquet file. (default: client)")]
-LabelColumn = Annotated[str | None, _data("Of a CSV or Parquet file. (default: y)")]
 Seed = Annotated[int | None, _training("Of data, cohorts, batches and noise.")]
 Epsilon = Annotated[float | None, _privacy("The ε that the run may cost.")]
 Delta = Annotated[float | None, _privacy("δ. (default: n^-1.1 for n clients or points)")]
@@ -73,7 +71,7 @@ class Where:
     @contextmanager
     def place(self, epsilon: float | None, simulated: bool) -> Iterator[Place]:
         """This process or workers; with an ε the noise is the operating system's, unless it is simulated."""
-        from unalike.studio.cluster.analyses import place
+        from unalike.deploy.session import place
 
         noise: Noise = "system" if epsilon is not None and not simulated else "seeded"
         with closing(place(noise, self.runtime, self.workers, self.address, self.deadline)) as found:
@@ -83,7 +81,7 @@ class Where:
         """Refuse flags that look at all clients' rows in one place, where these are on workers."""
         given = [f"--{name.replace('_', '-')}" for name, on in flags.items() if on]
         if self.runtime == "ray" and given:
-            from unalike.studio.errors import UserError
+            from unalike.runs.errors import UserError
 
             raise UserError(
                 f"{' and '.join(given)} would need the rows of all clients in one process: leave out, or "
@@ -97,7 +95,46 @@ def noise_told(epsilon: float | None, simulated: bool) -> dict[str, str | None]:
 
 
 @dataclass(frozen=True)
-class Dealing:
+class CellFlags:
+    """How the cells of a file are written, and what to do where one is missing."""
+
+    na_values: Annotated[
+        str | None, _data("What stands for a missing value, beside an empty cell: ?,-9. (default: also NA, NaN)")
+    ] = None
+    decimal: Annotated[str | None, _data("Of numbers, . or , (default: .)")] = None
+    delimiter: Annotated[str | None, _data("Of cells. (default: a comma; of TSV a tab)")] = None
+    missing: Annotated[
+        str | None,
+        _data("error, drop (such rows), mean (that inputs are scaled by) or client (its own). (default: error)"),
+    ] = None
+
+    def options(self) -> dict[str, Any]:
+        """Those that were given, as ``unalike.data.load`` takes them."""
+        given = {one.name: getattr(self, one.name, None) for one in dataclasses.fields(TableFlags)}
+        given["drop"] = given.pop("drop_columns")
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class TableFlags(CellFlags):
+    """What the columns of the user's table are."""
+
+    client_column: Annotated[str | None, _data("Whose a row is. (default: client)")] = None
+    label_column: Annotated[str | None, _data("What to predict. (default: y)")] = None
+    id_column: Annotated[str | None, _data("What a row is called; no feature.")] = None
+    features: Annotated[str | None, _data("Columns to learn from: age,weight. (default: all others)")] = None
+    drop_columns: Annotated[str | None, _data("Columns to leave out: phone,notes.", "--drop")] = None
+    categorical: Annotated[str | None, _data("Columns whose numbers are names: ward,region.")] = None
+    indicator: Annotated[
+        bool | None, _data("Beside each column that lacks values, a feature that says where.", "--indicator")
+    ] = None
+    task: Annotated[
+        str | None, _data("classification or regression. (default: text and whole numbers are classes)", "--task")
+    ] = None
+
+
+@dataclass(frozen=True)
+class _Division:
     """Which data, and how it is dealt out to clients."""
 
     data: Annotated[
@@ -109,21 +146,31 @@ class Dealing:
     clients: ClientCount = None
     samples: Annotated[int | None, _data("At most so many rows per client.")] = None
     unseen: Annotated[
-        float | None, _data("Share of clients that arrive after training (from 1 on: number). (default: 0.1)")
+        float | None,
+        _data(
+            "Share of clients that arrive after training (from 1 on: number). (default: 0.1; of fewer than "
+            "four clients: none)"
+        ),
     ] = None
     labeled: Annotated[float | None, _data("Share of training clients with labels.")] = None
-    client_column: ClientColumn = None
-    label_column: LabelColumn = None
+    validation: Annotated[
+        float | None, _data("Share of a client's training rows that choices are made by. (default: none)")
+    ] = None
+
+
+@dataclass(frozen=True)
+class Dealing(TableFlags, _Division):
+    """Which data, what its columns are, and how it is dealt out to clients."""
 
 
 @dataclass(frozen=True)
 class Training:
     """How clients train, and how private it is."""
 
-    model: Annotated[str | None, _training("mlp, lenet, cnn, ..., or file.py:Class.")] = None
+    model: Annotated[str | None, _training("logistic, mlp, lenet, ... of `unalike datasets`, or file.py:Class.")] = None
     rounds: Annotated[int | None, _training("Rounds of training. (default: 50)")] = None
     preset: Annotated[
-        str | None, _training("paper: the settings of the method's paper, where nothing else is set.")
+        str | None, _training("paper: the settings of the method's paper, where nothing else is set; or ozkara2022.")
     ] = None
     cohort: Annotated[
         float | None, _training("Clients per round; below 1: their share. (default: as in `unalike methods TARGET`)")
@@ -134,9 +181,7 @@ class Training:
     lr: Annotated[float | None, _training("Learning rate at a client.")] = None
     set_: Set = None
     epsilon: Epsilon = None
-    epsilons: Annotated[
-        str | None, _privacy("Each client's own ε: a file, column:NAME, uniform:LOW,HIGH or dist1 to dist9.")
-    ] = None
+    epsilons: Annotated[str | None, _privacy("Each client's own ε: a file, column:NAME, or uniform:LOW,HIGH.")] = None
     delta: Delta = None
     noise_multiplier: Annotated[float | None, _privacy("Noise / clip.")] = None
     clip: Annotated[float | None, _privacy("Bound on an update (client) or gradient (point).")] = None
@@ -158,6 +203,16 @@ class Running:
 
     seed: Seed = None
     seeds: Annotated[int | None, _training("Repeat with so many seeds: mean ± std.")] = None
+    metric: Annotated[
+        str | None,
+        _running(
+            "Of the scores: accuracy, balanced_accuracy, auroc, auprc, f1, sensitivity@0.95 (at this specificity), "
+            "log_loss, brier, calibration_error; rmse, mae, r2. (default: by the classes; rmse for numbers)"
+        ),
+    ] = None
+    select: Annotated[
+        str | None, _running("Models of the last round, or of the best one on validation rows: last or best.")
+    ] = None
     eval_every: Annotated[int | None, _running("Rounds between evaluations.")] = None
     checkpoint_every: Annotated[int | None, _running("Rounds between checkpoints. (default: 10)")] = None
     block: Annotated[int | None, _running("Clients computed at once. (default: measured)")] = None
@@ -175,6 +230,9 @@ class Output:
 
     out: Out = None
     quiet: Quiet = False
+    track: Annotated[
+        str | None, _running("Also log rounds: mlflow, mlflow=URI, tensorboard or tensorboard=FOLDER.")
+    ] = None
     as_json: Json = False
 
 
@@ -217,7 +275,7 @@ def command(app: typer.Typer, *lines: str, name: str | None = None) -> Callable[
 
 def planned(targets: Sequence[str], *groups: object, **more: Any) -> Plan:
     """What flags ask for: the runs of ``targets`` with the settings in these groups, and ``more`` of them."""
-    from unalike.studio.recipe.settings import plan_for
+    from unalike.runs.recipe.settings import plan_for
 
     settings = settings_from(*groups, **more)
     overrides = settings.pop("set_", None)
@@ -232,12 +290,6 @@ def settings_from(*groups: object, **more: Any) -> dict[str, Any]:
         if isinstance(value, float) and value >= 1 and value.is_integer():
             values[name] = int(value)
     return values
-
-
-def columns_from(client_column: str | None, label_column: str | None) -> dict[str, str]:
-    """Those columns of the user's file that were named."""
-    columns = {"client_column": client_column, "label_column": label_column}
-    return {name: value for name, value in columns.items() if value is not None}
 
 
 def examples(*lines: str) -> str:

@@ -12,10 +12,10 @@ import typer
 from rich.table import Table
 
 from unalike.commands.console import check_free, print_files, say
-from unalike.commands.options import Json, columns_from, command, flag
+from unalike.commands.options import CellFlags, Json, TableFlags, command, flag
 
 if TYPE_CHECKING:
-    from unalike.studio.newcomer.serve import Served
+    from unalike.newcomers.model import PersonalModel
 
 _OTHER_LEDGER = "unalike personalize, with --ledger FILE for another place"  # where the disk refuses this one
 
@@ -32,6 +32,7 @@ app = typer.Typer()
 )
 def personalize(
     run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
+    cells: CellFlags,
     data: Annotated[Path | None, flag("The newcomer's rows: NPZ with x (and y), CSV or Parquet.")] = None,
     client: Annotated[
         str | None, flag("Which of several clients of the file; without --data: of the training clients.")
@@ -41,16 +42,22 @@ def personalize(
         str | None, flag("The classes that the client has, e.g. cat,dog: no other is predicted.")
     ] = None,
     label_column: Annotated[str | None, flag("Of a CSV or Parquet file. (default: the run's)")] = None,
+    id_column: Annotated[
+        str | None, flag("What a row is called in --predictions. (default: the run's, else its number)")
+    ] = None,
     set_: Annotated[
-        list[str] | None, flag("How to read the file, e.g. data.options.missing=drop.", "--set", metavar="KEY=VALUE")
+        list[str] | None, flag("How to read the file, e.g. data.options.size=28.", "--set", metavar="KEY=VALUE")
     ] = None,
     epsilon: Annotated[float | None, flag("Protect each row: noise on what is sent. Costs add up over calls.")] = None,
     delta: Annotated[float | None, flag("δ that ε is stated at. (default: n^-1.1 for n rows, at most 0.01)")] = None,
     out: Annotated[
-        Path | None, flag("The model's file. (default: DATA.model.safetensors, CLIENT.model.safetensors)")
+        Path | None,
+        flag("The model's file. (default: DATA.model.safetensors, CLIENT.model..., DATA.CLIENT.model...)"),
     ] = None,
     onnx: Annotated[bool, flag("Also write the model as an ONNX graph.", "--onnx")] = False,
-    predictions: Annotated[Path | None, flag("Also write the model's answers for the rows.")] = None,
+    predictions: Annotated[
+        Path | None, flag("Also write the model's answers: a CSV as `unalike predict` writes it.")
+    ] = None,
     ledger: Annotated[
         Path | None, flag("Where to keep what ε has cost each row so far. (default: DATA.ledger.json)")
     ] = None,
@@ -66,8 +73,8 @@ def personalize(
     safetensors; with --onnx, or if --out ends in .onnx, as an ONNX graph (pip install
     'unalike\[onnx]'). Both say which columns they read and what their classes are called.
 
-    Without --data, --client names a training client, and its own model is taken from
-    the folder.
+    Without --data, --client names a training client. Its model is taken from the folder
+    or, where the method needs the client's rows, made again from the run's data.
 
     With --classes the model never predicts another class. The client rules them out for itself: this needs no labels,
     and nothing of it is sent.
@@ -75,31 +82,36 @@ def personalize(
     With an ε, each call is entered in the newcomer's ledger, and the ε that is told is that of all calls in there on
     the same rows, to runs that read the same columns. Keep the ledger with the data, and as private.
     """
-    from unalike.studio.newcomer.file import read_newcomer
-    from unalike.studio.newcomer.ledger import beside, enter
-    from unalike.studio.newcomer.serve import serve
-    from unalike.studio.runs.finished import FinishedRun
-    from unalike.studio.runs.folder import disk_errors_told
+    from unalike.newcomers.file import read_newcomer
+    from unalike.newcomers.ledger import add, file_word, path_beside
+    from unalike.newcomers.predict import Predicted, as_csv
+    from unalike.newcomers.serve import serve
+    from unalike.runs.finished import FinishedRun
+    from unalike.runs.folder import explain_disk_errors
 
     if data is None:
         flags: dict[str, object] = {
             "--classes": classes,
             "--label-column": label_column,
+            "--id-column": id_column,
             "--set": set_,
             "--epsilon": epsilon,
             "--delta": delta,
+            **{f"--{name.replace('_', '-')}": value for name, value in cells.options().items()},
         }
         flags |= {"--unlabeled": unlabeled or None, "--predictions": predictions, "--ledger": ledger}
         _own(run, client, [name for name, value in flags.items() if value is not None], out, onnx, as_json)
         return
     finished = FinishedRun.open(run)
     private = epsilon is not None or finished.newcomer_epsilon is not None
-    usual = beside(data, ".ledger.json")
+    usual = path_beside(data, ".ledger.json")
     if ledger is None and (private or usual.exists()):  # in a ledger that is there, what has no noise counts, too
         ledger = usual
-    files = _files(out or beside(data, ".model.safetensors"), onnx, predictions, ledger)
-    given = {**file_options(set_ or []), **columns_from(None, label_column)}
-    newcomer = read_newcomer(finished, data, given, client=client, unlabeled=unlabeled)
+    whose = "" if client is None else f".{file_word(client)}"
+    files = _files(out or path_beside(data, f"{whose}.model.safetensors"), onnx, predictions, ledger)
+    columns = TableFlags(label_column=label_column).options()
+    given = {**file_options(set_ or []), **columns, **cells.options()}
+    newcomer = read_newcomer(finished, data, given, client=client, unlabeled=unlabeled, id_column=id_column)
     served = serve(
         finished,
         newcomer.clients,
@@ -108,19 +120,20 @@ def personalize(
         delta=delta,
         classes=None if classes is None else words_in(classes),
         left_out=newcomer.left_out,
+        names=newcomer.row_names,
     )
     served.notes.extend(newcomer.notes)
     spent, delta = served.epsilon, served.delta
     if ledger is not None and served.rows:  # before the model: what was sent counts, even if nothing comes of it
-        with disk_errors_told(ledger.parent, again=_OTHER_LEDGER):
-            spent, delta = enter(ledger, served.ledger, served.rows, served.delta)
+        with explain_disk_errors(ledger.parent, again=_OTHER_LEDGER):
+            spent, delta = add(ledger, served.ledger, served.rows, served.delta)
     else:
         files = files._replace(ledger=None)
     _write_model(served, files)
     if predictions is not None:
-        with disk_errors_told(predictions.parent):
-            words = served.predict(newcomer.clients)
-            predictions.write_text("prediction\n" + "".join(f"{word}\n" for word in words), encoding="utf-8")
+        with explain_disk_errors(predictions.parent):
+            answered = Predicted(newcomer, served, served.answers(newcomer.clients))
+            predictions.write_text(as_csv([answered], finished.schema), encoding="utf-8")
     if as_json:
         _print_json(served, spent, delta, files)
     else:
@@ -129,24 +142,23 @@ def personalize(
 
 def _own(run: Path, client: str | None, flags: list[str], out: Path | None, onnx: bool, as_json: bool) -> None:
     """A training client's model, from the folder alone."""
-    from unalike.studio.errors import UserError
-    from unalike.studio.runs.finished import FinishedRun
-    from unalike.studio.runs.own_model import own_model
+    from unalike.newcomers.client_model import client_model
+    from unalike.newcomers.ledger import file_word
+    from unalike.runs.errors import UserError
+    from unalike.runs.finished import FinishedRun
 
     if client is None:
         raise UserError("give a newcomer's rows with --data FILE, or name a training client with --client NAME")
     if flags:
         raise UserError(f"{flags[0]} is about a newcomer's rows: give them with --data, or leave it out")
     finished = FinishedRun.open(run)
-    served = own_model(finished, client)
-    word = "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in client).lstrip(".")
-    files = _files(out or Path(f"{word or 'client'}.model.safetensors"), onnx, None, None)
+    served = client_model(finished, client)
+    files = _files(out or Path(f"{file_word(client)}.model.safetensors"), onnx, None, None)
     _write_model(served, files)
     if as_json:
-        _print_json(served, 0.0, served.delta, files)
+        _print_json(served, served.epsilon, served.delta, files)
         return
-    origin = "made from the server's state" if served.received else "kept by the client"
-    say(f"{client} took part in training; its model after round {finished.round} was {origin}")
+    say(f"{client} took part in training; this is its model after round {finished.round}")
     _show_files(served, files)
 
 
@@ -161,13 +173,13 @@ class _Files(NamedTuple):
 
 def _files(model: Path, onnx: bool, predictions: Path | None, ledger: Path | None) -> _Files:
     """The files to be written; all that could go wrong with them is said before any work."""
-    from unalike.studio.errors import UserError
-    from unalike.studio.newcomer.ledger import read_ledger
-    from unalike.studio.newcomer.serve import onnx_is_there
-    from unalike.studio.runs.folder import check_writable, disk_errors_told
+    from unalike.newcomers.ledger import read_ledger
+    from unalike.newcomers.model import can_write_onnx
+    from unalike.runs.errors import UserError
+    from unalike.runs.folder import check_writable, explain_disk_errors
 
     graph = model if model.suffix == ".onnx" else model.with_suffix(".onnx") if onnx else None
-    if graph is not None and not onnx_is_there():
+    if graph is not None and not can_write_onnx():
         raise UserError("writing an ONNX graph needs onnx and onnxscript: pip install 'unalike[onnx]'")
     for file, name, others in (
         (predictions, "--predictions", {model: "--out", graph: "--out"}),
@@ -180,7 +192,7 @@ def _files(model: Path, onnx: bool, predictions: Path | None, ledger: Path | Non
     if ledger is not None:
         read_ledger(ledger)
     for file in filter(None, (model, graph, predictions, ledger)):
-        with disk_errors_told(file.parent, again=_OTHER_LEDGER if file == ledger else None):
+        with explain_disk_errors(file.parent, again=_OTHER_LEDGER if file == ledger else None):
             file.parent.mkdir(parents=True, exist_ok=True)
             check_writable(file)
     return _Files(model, graph, predictions, ledger)
@@ -193,8 +205,8 @@ def words_in(text: str) -> list[str]:
 
 def file_options(settings: list[str]) -> dict[str, Any]:
     """What ``--set data.options.KEY=VALUE`` says."""
-    from unalike.studio.errors import UserError
-    from unalike.studio.recipe.recipe import overridden
+    from unalike.runs.errors import UserError
+    from unalike.runs.recipe.recipe import overridden
 
     values = overridden({}, settings)
     data = values.get("data", {})
@@ -205,11 +217,11 @@ def file_options(settings: list[str]) -> dict[str, Any]:
     return dict(data.get("options", {}))
 
 
-def _write_model(served: Served, files: _Files) -> None:
-    from unalike.studio.errors import UserError
-    from unalike.studio.runs.folder import disk_errors_told
+def _write_model(served: PersonalModel, files: _Files) -> None:
+    from unalike.runs.errors import UserError
+    from unalike.runs.folder import explain_disk_errors
 
-    with disk_errors_told(files.model.parent):
+    with explain_disk_errors(files.model.parent):
         try:
             if files.graph is not None:
                 served.save_onnx(files.graph)
@@ -225,7 +237,7 @@ def _write_model(served: Served, files: _Files) -> None:
             served.save(files.model)
 
 
-def _print_json(served: Served, spent: float, delta: float, files: _Files) -> None:
+def _print_json(served: PersonalModel, spent: float, delta: float, files: _Files) -> None:
     """The service, and (ε, δ) of all calls in the ledger."""
     paths = {name: None if file is None else str(file) for name, file in files._asdict().items()}
     result = {
@@ -248,8 +260,8 @@ def _print_json(served: Served, spent: float, delta: float, files: _Files) -> No
     typer.echo(json.dumps(result, indent=2))
 
 
-def _show(served: Served, spent: float, delta: float, files: _Files) -> None:
-    from unalike.studio.words import counted
+def _show(served: PersonalModel, spent: float, delta: float, files: _Files) -> None:
+    from unalike.runs.words import counted
 
     title = f"{served.name}: {counted(served.samples, 'sample')}"
     table = Table("", "what", "bytes", title=title, title_justify="left")
@@ -261,8 +273,8 @@ def _show(served: Served, spent: float, delta: float, files: _Files) -> None:
         numbers = ", ".join(f"{value:.3f}" for value in served.descriptor[:8].tolist())
         more = ", ..." if len(served.descriptor) > 8 else ""
         say(f"descriptor ({len(served.descriptor)} numbers): {numbers}{more}")
-    if served.distance is not None and not served.distance.unlike:  # else it is a note
-        say(served.distance.told)
+    if served.distance is not None and not served.distance.is_unusual:  # else it is a note
+        say(served.distance.text)
     if not served.sent:
         say("privacy: nothing was sent, so nothing is revealed")
     elif files.ledger is not None and math.isfinite(spent):
@@ -278,7 +290,7 @@ def _show(served: Served, spent: float, delta: float, files: _Files) -> None:
     _show_files(served, files)
 
 
-def _show_files(served: Served, files: _Files) -> None:
+def _show_files(served: PersonalModel, files: _Files) -> None:
     """What there is to note, and what was written where."""
     say(*(f"note: {note}" for note in served.notes))
     print_files(model=files.model)

@@ -38,9 +38,9 @@ def plan(
 
     A few clients of its data are trained in this process to know what one costs; the rest is a cost model.
     """
-    from unalike.studio.cluster.plan import outlook, probe
-    from unalike.studio.errors import UserError
-    from unalike.studio.words import duration, size
+    from unalike.deploy.plan import estimate_round, probe
+    from unalike.runs.errors import UserError
+    from unalike.runs.words import duration, size
 
     if clients < workers or clients != int(clients):
         raise UserError(f"--clients {clients:g}: expected a whole number, and at least the {workers} workers")
@@ -50,25 +50,29 @@ def plan(
             f"{target} makes {len(made.runs)} runs; plan one of them: name a method, or a recipe of one run"
         )
     cohort = None if training.cohort is None else round(training.cohort * (clients if training.cohort < 1 else 1))
-    found = outlook(probe(made.runs[0][1]), int(clients), workers, cohort=cohort, bandwidth=bandwidth, memory=memory)
+    found = estimate_round(
+        probe(made.runs[0][1]), int(clients), workers, cohort=cohort, bandwidth=bandwidth, memory=memory
+    )
     if as_json:
-        typer.echo(json.dumps(found.values(), indent=2))
+        typer.echo(json.dumps(found, indent=2))
         return
-    seconds, asks = found.seconds, f"{found.probed.asks:.3g} ask{'' if found.probed.asks == 1 else 's'}"
+    seconds, cost = found["round"], found["probed"]
+    asks = f"{cost['asks']:.3g} ask{'' if cost['asks'] == 1 else 's'}"
     say(
-        f"{found.probed.name}: {found.clients:,} clients, {found.cohort:,} of them in a round, on {workers} workers",
-        f"a client takes {1e3 * found.probed.client:.3g} ms in a round of {asks}, measured here",
+        f"{cost['name']}: {found['clients']:,} clients, {found['cohort']:,} of them in a round, on {workers} workers",
+        f"a client takes {1e3 * cost['client']:.3g} ms in a round of {asks}, measured here",
     )
     table = Table("of a round", "", "on", box=box.SIMPLE_HEAD)
-    table.add_row("computing", duration(seconds.computing), "the worker that has most of the cohort")
-    table.add_row("finding clients", duration(seconds.routing), "this process")
-    table.add_row("exchanges", duration(seconds.exchanges), "all")
-    table.add_row("messages", duration(seconds.sending), f"{size(found.sent)} at {size(found.bandwidth)}/s")
-    table.add_row("in all", duration(seconds.total), f"{3600 / seconds.total:,.0f} rounds an hour")
-    table.add_row("memory of a worker", size(found.worker_memory), f"while it loads the data: {size(found.loading)}")
-    table.add_row("memory of this process", size(found.driver_memory), "")
+    table.add_row("computing", duration(seconds["computing"]), "the worker that has most of the cohort")
+    table.add_row("exchanges", duration(seconds["exchanges"]), "all")
+    table.add_row("messages", duration(seconds["sending"]), f"{size(found['sent'])} at {size(found['bandwidth'])}/s")
+    table.add_row("in all", duration(seconds["total"]), f"{3600 / seconds['total']:,.0f} rounds an hour")
+    table.add_row(
+        "memory of a worker", size(found["worker_memory"]), f"while it loads the data: {size(found['loading'])}"
+    )
+    table.add_row("memory of this process", size(found["driver_memory"]), "")
     say(table)
     say("what breaks first, as clients grow:")
-    for what, count in found.limits:
-        here = "already" if count < found.clients else f"at {count:,.0f} clients"
+    for what, count in (one.values() for one in found["limits"]):
+        here = "already" if count < found["clients"] else f"at {count:,.0f} clients"
         say(f"  {here}: {what}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,12 +12,12 @@ import typer
 from rich.table import Table
 
 from unalike.commands.console import check_free, print_files, say
-from unalike.commands.options import Json, columns_from, command, flag
+from unalike.commands.options import CellFlags, Json, TableFlags, command, flag
 from unalike.commands.personalize import file_options, words_in
 
 if TYPE_CHECKING:
-    from unalike.studio.newcomer.predict import Predicted
-    from unalike.studio.runs.finished import FinishedRun
+    from unalike.newcomers.predict import Predicted
+    from unalike.runs.finished import FinishedRun
 
 _SHOWN = 20  # clients in the printed table
 
@@ -29,25 +30,28 @@ app = typer.Typer()
     "unalike run pefll --data shops.csv --client-column shop --label-column returned --out runs/shops",
     "unalike predict runs/shops --data new.csv --out predictions.csv",
     "unalike predict runs/shops --data new.csv --client s12 --id-column order --json",
-    "unalike predict runs/shops --data new.csv --set data.options.missing=mean",
+    "unalike predict runs/shops --data new.csv --missing mean",
 )
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
     data: Annotated[Path, flag("The rows: CSV, Parquet, NPZ with x, or a folder of such files.")],
+    cells: CellFlags,
     out: Annotated[Path | None, flag("The CSV to write. (default: DATA.predictions.csv)")] = None,
     client: Annotated[str | None, flag("Only this client of the file.")] = None,
     client_column: Annotated[str | None, flag("Whose a row is. (default: the run's)")] = None,
     label_column: Annotated[
         str | None, flag("The right answers, if known; '': there are none. (default: the run's)")
     ] = None,
-    id_column: Annotated[str | None, flag("What a row is called. (default: its number, from 1)")] = None,
+    id_column: Annotated[
+        str | None, flag("What a row is called. (default: the run's, else its number, from 1)")
+    ] = None,
     unlabeled: Annotated[bool, flag("Make the models without labels; they only score.", "--unlabeled")] = False,
     classes: Annotated[
         str | None, flag("The classes that each client has, e.g. cat,dog: no other is predicted.")
     ] = None,
     seen: Annotated[bool, flag("The clients took part in training: use the models that they have.", "--seen")] = False,
     set_: Annotated[
-        list[str] | None, flag("How to read the file, e.g. data.options.missing=mean.", "--set", metavar="KEY=VALUE")
+        list[str] | None, flag("How to read the file, e.g. data.options.size=28.", "--set", metavar="KEY=VALUE")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -59,7 +63,7 @@ def predict(
     The file is read by the run's schema: columns are matched by name, and numbers are
     scaled as in training. A client of the file is a newcomer, who gets the model that
     `unalike personalize` would give; with --seen it is the training client of that
-    name, who has one already.
+    name, whose model is taken from the folder or made again from the run's data.
 
     The CSV has a line for each row, in the file's order: its id, its client, the
     predicted class and a probability p_CLASS for each (or the predicted number). If the
@@ -68,44 +72,50 @@ def predict(
     only score, if the method can do without.
     """
     from unalike.core.disk import write_whole
-    from unalike.studio.errors import UserError
-    from unalike.studio.newcomer.file import NewcomerFile
-    from unalike.studio.newcomer.ledger import beside, enter, read_ledger
-    from unalike.studio.newcomer.predict import as_table, predict_client
-    from unalike.studio.runs.finished import FinishedRun
-    from unalike.studio.runs.folder import check_writable, disk_errors_told
+    from unalike.newcomers.file import NewcomerFile
+    from unalike.newcomers.ledger import add, path_beside, read_ledger
+    from unalike.newcomers.predict import as_csv, predict_client
+    from unalike.runs.errors import UserError
+    from unalike.runs.finished import FinishedRun
+    from unalike.runs.folder import check_writable, explain_disk_errors
 
-    target = out or beside(data, ".predictions.csv")
+    target = out or path_beside(data, ".predictions.csv")
     finished = FinishedRun.open(run)
-    ledger = beside(data, ".ledger.json")
+    ledger = path_beside(data, ".ledger.json")
     check_free(out=target)
     again = "unalike predict, with --out FILE for another place"
-    with disk_errors_told(target.parent, again=again):
+    with explain_disk_errors(target.parent, again=again):
         target.parent.mkdir(parents=True, exist_ok=True)
         check_writable(target)
     counted = finished.newcomer_epsilon is not None or ledger.exists()
     if counted:
         read_ledger(ledger)
-        with disk_errors_told(ledger.parent, again=again):
+        with explain_disk_errors(ledger.parent, again=again):
             check_writable(ledger)
-    given = {**file_options(set_ or []), **columns_from(client_column, label_column)}
+    given = {
+        **file_options(set_ or []),
+        **TableFlags(client_column=client_column, label_column=label_column).options(),
+        **cells.options(),
+    }
     file = NewcomerFile.read(finished, data, given, id_column=id_column)
     names = list(file.clients) if client is None else [file.only(client)]
     if seen and names == [""]:
         raise UserError(f"{data} does not say whose a row is, which --seen needs; name the column with --client-column")
     if seen and classes is not None:
         raise UserError("--classes is for newcomers; the clients of --seen have their models already")
+    if seen:
+        _check_trained(finished, data, names)
     declared = None if classes is None else words_in(classes)
     predicted: list[Predicted] = []
     spent: dict[str, tuple[float, float]] = {}
     for name in names:
         one = predict_client(file, name, unlabeled=unlabeled, seen=seen, classes=declared)
         if counted and one.served.rows:  # before the next: what was sent counts, even if nothing comes of it
-            with disk_errors_told(ledger.parent, again=again):
-                spent[one.name] = enter(ledger, one.served.ledger, one.served.rows, one.served.delta)
+            with explain_disk_errors(ledger.parent, again=again):
+                spent[one.name] = add(ledger, one.served.ledger, one.served.rows, one.served.delta)
         predicted.append(one)
-    with disk_errors_told(target.parent, again=again):
-        write_whole(target, as_table(predicted, finished.schema).encode())
+    with explain_disk_errors(target.parent, again=again):
+        write_whole(target, as_csv(predicted, finished.schema).encode())
     notes = file.notes if seen else file.notes + _known(finished, names)
     result = _result(finished.schema.classes is not None, predicted, notes)
     result |= {"run": str(run), "predictions": str(target), "ledger": str(ledger) if spent else None}
@@ -119,9 +129,30 @@ def predict(
         _show(result, target)
 
 
+def _check_trained(run: FinishedRun, data: Path, names: list[str]) -> None:
+    """Refuse clients of ``--seen`` that did not train."""
+    from unalike.runs.errors import UserError
+    from unalike.runs.words import listed
+
+    trained = [run.roster.name(i) for i in range(len(run.roster))]
+    there = set(trained)
+    strangers, known = [name for name in names if name not in there], [name for name in names if name in there]
+    if not strangers:
+        return
+    them = "it gets its model" if len(strangers) == 1 else "they get their models"
+    instead = f"the training clients are {listed(trained, 10)}"
+    if known:
+        instead = f"or predict one client that did: --client {shlex.quote(known[0])} --seen"
+    raise UserError(
+        f"{data}: {listed(strangers, 10)} took no part in training, so --seen has no model for "
+        f"{'it' if len(strangers) == 1 else 'them'}. Leave --seen out: then {them} as "
+        f"{'a newcomer' if len(strangers) == 1 else 'newcomers'}; {instead}"
+    )
+
+
 def _known(run: FinishedRun, names: list[str]) -> list[str]:
     """A note where newcomers are called like training clients; numbers are no names."""
-    from unalike.studio.words import listed
+    from unalike.runs.words import listed
 
     trained = set() if run.roster.names is None else {run.roster.name(i) for i in range(len(run.roster))}
     both = [name for name in names if name in trained]
@@ -131,7 +162,7 @@ def _known(run: FinishedRun, names: list[str]) -> list[str]:
 
 
 def _result(classes: bool, predicted: list[Predicted], notes: list[str]) -> dict[str, Any]:
-    from unalike.studio.newcomer.predict import mean_score
+    from unalike.newcomers.predict import mean_score
 
     score = mean_score(predicted)
     told = list(notes)
@@ -156,8 +187,8 @@ def _result(classes: bool, predicted: list[Predicted], notes: list[str]) -> dict
 
 
 def _show(result: dict[str, Any], target: Path) -> None:
-    from unalike.studio.runs.result import score as shown
-    from unalike.studio.words import counted
+    from unalike.runs.result import score as shown
+    from unalike.runs.words import counted
 
     clients, score, metric = result["clients"], result["score"], result["metric"]
     title = f"{counted(result['rows'], 'row')} of {counted(len(clients), 'client')}"

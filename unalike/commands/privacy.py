@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import statistics
 from dataclasses import asdict
 from pathlib import Path
@@ -18,9 +17,9 @@ from unalike.commands.console import errors_told, progress_console, say
 from unalike.commands.options import Dealing, Json, Training, command, examples, flag, planned, settings_from
 
 if TYPE_CHECKING:
+    from unalike.audit.training import Audit
     from unalike.privacy.ledger import Ledger
-    from unalike.studio.audit.training import Audit
-    from unalike.studio.runs.privacy import Forecast
+    from unalike.runs.privacy import Forecast
 
 app = typer.Typer(name="privacy", no_args_is_help=True)
 Target = Annotated[str, typer.Argument(metavar="RECIPE", hidden=True)]
@@ -41,8 +40,8 @@ def plan(target: Target, dealing: Dealing, training: Training, as_json: Json = F
 
     RECIPE is a recipe (its name or a .toml file), or a method.
     """
-    from unalike.studio.runs.cost import cost
-    from unalike.studio.words import large_delta
+    from unalike.runs.cost import cost
+    from unalike.runs.words import large_delta
 
     rows = [(label, *cost(recipe)) for label, recipe in planned([target], dealing, training).runs]
     if as_json:
@@ -65,7 +64,7 @@ def _finite(value: Any) -> Any:
 def _promised(one: Forecast) -> list[str]:
     """What stands beside a planned ε."""
     from unalike.learn.scaling import PrivateScaling
-    from unalike.studio.words import guarantees
+    from unalike.runs.words import guarantees
 
     if math.isinf(one.epsilon):
         return []
@@ -86,7 +85,7 @@ def _promised(one: Forecast) -> list[str]:
 
 
 def _plan_table(rows: list[tuple[str, Forecast]]) -> Table:
-    from unalike.studio.words import stated as shown
+    from unalike.runs.words import stated as shown
 
     caption = "noise: its standard deviation over the clip; rate: of Poisson cohorts, or of batches for points"
     columns = ("run", "protects", "clip", "noise", "rounds", "rate", "ε", "δ", "accounting")
@@ -116,8 +115,8 @@ def show(run_folder: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)]
     RUN is the folder of a finished run.
     """
     from unalike.privacy.ledger import Ledger
-    from unalike.studio.errors import UserError
-    from unalike.studio.runs import folder
+    from unalike.runs import folder
+    from unalike.runs.errors import UserError
 
     if not run_folder.is_dir():
         raise UserError(f"there is no run folder {run_folder}")
@@ -135,8 +134,8 @@ def show(run_folder: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)]
 
 
 def _released_table(rows: list[dict[str, Any]], spent: dict[str, Any]) -> Table:
-    from unalike.studio.report.words import spoken
-    from unalike.studio.words import counted, size
+    from unalike.report.page.words import describe
+    from unalike.runs.words import counted, size
 
     columns = ("array", "seen as", "protection", "rounds", "bytes", "ε")
     table = Table(*columns, title="What left the clients", title_justify="left", box=box.SIMPLE_HEAD)
@@ -146,7 +145,7 @@ def _released_table(rows: list[dict[str, Any]], spent: dict[str, Any]) -> Table:
         given = [
             *([f"one {row['unit']}"] if row["unit"] else []),
             *([f"clip {row['clip']:g}"] if row["clip"] is not None else []),
-            *([_short(spoken(row[name])) for name in ("noise", "sampling") if row[name]]),
+            *([describe(row[name]) for name in ("noise", "sampling") if row[name]]),
         ]
         rounds = f"{row['first']}–{row['last']}, {counted(row['times'], 'time')}"
         cells = [row["seen_as"], ", ".join(given) or "none", rounds, size(row["bytes"]), total if noisy else "∞"]
@@ -155,18 +154,13 @@ def _released_table(rows: list[dict[str, Any]], spent: dict[str, Any]) -> Table:
 
 
 def _total(spent: dict[str, Any]) -> str:
-    from unalike.studio.words import stated
+    from unalike.runs.words import stated
 
     return f"in {stated(spent['epsilon'], spent.get('noise'))}" if spent["epsilon"] is not None else "noisy"
 
 
-def _short(text: str) -> str:
-    """The text with its numbers cut to four digits."""
-    return re.sub(r"\d+\.\d{4,}", lambda found: f"{float(found[0]):.4g}", text)
-
-
 def _spent_lines(ledger: Ledger, spent: dict[str, Any], own: list[float]) -> list[str]:
-    from unalike.studio.words import guarantees
+    from unalike.runs.words import guarantees
 
     if spent["epsilon"] is None:
         return ["ε = ∞: something was released without noise, so no privacy is promised."]
@@ -208,9 +202,9 @@ def audit(
     estimates. A long run is shortened; ε is then that of the shortened run.
     Ends with an error if the attack proves more than the ledger promises.
     """
-    from unalike.studio.audit.training import audit as attack
-    from unalike.studio.errors import UserError
-    from unalike.studio.runs.prepare import prepare
+    from unalike.audit.training import audit as attack
+    from unalike.runs.errors import UserError
+    from unalike.runs.prepare import prepare
 
     done: list[tuple[str, Audit]] = []
     if target in _ANALYSES:
@@ -245,10 +239,10 @@ _ANALYSES = {  # what may be set for each, beside the attack's own flags
 
 
 def _attack_analysis(target: str, settings: dict[str, Any], canaries: int | None, cut_noise: float, seed: int) -> Audit:
-    from unalike.analytics.kmeans.budget import Privacy
-    from unalike.studio.audit.analytics import audit_estimate, audit_mdm
-    from unalike.studio.audit.kmeans import audit_kmeans
-    from unalike.studio.errors import UserError
+    from unalike.analytics.kmeans.budget import KMeansPrivacy
+    from unalike.audit.analytics import audit_estimate, audit_mdm
+    from unalike.audit.kmeans import audit_kmeans
+    from unalike.runs.errors import UserError
 
     given = {name: value for name, value in settings.items() if value is not None}
     asked = {name: given.pop(name) for name in _ANALYSES[target] if name in given}
@@ -268,7 +262,7 @@ def _attack_analysis(target: str, settings: dict[str, Any], canaries: int | None
             return audit_estimate(target, **{"delta": 1e-5, **asked}, **attack)
         steps, trust = asked.pop("rounds", 0), asked.pop("trust", "server")
         attack["progress"] = lambda number: status.update(f"attacking: run {number}")
-        return audit_kmeans(Privacy(**asked), steps=steps, trust=trust, **attack)
+        return audit_kmeans(KMeansPrivacy(**asked), steps=steps, trust=trust, **attack)
 
 
 def _audit_table(done: list[tuple[str, Audit]]) -> Table:

@@ -13,8 +13,8 @@ from unalike.commands.console import check_free, print_files, progress_console, 
 from unalike.commands.options import Address, Dealing, Json, Output, Quiet, Running, Training, command, flag, planned
 
 if TYPE_CHECKING:
-    from unalike.studio.recipe.recipe import Plan
-    from unalike.studio.runs.run import Comparison
+    from unalike.runs.recipe.recipe import Plan
+    from unalike.runs.run import Comparison
 
 
 app = typer.Typer()
@@ -38,7 +38,7 @@ def run(
 
     TARGET is a method, a recipe (its name or a .toml file), or a method of your own: file.py:Class.
     """
-    carry_out_and_print(planned([target], dealing, training, running), output)
+    run_and_print(planned([target], dealing, training, running), output)
 
 
 @command(
@@ -57,7 +57,7 @@ def compare(
 
     TARGETS are methods (names or file.py:Class), or one recipe that compares some.
     """
-    carry_out_and_print(planned(targets, dealing, training, running), output)
+    run_and_print(planned(targets, dealing, training, running), output)
 
 
 @command(app, "unalike run fedavg --rounds 10 --out runs/mine", "unalike resume runs/mine")
@@ -71,46 +71,100 @@ def resume(
 
     RUN is its folder.
     """
-    from unalike.studio.runs import folder
-    from unalike.studio.runs.progress import watcher_for
-    from unalike.studio.runs.run import resume_any
+    from unalike.commands.progress import watcher_for
+    from unalike.deploy.session import Session
+    from unalike.runs import folder
+    from unalike.runs.run import resume as go_on
 
     ended = all((one / folder.RESULT).exists() for one in _runs_in(run_folder))
-    comparison = resume_any(run_folder, watcher=watcher_for(progress_console(), quiet or as_json), address=address)
+    watcher = watcher_for(progress_console(), quiet or as_json)
+    comparison = go_on(run_folder, watcher=watcher, address=address, start_workers=Session)
     if ended and not (quiet or as_json):
         progress_console().print(f"{run_folder} had ended already; this is its result", markup=False)
     show(comparison, as_json)
 
 
-@command(app, "unalike run fedavg --rounds 10 --out runs/first", "unalike report runs/first --out first.html")
+@command(
+    app,
+    "unalike run fedavg --rounds 10 --out runs/first",
+    "unalike report runs/first --out first.html",
+    "unalike report runs/first --latex",
+    "unalike report runs/first --csv --table clients --out clients.csv",
+    "unalike report runs/first --figures first-figures --ending svg",
+)
 def report(
     run_folders: Annotated[list[Path], typer.Argument(metavar="RUN...", hidden=True)],
     out: Annotated[
         Path | None, flag("A new file. (default: report.html in the folder RUN; of several, in the current folder)")
     ] = None,
+    latex: Annotated[bool, flag("Print a table as LaTeX, for booktabs.", "--latex")] = False,
+    csv: Annotated[bool, flag("Print a table as CSV.", "--csv")] = False,
+    as_json: Annotated[bool, flag("Print a table as JSON.", "--json")] = False,
+    table: Annotated[str, flag("Which: results, clients, rounds, transcript or settings.")] = "results",
+    figures: Annotated[Path | None, flag("A new folder for all charts, each a file of its own.")] = None,
+    ending: Annotated[str, flag("Of these files: pdf, svg, png or html.")] = "pdf",
 ) -> None:
     """Write the report of a finished run, or of several side by side.
 
     RUN is the folder of a finished run or comparison. Its own report.html is
     written anew; no other file is overwritten. With an ε it lies in simulation/,
     because no noise protects the scores that it shows.
+
+    With --latex, --csv or --json a table is printed (or goes to --out), and no page
+    is written; runs that differ in their seed alone are one row, mean ± deviation.
+    With --figures all charts are written as files, for papers and slides.
     """
-    from unalike.studio.report.page import write_report
-    from unalike.studio.runs import folder
+    from unalike.report.page.page import write_report
+    from unalike.runs import folder
 
     folders = [inner for path in run_folders for inner in _runs_in(path)]
+    forms = [name for name, asked in (("latex", latex), ("csv", csv), ("json", as_json)) if asked]
+    if forms or figures is not None:
+        _export(folders, forms, table, out, figures, ending)
+        return
     own = folder.report_of(run_folders[0], folders) if len(run_folders) == 1 else None
     target = out or own or Path(folder.REPORT)
     if target != own:
         check_free(out=target)
-    with folder.disk_errors_told(target.parent):
+    with folder.explain_disk_errors(target.parent):
         write_report(folders, target)
     print_files(report=target)
 
 
+def _export(
+    folders: list[Path], forms: list[str], name: str, out: Path | None, figures: Path | None, ending: str
+) -> None:
+    """A report's table, printed or written, or its charts as files."""
+    from unalike.core.disk import write_whole
+    from unalike.report import export
+    from unalike.report.figures.file import check_ending
+    from unalike.report.page.read import read_runs
+    from unalike.runs import folder
+    from unalike.runs.errors import UserError
+
+    if len(forms) > 1:
+        raise UserError(f"--{forms[0]} and --{forms[1]}: a table has one form; choose one")
+    runs = read_runs(folders)
+    if figures is not None:
+        check_ending(Path(f"figure.{ending}"))
+        check_free(figures=figures)
+        with folder.explain_disk_errors(figures):
+            written = export.figures(runs, figures, ending)
+        say(f"{len(written)} figures in {figures}")
+    for form in forms:
+        text = export.table(runs, name, form)
+        if out is None:
+            typer.echo(text, nl=False)
+            continue
+        check_free(out=out)
+        with folder.explain_disk_errors(out.parent):
+            write_whole(out, text.encode())
+        print_files(table=out)
+
+
 def _runs_in(path: Path) -> list[Path]:
-    from unalike.studio.errors import UserError
-    from unalike.studio.runs import folder
+    from unalike.runs import folder
+    from unalike.runs.errors import UserError
 
     if not path.is_dir():
         raise UserError(f"there is no run folder {path}")
@@ -119,21 +173,26 @@ def _runs_in(path: Path) -> list[Path]:
     return folder.compared_runs(path)
 
 
-def carry_out_and_print(plan: Plan, output: Output) -> None:
+def run_and_print(plan: Plan, output: Output) -> None:
     """What ``run``, ``compare`` and ``demo`` have in common."""
-    from unalike.studio.runs import folder
-    from unalike.studio.runs.progress import watcher_for
-    from unalike.studio.runs.run import carry_out
+    from unalike.commands.progress import watcher_for
+    from unalike.deploy.session import Session
+    from unalike.runs import folder
+    from unalike.runs.run import run_plan
 
     path = output.out or folder.fresh_name(Path("runs") / _run_name(plan))
     watcher = watcher_for(progress_console(), output.quiet or output.as_json)
+    if output.track is not None:
+        from unalike.runs.tracking import Tracker
+
+        watcher = Tracker(output.track, watcher)
     for note in plan.notes:
         watcher.note(f"note: {note}")
-    show(carry_out(plan, path, watcher=watcher), output.as_json)
+    show(run_plan(plan, path, watcher=watcher, start_workers=Session), output.as_json)
 
 
 def _run_name(plan: Plan) -> str:
-    from unalike.studio.runs.folder import plain_name
+    from unalike.runs.folder import plain_name
 
     label, recipe = plan.runs[0]
     what = label if len(plan.runs) == 1 else plan.title or "comparison"
@@ -142,13 +201,14 @@ def _run_name(plan: Plan) -> str:
 
 
 def show(comparison: Comparison, as_json: bool) -> None:
+    """Write the report, and print the results."""
+    from unalike.report.page.page import report_on
+    from unalike.runs.result import table
+
+    report = report_on(comparison)
     if as_json:
         results: Sequence[Any] = [{**r.to_json(), "folder": str(r.folder)} for r in comparison.results]
         typer.echo(json.dumps(results[0] if len(results) == 1 else results, indent=2))
         return
-    from unalike.studio.runs import folder
-    from unalike.studio.runs.result import table
-
     say(table(comparison.groups, comparison.title))
-    runs = [result.folder for result in comparison.results if result.folder is not None]
-    print_files(report=None if comparison.folder is None else folder.report_of(comparison.folder, runs))
+    print_files(report=report)

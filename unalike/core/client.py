@@ -39,6 +39,7 @@ class Clients:
     shift: Tensor | None = None  # inputs reach the model as (x - shift) * scale, computed block by block
     scale: Tensor | None = None
     known: Tensor | None = None  # [rows] bool: which rows of labeled clients have their label; None: all of them
+    gaps: bool = False  # inputs may be missing (NaN): they count as ``shift``, so that a model gets 0 for them
 
     @classmethod
     def from_sizes(
@@ -63,13 +64,13 @@ class Clients:
         if y is not None and len(y) != len(x):
             raise ValueError(f"{len(x)} rows of inputs but {len(y)} labels")
         if known is not None and (y is None or known.shape != y.shape or known.dtype != torch.bool):
-            raise ValueError("known says for each label whether it is there: expected bool of the shape of y")
+            raise ValueError("known marks the labels that are present: expected a bool array of the shape of y")
         count = len(sizes)
         if labeled is None:
             labeled = torch.full((count,), y is not None)
         start = torch.cumsum(sizes, 0) - sizes
         made = cls(x, y, start, sizes, labeled, torch.arange(count), names, shift, scale, known)
-        return made if known is None else replace(made, labeled=labeled & (made.labels_there() > 0))
+        return made if known is None else replace(made, labeled=labeled & (made.label_counts() > 0))
 
     def __len__(self) -> int:
         return len(self.start)
@@ -85,7 +86,7 @@ class Clients:
         """The same clients with their labels out of every task's reach."""
         return replace(self, labeled=torch.zeros_like(self.labeled))
 
-    def labels_there(self) -> Tensor:
+    def label_counts(self) -> Tensor:
         """[clients] int64: how many rows of each client have a label, if it is a labeled one."""
         if self.known is None:
             return torch.where(self.labeled, self.size, 0)
@@ -97,6 +98,7 @@ class Clients:
         stored = str(self.x.dtype).removeprefix("torch.")
         target: Target = "none" if self.y is None else "number" if self.y.is_floating_point() else "class"
         schema = Schema(tuple(self.x.shape[1:]), stored=stored, target=target, shift=self.shift, scale=self.scale)
+        schema = replace(schema, gaps=True) if self.gaps else schema
         return Roster(self.ids, self.size, self.labeled, schema, self.names)
 
     def name(self, position: int) -> str:
@@ -108,7 +110,21 @@ class Clients:
         part = slice(int(self.start[position]), int(self.start[position] + self.size[position]))
         return self.x[part], None if self.y is None else self.y[part]
 
-    def pooled(self) -> tuple[Tensor, Tensor]:
+    def inputs(self, position: int) -> Tensor:
+        """[n, ...] one client's rows as a model reads them, in their own order; see ``block``."""
+        return self._scaled(self.rows(position)[0].clone())
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        """Inputs as a model reads them; a float ``x`` is changed in place."""
+        if self.shift is not None or x.dtype == torch.uint8:
+            x = x.to(torch.float32)
+        if self.shift is not None and self.scale is not None:
+            x.sub_(self.shift).mul_(self.scale)
+            if self.gaps:
+                x.nan_to_num_(nan=0.0)
+        return x
+
+    def pool_rows(self) -> tuple[Tensor, Tensor]:
         """[samples] the numbers of all clients' rows, one client after the other, and whose they are (positions)."""
         owner = torch.repeat_interleave(torch.arange(len(self)), self.size)
         before = torch.cumsum(self.size, 0) - self.size
@@ -117,9 +133,10 @@ class Clients:
     def block(self, which: Tensor, least: int = 1, tame: bool = False) -> Block:
         """The clients at these positions, padded to the largest of them (padding repeats a client's first row).
 
-        least: they have room for so many rows at least. tame: numbers that are not finite, or beyond 1e6, are replaced.
+        least: the smallest number of rows to pad to. tame: numbers that are not finite, or beyond 1e6, are replaced.
         One such row would make NaN of all that its client sends, and so take the other rows away with it. If one of the
-        clients is labeled in part, those of its rows that have a label come first.
+        clients is labeled in part, those of its rows that have a label come first: what
+        is said of single rows is computed from ``inputs``, never from a block.
         """
         size, labeled = self.size[which], self.labeled[which]
         capacity = max(least, int(size.max()))
@@ -139,13 +156,10 @@ class Clients:
                 rows = rows.gather(1, torch.argsort(last, dim=1, stable=True))
         flat = rows.reshape(-1)
         x = self.x.index_select(0, flat).reshape(*rows.shape, *self.x.shape[1:])  # far faster than x[rows]
-        if self.shift is not None or x.dtype == torch.uint8:
-            x = x.to(torch.float32)
-        if self.shift is not None and self.scale is not None:
-            x.sub_(self.shift).mul_(self.scale)
+        x = self._scaled(x)
         y = None if self.y is None else self.y.index_select(0, flat).reshape(*rows.shape, *self.y.shape[1:])
         if tame:
-            x = _tame(x)
+            x = _tame(x, keep_gaps=self.gaps)
             y = None if y is None else _tame(y)
         return Block(
             x=x,
@@ -156,19 +170,20 @@ class Clients:
             all_labeled=bool(labeled.all()) and self.y is not None,
             full=full,
             taught=taught,
+            tame=tame,
         )
 
 
 _LARGEST = 1e6  # of an input or target that is released with protection
 
 
-def _tame(values: Tensor) -> Tensor:
+def _tame(values: Tensor, keep_gaps: bool = False) -> Tensor:
     if not values.is_floating_point() or values.numel() == 0:
         return values
     least, most = torch.aminmax(values)  # one pass that writes nothing; NaN is neither
     if bool((least >= -_LARGEST) & (most <= _LARGEST)):
         return values
-    return values.nan_to_num(0.0, 0.0, 0.0).clamp(-_LARGEST, _LARGEST)
+    return values.nan_to_num(torch.nan if keep_gaps else 0.0, 0.0, 0.0).clamp(-_LARGEST, _LARGEST)
 
 
 @dataclass(frozen=True)
@@ -183,6 +198,7 @@ class Block:
     all_labeled: bool  # known before the vectorised call, because a task must not branch on data
     full: bool  # no client of the block is padded
     taught: Tensor | None = None  # [clients] how many rows of each have a label, the first ones; None: all rows
+    tame: bool = False  # numbers that are not finite are replaced row by row
 
     def columns(self, key_of_ask: Tensor, bounds: Tensor) -> dict[str, Tensor]:
         """All that differs from client to client: row i of every array makes the i-th client."""
@@ -199,12 +215,13 @@ class Block:
             columns["n"],
             columns["labeled"],
             columns["bound"],
-            all_labeled=self.all_labeled,
-            full=self.full,
-            kept=kept,
-            draws=Draws(columns["key"]),
-            noise=SystemDraws(columns["key"]) if system else Draws(columns["key"], 2),
-            taught=columns.get("taught"),
+            self.all_labeled,
+            self.full,
+            kept,
+            Draws(columns["key"]),
+            SystemDraws(columns["key"]) if system else Draws(columns["key"], 2),
+            columns.get("taught"),
+            self.tame,
         )
 
 
@@ -221,41 +238,30 @@ class Kept:
         return torch.where(self.present[name], self.values[name], default)
 
 
+@dataclass(eq=False)
 class Client:
     """One client as a task sees it: its data, its kept state, its own random draws, and nothing else.
 
     Inside the simulator the same object stands for a whole block (its tensors are vmapped), so rows beyond ``n`` are
-    padding: ``mean`` and ``sum`` leave them out, and ``mask`` tells them.
+    padding: ``mean`` and ``sum`` leave them out, and ``mask`` marks the others.
     """
 
-    def __init__(
-        self,
-        x: Tensor,
-        y: Tensor | None,
-        n: Tensor,
-        labeled: Tensor,
-        bound: Tensor,
-        *,
-        all_labeled: bool,
-        full: bool,
-        kept: Kept,
-        draws: Draws,
-        noise: DrawsLike,
-        taught: Tensor | None = None,
-    ) -> None:
-        self.x = x
-        self.n = n
-        self.labeled = labeled
-        self.bound = bound  # N̄, the size that the client declared: public, and at least n
-        self.kept = kept
-        self.draws = draws
-        self.masks = Masks(draws.apart(3))  # of dropout: drawn apart, so that a network with it draws the same batches
-        self.noise = noise  # for noise that protects: seeded in simulation, else the operating system's
-        self.capacity = x.shape[0]
-        self.full = full
-        self._y = y
-        self._all_labeled = all_labeled
-        self._taught = taught  # how many rows have a label, the first ones; None: all rows
+    x: Tensor
+    _y: Tensor | None
+    n: Tensor
+    labeled: Tensor
+    bound: Tensor  # N̄, the size that the client declared: public, and at least n
+    _all_labeled: bool
+    full: bool
+    kept: Kept
+    draws: Draws
+    noise: DrawsLike  # for noise that protects: seeded in simulation, else the operating system's
+    _taught: Tensor | None = None  # how many rows have a label, the first ones; None: all rows
+    _tame: bool = False  # replace what is not finite row by row
+
+    def __post_init__(self) -> None:
+        self.masks = Masks(self.draws.fork(3))  # of dropout; apart, so that they change no other draw
+        self.capacity = self.x.shape[0]
 
     @property
     def y(self) -> Tensor:
@@ -265,7 +271,7 @@ class Client:
         if self._taught is not None:
             raise NoLabels(
                 "the task reads the labels of all rows, but some rows have none; it can read those of "
-                "client.with_labels, or labels(default) where client.known says which are there"
+                "client.with_labels, or labels(default) where client.known marks those that are present"
             )
         return self._y
 
@@ -289,7 +295,7 @@ class Client:
         return self.with_labels.mask & self.labeled
 
     def labels(self, default: int = 0) -> Tensor:
-        """The labels, or ``default`` for every row that has none (``known`` tells which is which)."""
+        """The labels, or ``default`` for every row that has none (``known`` marks the others)."""
         if self._y is None:
             return torch.full((self.capacity,), default, device=self.n.device)
         there = self.labeled if self._taught is None else self.known
@@ -302,10 +308,18 @@ class Client:
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the client's rows, padding left out."""
+        values = self.tame(values)
         if self.full:
             return values.sum(0)
         mask = self.mask.reshape(-1, *[1] * (values.ndim - 1))
         return torch.where(mask, values, 0).sum(0)
+
+    def tame(self, values: Tensor) -> Tensor:
+        """The values [capacity, ...] of the client's rows with 0 for what is not finite, where the client is protected.
+
+        A row that becomes NaN must not take the client's other rows out of a sum with it.
+        """
+        return values.nan_to_num(0.0, 0.0, 0.0) if self._tame and values.is_floating_point() else values
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean over the client's rows, padding left out."""

@@ -7,18 +7,18 @@ import os
 from pathlib import Path
 
 
-def beside(file: Path) -> Path:
+def part_file(file: Path) -> Path:
     """Where a file is written before it takes its name."""
     return file.with_name(f".{file.name}.part")
 
 
-def write_whole(file: Path, content: bytes, mode: int = 0o666, durable: bool = True) -> None:
+def write_whole(file: Path, content: bytes, mode: int = 0o600, durable: bool = True) -> None:
     """Write a file so that a crash at any moment leaves the old one or the new one; ``mode``: who may read it.
 
     Not ``durable``: so it is if this process crashes, but a power cut may leave an empty file. It saves waiting for the
     disk.
     """
-    fresh = beside(file)
+    fresh = part_file(file)
     try:
         with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as stream:
             stream.write(content)

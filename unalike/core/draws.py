@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch._C._functorch import is_functorch_wrapped_tensor
+
+from unalike.core.torch_internals import is_wrapped
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # as a signed 64-bit integer, like the two below
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -75,7 +76,7 @@ def _normal_many(bits: NDArray[np.uint64]) -> NDArray[np.float32]:
 
 def _plain(key: Tensor) -> bool:
     """Is it one client's key, with a value to look at, and not that of a block or of a recording?"""
-    return type(key) is Tensor and key.ndim == 0 and key.device.type == "cpu" and not is_functorch_wrapped_tensor(key)
+    return type(key) is Tensor and key.ndim == 0 and key.device.type == "cpu" and not is_wrapped(key)
 
 
 def key(*parts: int | Tensor) -> Tensor:
@@ -112,8 +113,8 @@ class Draws:
         self._calls = 0
         self._plain: int | Literal[False] | None = None  # the key as an integer, where there is one to look at
 
-    def apart(self, domain: int | Tensor) -> Draws:
-        """A stream of its own from the same key: what it draws changes none of the draws here."""
+    def fork(self, domain: int | Tensor) -> Draws:
+        """An independent stream from the same key: draws from it change no draw here."""
         return Draws(self._key if self._domain is None else key(self._key, self._domain), domain)
 
     def bits(self, count: int) -> Tensor:
@@ -139,7 +140,7 @@ class Draws:
         return _mix(self._key + _signed(self._calls * _GOLDEN))
 
     def skip(self, calls: int) -> None:
-        """Go on as if so many draws had been made."""
+        """Pass over ``calls`` draws."""
         self._calls += calls
 
     def uniform(self, *shape: int) -> Tensor:

@@ -39,7 +39,7 @@ class Masks:
 
     def of(self, step: int | Tensor, place: Tensor) -> Masks:
         """Those of one row of one step's batch: a function of both, however the batch is computed."""
-        return Masks(self.draws.apart(step), place)
+        return Masks(self.draws.fork(step), place)
 
     def kept(self, p: float, *shape: int) -> Tensor:
         """True with probability 1 − p, in steps of 2⁻²⁴."""
@@ -58,7 +58,7 @@ def masks() -> Masks | None:
 
 
 @contextmanager
-def dropping(masks: Masks | None) -> Iterator[None]:
+def dropout_from(masks: Masks | None) -> Iterator[None]:
     """Networks that are called inside drop what these masks say; with None they drop nothing."""
     before = getattr(_here, "masks", None)
     _here.masks = masks

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -14,16 +14,29 @@ import torch
 from torch import Tensor
 
 from unalike.core.draws import Draws, key
-from unalike.core.release import SECURE_SHAPE, Each, Mean, Release, Stays, protects
-from unalike.core.replies import Gathered, Record
-from unalike.core.request import Failure, Part, Purpose, Request, Runtime, Wanted
-from unalike.core.roster import Declared, Roster
+from unalike.core.failure import Failure
+from unalike.core.release import (
+    SECURE_SHAPE,
+    Each,
+    Mean,
+    Noise,
+    Release,
+    Stays,
+    Sum,
+    Terms,
+    Trust,
+    check_held,
+    protects,
+)
+from unalike.core.replies import Collector, Meter
+from unalike.core.request import Part, Purpose, ReleaseName, Request, Runtime
+from unalike.core.roster import Declarations, Roster
 from unalike.core.schema import Schema
 from unalike.core.secure import check_secure, secure_sum
-from unalike.core.shapes import Shapes, dry_run, dry_sent
+from unalike.core.shapes import Shapes, check_shapes, dry_output, dry_run
 from unalike.core.task import Task
-from unalike.core.terms import Noise, Terms, Trust
-from unalike.core.transcript import Entry, Traffic, Transcript
+from unalike.core.transcript import Disclosure, Facts, Traffic, Transcript, facts
+from unalike.core.wire import digest
 from unalike.privacy.account import BARE
 from unalike.privacy.checks import check_delta
 from unalike.privacy.dpsgd import LocalCost
@@ -33,13 +46,21 @@ from unalike.privacy.system import SystemDraws
 
 _COHORTS, _ASKS = 1, 2  # domains of the seed, so that choosing clients and their own draws never coincide
 
+_LARGE = 1 << 10  # bytes of an input that is named by its digest
+_REMEMBERED = 64  # digests
+
 
 class QuorumError(RuntimeError):
-    """Too few clients answered an ask for its result to be used; ``failures`` says why each of the others did not."""
+    """Too few clients answered an ask; ``failures`` has a reason for each of the others."""
 
     def __init__(self, message: str, failures: Sequence[Failure] = ()) -> None:
         super().__init__(message)
         self.failures = failures
+
+    @property
+    def diverged(self) -> bool:
+        """Did all who failed fail because their numbers are not finite?"""
+        return bool(self.failures) and all(failure.diverged for failure in self.failures)
 
 
 @dataclass(frozen=True)
@@ -65,6 +86,24 @@ class Held:
 
 Input = Tensor | PerClient | Held | float
 Models = Tensor | Held  # of a cohort: [C, d] where the server makes them, else where the clients hold them
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs of an ask: the same for all clients, different for each [C, ...], or held by the clients."""
+
+    shared: dict[str, Tensor]
+    each: dict[str, Tensor]
+    held: dict[str, Held] = field(default_factory=dict)
+
+    def of_one(self, task: Task, roster: Roster) -> dict[str, Tensor]:
+        """As one client would get them, for a dry run."""
+        inputs = dict(self.shared)
+        inputs |= {
+            name: value[0] if len(value) else value.new_zeros(value.shape[1:]) for name, value in self.each.items()
+        }
+        inputs |= {name: torch.zeros(one.shape or ()) for name, one in self.held.items()}
+        return inputs | {name: value[0] for name, value in task.derived(roster, torch.arange(1)).items()}
 
 
 class Replies(dict[str, Tensor]):
@@ -98,14 +137,14 @@ class Replies(dict[str, Tensor]):
 class Federation:
     """A runtime that reaches clients, and the record of all that was asked of them. It holds no client's data.
 
-    - ``roster``: whom it asks; the runtime's whole roster unless told otherwise.
+    - ``roster``: the clients it asks; by default all of the runtime's.
     - ``quorum``: the share of a cohort that must answer; below it an ask stops with a ``QuorumError``.
     - ``budget``: refuses an ask before it is sent if its release would spend more.
     - ``run``: names the run at the clients, who keep things for it.
     - ``purpose``: what its asks are for; ``aside`` measures.
     - ``labels``: may tasks read labels?
-    - ``noise``, ``trust``: see ``Terms``. Unless told otherwise, the noise is the operating system's where a budget
-      states an ε, and seeded where none does.
+    - ``noise``, ``trust``: see ``Terms``. By default noise comes from the operating system where a budget
+      states an ε, and from the seed where none does.
     - ``accept_delta``: take a budget whose δ is 1 / clients or more, which would allow to publish a client's data.
     """
 
@@ -127,10 +166,15 @@ class Federation:
     noise: Noise | None = None  # never None after the start
     trust: Trust = "server"
     accept_delta: bool = False
-    journal: Callable[[Federation], None] | None = None  # told what an ask costs before it is sent, to save it
+    training: bool = False  # a method's round is under way
+    journal: Callable[[Federation], None] | None = None  # called between charge and send
     _calls: int = field(default=0, init=False)  # asks and samples so far in this round
     _asides: int = field(default=0, init=False)
-    _begun: Counter[int] = field(default_factory=Counter, init=False)  # how often each round was begun
+    _tested: set[tuple[str, object]] = field(default_factory=set, init=False)  # releases whose noise was tried
+    _received: dict[str, Tensor] = field(
+        default_factory=dict, init=False
+    )  # digest -> [clients] who had the array in this round
+    _starts: Counter[int] = field(default_factory=Counter, init=False)  # how often each round was started
 
     def __post_init__(self) -> None:
         if self.roster is None:
@@ -146,26 +190,37 @@ class Federation:
         """On what terms clients that were chosen so are asked."""
         return Terms(self.noise or "system", self.trust, sampling.relation or "add_remove")
 
+    @contextmanager
+    def train_in(self, number: int) -> Iterator[None]:
+        """Begin round ``number``; what is asked inside is training."""
+        self.begin_round(number)
+        self.training = True
+        try:
+            yield
+        finally:
+            self.training = False
+
     def begin_round(self, number: int) -> Federation:
         """Start round ``number``: draws depend on it, and the round's metrics and failures are fresh.
 
-        A round that is begun again has other draws than before: a sample that is drawn twice is two samples.
+        A round that starts again has other draws than before: a sample that is drawn twice is two samples.
         """
-        self._begun[number] += 1
+        self._starts[number] += 1
         self.round, self._calls = number, 0
+        self._received.clear()  # a run that goes on from a checkpoint counts the bytes of one that never stopped
         self.ledger.close_cohorts()
         self.metrics, self.failures = {}, []
         return self
 
     def everyone(self) -> Cohort:
         """All clients."""
-        return self._chosen(torch.arange(len(self.roster)))
+        return self._cohort_of(torch.arange(len(self.roster)))
 
     def cohort(self, positions: Tensor | Sequence[int]) -> Cohort:
         """The clients at these positions, chosen by the caller (so no privacy amplification by sampling)."""
-        return self._chosen(_once(torch.as_tensor(positions, dtype=torch.int64)))
+        return self._cohort_of(_check_distinct(torch.as_tensor(positions, dtype=torch.int64)))
 
-    def _chosen(self, chosen: Tensor) -> Cohort:
+    def _cohort_of(self, chosen: Tensor) -> Cohort:
         sampling = Everyone(self.ledger.relation or "add_remove")  # one run, one neighbouring relation
         return Cohort(self, chosen, sampling, len(chosen), self._cohort_name())
 
@@ -189,7 +244,7 @@ class Federation:
         sampling: Sampling = Poisson(wanted / total) if poisson else FixedSize(size, total)
         self._calls += 1
         if self.noise == "system":
-            chosen = SystemDraws().chosen(total, wanted / total if poisson else size)
+            chosen = SystemDraws().choose(total, wanted / total if poisson else size)
         else:
             seed = int(self._key(_COHORTS)) & ((1 << 64) - 1)
             random = np.random.Generator(np.random.Philox(seed))
@@ -202,9 +257,13 @@ class Federation:
         """A federation to measure with in simulation: it reads what clients kept but never changes it, and what it asks
         is charged to no ledger and marked as simulation-only in a transcript of its own.
 
-        roster: whom it asks, of all the runtime's clients. Use it in a ``with`` block: what stayed at the clients for
-        it is forgotten at the end.
+        roster: the clients it asks. Use it in a ``with`` block: clients forget at its end what they held for it.
         """
+        if self.training:
+            raise RuntimeError(
+                "aside() measures and is charged to nobody, so a method's round must not use it: what it learned would "
+                "be in the model. Ask a cohort of the federation itself"
+            )
         self._asides += 1
         return Federation(
             self.runtime,
@@ -243,20 +302,25 @@ class Federation:
         return SystemDraws() if self.noise == "system" else Draws(self._key(_ASKS, -1))
 
     def _key(self, domain: int, *more: int) -> Tensor:
-        """Of the present call; a round that is begun again has keys of its own."""
-        again = max(0, self._begun[self.round] - 1)
+        """The key of this call; a round that starts again has other keys."""
+        again = max(0, self._starts[self.round] - 1)
         return key(self.seed, domain, self.round, self._calls, *more, *([-2, again] if again else []))
 
     @property
     def _era(self) -> str:
         """The present round: cohorts are of one, and never of an earlier beginning of it."""
-        return f"{self.round}.{self._begun[self.round]}"
+        return f"{self.round}.{self._starts[self.round]}"
 
     def _cohort_name(self) -> str:
         return f"{self._era}.{self._calls}"
 
 
-def _once(positions: Tensor) -> Tensor:
+def _named(shared: Mapping[str, Tensor]) -> dict[str, str]:
+    """The digests of the arrays that are large enough to be named by one."""
+    return {name: digest(value) for name, value in shared.items() if value.nbytes >= _LARGE}
+
+
+def _check_distinct(positions: Tensor) -> Tensor:
     if len(torch.unique(positions)) != len(positions):
         raise ValueError("a client is in a cohort once, but some position was given twice")
     return positions
@@ -279,12 +343,12 @@ class Cohort:
     @property
     def sizes(self) -> Tensor:
         """[C] how many samples each client has at most: its declared size N̄."""
-        return self.declared.bound
+        return self.declarations.bound
 
     @cached_property
-    def declared(self) -> Declared:
+    def declarations(self) -> Declarations:
         """What the clients declare: sizes, and where they have them budgets and batch sizes."""
-        return self.federation.roster.declared(self.positions)
+        return self.federation.roster.declarations(self.positions)
 
     @cached_property
     def ids(self) -> Tensor:
@@ -292,15 +356,15 @@ class Cohort:
         return self.federation.roster.ids[self.positions]
 
     def only(self, rows: Tensor) -> Cohort:
-        """Some of the cohort, by position in it: for example those who answered."""
-        return replace(self, positions=_once(self.positions[rows]))
+        """Some of the cohort, by position in it: for example the clients that answered."""
+        return replace(self, positions=_check_distinct(self.positions[rows]))
 
     def within_budget(self, task: Task) -> Cohort:
         """Those whose own declared (ε, δ) allows one more ask of this task; where nobody declares one, all."""
         budgets = self._budgets()
         if not budgets or self.federation.simulation_only:
             return self
-        releases = [release.resolved({}, self.declared) for release in task.releases()]
+        releases = [release.resolve({}, self.declarations) for release in task.releases()]
         ledger, ids = self.federation.ledger, tuple(self.ids.tolist())
         charges = {charge for one in releases if isinstance(one.cost, LocalCost) for charge in one.cost.charges(ids)}
         after = ledger.after(charges)
@@ -309,7 +373,7 @@ class Cohort:
 
     def _budgets(self) -> dict[ClientId, Budget]:
         """The clients' own, by id."""
-        declared = self.declared
+        declared = self.declarations
         if declared.epsilon is None or declared.delta is None:
             return {}
         limits = zip(self.ids.tolist(), declared.epsilon.tolist(), declared.delta.tolist(), strict=True)
@@ -330,17 +394,21 @@ class Cohort:
         federation = self.federation
         if self.name.rpartition(".")[0] != federation._era:
             raise ValueError(f"this cohort is of an earlier round than {federation.round}; sample one in every round")
-        shared, own, held = self._checked(task, inputs)
+        given = self._inputs(task, inputs)
         if into is None:
             into = task.releases() or [Each()]
         asked = [into] if not isinstance(into, Sequence) else list(into)
         federation.runtime.program.teach(task, asked, federation.terms(self.sampling))
-        releases = [release.resolved(shared, self.declared) for release in asked]
+        releases = [release.resolve(given.shared, self.declarations) for release in asked]
+        check_held(task.name, given.held, releases)
+        self._test_noise(releases)
+        if any(one.cost is not None for one in releases):
+            check_shapes(task, releases, self._dry_shapes(task, releases, given))
         secure = check_secure(self, releases)
         if not federation.simulation_only:
             self._charge([release for release in releases if not isinstance(release, Stays)])
-        replies = self._deliver(task, releases, shared, own, held)
-        if secure is None or SECURE_SHAPE not in replies:  # of nobody
+        replies = self._deliver(task, releases, given)
+        if secure is None or SECURE_SHAPE not in replies:  # nobody was drawn
             return replies
         released = dict(replies)
         shape = tuple(released.pop(SECURE_SHAPE)[0].tolist())
@@ -348,24 +416,69 @@ class Cohort:
         released[secure.name] = value
         return Replies(released, replies.answered[survivors], [*replies.failures, *failures], replies.handles)
 
-    def _deliver(
+    def _test_noise(self, releases: Sequence[Release]) -> None:
+        """Before a private release is made for the first time in a run: is its noise what it is to be?"""
+        federation = self.federation
+        for release in releases if federation.noise == "system" else ():
+            if isinstance(release, Sum) and (key := (release.name, release.noise)) not in federation._tested:
+                release.test_noise(self.sampling)
+                federation._tested.add(key)
+
+    def _deliver(self, task: Task, releases: Sequence[Release], given: Inputs) -> Replies:
+        """Send what was checked and charged, gather the replies and write the transcript."""
+        federation = self.federation
+        request, draws = self._request(task, releases, given)
+        shapes = self._shapes(task, releases, given)
+        private = protects(releases) or not releases
+        hidden = private and isinstance(self.sampling, Poisson)  # the size of the cohort is a secret
+        collector = Collector(request, self.sizes, releases, shapes, noised=federation.terms().at_shard)
+        meter = Meter(federation.traffic, round(self.expected) if hidden else None)
+        if not len(self):
+            self._expect_nobody(collector, task, releases, given, shapes)
+        answered, failures = self._collect(request, task, releases, collector, meter)
+        self._check_quorum(task, len(answered), failures, hidden)
+        released = collector.finish(answered, self.expected, self.sampling, draws, federation.runtime.shard_count)
+        for release, name, shape, clients, size in meter.lines(releases, released):
+            self.write(task, release, name, shape, clients, size)
+        handles = {
+            name: Held(f"{request.serial}.{name}", name, shapes[place].get(name) if shapes else None)
+            for place, release in enumerate(releases)
+            if isinstance(release, Stays)
+            for name in release.names
+        }
+        return Replies(released, answered, failures, handles)
+
+    def exchange(
         self,
         task: Task,
-        releases: Sequence[Release],
-        shared: Mapping[str, Tensor],
-        own: Mapping[str, Tensor],
-        held: Mapping[str, Held] = MappingProxyType({}),
-        protocol: bool = False,
+        shared: dict[str, Tensor],
+        own: dict[str, Tensor],
+        metered: tuple[dict[str, Tensor], dict[str, Tensor]] | None = None,
     ) -> Replies:
-        """Send what was checked and charged, and gather the replies.
+        """One exchange of a secure sum. Its drop-outs are counted, and its line is written, by the sum itself.
 
-        An exchange of a secure sum (``protocol``) counts its own drop-outs and is one line of the transcript in all.
+        metered: where the cohort's size is a secret, ``shared`` and ``own`` as large as in a cohort of the expected
+        size: these are metered, and the sum itself meters the replies.
         """
+        releases, given = [Each()], Inputs(shared, own)
+        self.federation.runtime.program.teach(task, releases, self.federation.terms(self.sampling))
+        request, draws = self._request(task, releases, given)
+        collector = Collector(request, self.sizes, releases, None, noised=False)
+        meter = Meter(self.federation.traffic, None if metered is None else round(self.expected))
+        counted = request
+        if metered is not None:
+            counted = replace(request, shared=metered[0], each=metered[1], named=_named(metered[0]))
+        answered, failures = self._collect(request, task, releases, collector, meter, counted)
+        released = collector.finish(answered, self.expected, self.sampling, draws, 1)
+        return Replies(released, answered, failures, {})
+
+    def _request(self, task: Task, releases: Sequence[Release], given: Inputs) -> tuple[Request, Draws | SystemDraws]:
+        """The next request of the federation, and the draws of the server's half."""
         federation = self.federation
         federation._calls += 1
+        federation.serial += 1
         system = federation.noise == "system"
         key_of_ask = SystemDraws().bits(1)[0] if system else federation._key(_ASKS)
-        federation.serial += 1
         request = Request(
             run=federation.run,
             serial=federation.serial,
@@ -375,86 +488,120 @@ class Cohort:
             labels=federation.labels or self.part == "test",
             purpose=federation.purpose,
             key=int(key_of_ask),
-            wanted=tuple(map(Wanted.of, releases)),
-            shared=shared,
-            each=own,
-            held={name: one.handle for name, one in held.items()},
+            wanted=tuple(map(ReleaseName.of, releases)),
+            shared=given.shared,
+            each=given.each,
+            held={name: one.handle for name, one in given.held.items()},
+            named=_named(given.shared),
         )
-        shapes = None if protocol else self._shapes(task, releases, shared, own, held)
-        if shapes is None and not len(self) and any(one.noise is not None for one in releases) and not protocol:
+        return request, SystemDraws() if system else Draws(key(key_of_ask, -1))
+
+    def _collect(
+        self,
+        request: Request,
+        task: Task,
+        releases: Sequence[Release],
+        collector: Collector,
+        meter: Meter,
+        counted: Request | None = None,
+    ) -> tuple[Tensor, list[Failure]]:
+        """Send the request and take what comes: who answered, and why the others did not.
+
+        counted: what is metered in place of the request.
+        """
+        federation, counted = self.federation, counted or request
+        meter.count_request(counted, self._lacking(counted, meter.expected))
+        for reply in federation.runtime.deliver(request) if len(self) else ():
+            if collector.add(reply):
+                meter.count_reply(releases, reply)
+        answered, reasons = collector.close()
+        self._mark_received(counted, self.positions[answered], meter.expected is not None)
+        names = {row: federation.roster.name(int(self.positions[row])) for row in reasons}
+        failures = [Failure(names[row], task.name, federation.round, reasons[row]) for row in sorted(reasons)]
+        federation.failures.extend(failures)
+        return answered, failures
+
+    def _lacking(self, request: Request, expected: int | None) -> dict[str, int]:
+        """How many clients have not had each named input in this round; where their number is secret, all or none."""
+        lacking, received = {}, self.federation._received
+        for name, content in request.named.items():
+            had = received.get(self._received_key(content, expected is not None))
+            if expected is not None:
+                lacking[name] = expected if had is None else 0
+            else:
+                lacking[name] = len(self) if had is None else int((~had[self.positions]).sum())
+        return lacking
+
+    def _mark_received(self, request: Request, positions: Tensor, hidden: bool) -> None:
+        """The clients at these positions have the named inputs of a request."""
+        received = self.federation._received
+        for content in request.named.values():
+            key = self._received_key(content, hidden)
+            had = received.pop(key, None)
+            if had is None:
+                had = torch.zeros(len(self.federation.roster), dtype=torch.bool)
+            had[positions] = True
+            received[key] = had
+        for key in list(received)[:-_REMEMBERED]:
+            del received[key]
+
+    def _received_key(self, content: str, hidden: bool) -> str:
+        return f"{content} {self.name}" if hidden else content
+
+    def _expect_nobody(
+        self,
+        collector: Collector,
+        task: Task,
+        releases: Sequence[Release],
+        given: Inputs,
+        shapes: Sequence[Shapes] | None,
+    ) -> None:
+        """Nobody was drawn, which must not show: a sum is then noise of the shape and type that clients send."""
+        if shapes is not None:
+            roster = self.federation.roster
+            sent = dry_output(task, roster.schema, roster.bound[0], given.of_one(task, roster))
+            collector.expect(sent or {})
+        elif any(one.noise is not None for one in releases):
             raise ValueError(
                 f"nobody was drawn for {task.name}, and its noise cannot be released because the task does not run on "
                 "rows of zeros, which would give its shape; make it run without what earlier tasks keep"
             )
-        gathered = Gathered(self, request, releases, shapes)
-        record = Record(self, request, (protects(releases) or not releases) and not protocol)
-        if shapes is not None and not len(self):
-            roster = federation.roster
-            gathered.would_be(dry_sent(task, roster.schema, roster.bound[0], self._dry(task, shared, own, held)) or {})
-        if len(self):
-            for reply in federation.runtime.deliver(request):
-                if gathered.add(reply):
-                    record.add(releases, reply)
-        answered, reasons = gathered.close()
-        names = {row: federation.roster.name(int(self.positions[row])) for row in reasons}
-        failures = [Failure(names[row], task.name, federation.round, reasons[row]) for row in sorted(reasons)]
-        federation.failures.extend(failures)
-        count = len(answered)
-        if not protocol and (count < federation.quorum * len(self) or (count == 0 and len(self))):
-            examples = "\n  ".join(str(failure) for failure in failures[:3])
-            if record.private:  # neither how many there are nor why some fail is anybody's business
-                raise QuorumError(
-                    f"fewer clients answered {task.name} in round {federation.round} than the quorum of "
-                    f"{federation.quorum:.0%}; it was charged, because some did answer",
-                    failures,
-                )
+
+    def _check_quorum(self, task: Task, count: int, failures: Sequence[Failure], hidden: bool) -> None:
+        federation = self.federation
+        if count >= federation.quorum * len(self) and (count or not len(self)):
+            return
+        if hidden:  # neither the number of clients nor the reasons may show
             raise QuorumError(
-                f"only {count} of {len(self)} clients answered {task.name} in round {federation.round}; the quorum is "
-                f"{federation.quorum:.0%}. The first failures:\n  {examples}",
+                f"fewer clients answered {task.name} in round {federation.round} than the quorum of "
+                f"{federation.quorum:.0%}; it was charged, because some did answer",
                 failures,
             )
-        released = gathered.finish(answered, SystemDraws() if system else Draws(key(key_of_ask, -1)))
-        if not protocol:
-            record.close(task, releases, released)
-        handles = {
-            name: Held(f"{request.serial}.{name}", name, shapes[place].get(name) if shapes else None)
-            for place, release in enumerate(releases)
-            if isinstance(release, Stays)
-            for name in release.names
-        }
-        return Replies(released, answered, failures, handles)
+        examples = "\n  ".join(str(failure) for failure in failures[:3])
+        raise QuorumError(
+            f"only {count} of {len(self)} clients answered {task.name} in round {federation.round}; the quorum is "
+            f"{federation.quorum:.0%}. The first failures:\n  {examples}",
+            failures,
+        )
 
-    def _shapes(
-        self,
-        task: Task,
-        releases: Sequence[Release],
-        shared: Mapping[str, Tensor],
-        own: Mapping[str, Tensor],
-        held: Mapping[str, Held],
-    ) -> list[Shapes] | None:
-        """What each client is to send, found by a dry run of the task, once for asks alike.
-
-        Shards in this process need none, because they run the same code; unless nobody was drawn, so that the shape of
-        the noise is to be known.
+    def _shapes(self, task: Task, releases: Sequence[Release], given: Inputs) -> list[Shapes] | None:
+        """What each client is to send. Shards in this process run the same code and need no check, unless nobody was
+        drawn: then the noise must have this shape.
         """
-        program, roster = self.federation.runtime.program, self.federation.roster
-        if (program.open and len(self)) or any(one.shape is None for one in held.values()):
+        if (self.federation.runtime.program.open and len(self)) or any(
+            one.shape is None for one in given.held.values()
+        ):
             return None
-        inputs = self._dry(task, shared, own, held)
-        kind = (task.name, *map(Wanted.of, releases), *((name, value.shape) for name, value in inputs.items()))
+        return self._dry_shapes(task, releases, given)
+
+    def _dry_shapes(self, task: Task, releases: Sequence[Release], given: Inputs) -> list[Shapes] | None:
+        """The shapes that a dry run of the task gives; it is run once for asks alike."""
+        program, roster = self.federation.runtime.program, self.federation.roster
+        inputs = given.of_one(task, roster)
+        kind = (task.name, *map(ReleaseName.of, releases), *((name, value.shape) for name, value in inputs.items()))
         if kind not in program.shapes:
             program.shapes[kind] = dry_run(task, releases, roster.schema, roster.bound[0], inputs)
         return program.shapes[kind]
-
-    def _dry(
-        self, task: Task, shared: Mapping[str, Tensor], own: Mapping[str, Tensor], held: Mapping[str, Held]
-    ) -> dict[str, Tensor]:
-        """Inputs for a dry run, as one client would get them."""
-        inputs = dict(shared)
-        inputs |= {name: value[0] if len(value) else value.new_zeros(value.shape[1:]) for name, value in own.items()}
-        inputs |= {name: torch.zeros(one.shape or ()) for name, one in held.items()}
-        derived = task.derived(self.federation.roster, torch.arange(1))
-        return inputs | {name: value[0] for name, value in derived.items()}
 
     def _charge(self, releases: Sequence[Release]) -> None:
         """Enter the ask in the ledger, unless the budget forbids it; a release without noise is non-private on purpose.
@@ -485,45 +632,42 @@ class Cohort:
 
     def write(self, task: Task, release: Release, name: str, shape: tuple[int, ...], clients: int, size: int) -> None:
         """Enter one array of an ask in the transcript."""
-        noise = None if release.noise is None else str(release.noise)
+        noise: Facts | None = None if release.noise is None else facts(release.noise)
         unit: str | None = None if noise is None else release.unit
         clip: float | None = getattr(release, "clip", None)
         local = isinstance(release, Each)
         if isinstance(release.cost, LocalCost):
             local = True
             noise, unit, clip = release.cost.noise, "point", release.cost.clip
-        note = "simulation only" if self.federation.simulation_only else None
+        note = "simulation only" if self.federation.simulation_only else getattr(release, "note", None)
         if noise is not None and note is None and self.federation.noise == "seeded":
             note = "seeded noise: protects nobody outside a simulation"
         seen = "individual" if isinstance(release, Each) else "mean" if isinstance(release, Mean) else "sum"
         seen_as = f"secure {seen}" if getattr(release, "secure", False) else seen
         trust = None if noise is None else "nobody" if local else self.federation.trust
-        entry = Entry(task.name, name, shape, seen_as, unit, clip, noise, str(self.sampling), note, trust)
+        entry = Disclosure(task.name, name, shape, seen_as, unit, clip, noise, facts(self.sampling), note, trust)
         self.federation.transcript.add(entry, self.federation.round, clients, size)
 
-    def _checked(
-        self, task: Task, inputs: Mapping[str, Input]
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Held]]:
+    def _inputs(self, task: Task, inputs: Mapping[str, Input]) -> Inputs:
+        """The inputs of an ask, checked and sorted by where they come from."""
         if not isinstance(task, Task):
             raise TypeError(f"ask takes a function marked with @task, but got {task!r}")
         task.check_inputs(set(inputs))
-        shared: dict[str, Tensor] = {}
-        own: dict[str, Tensor] = {}
-        held: dict[str, Held] = {}
+        given = Inputs({}, {})
         for name, value in inputs.items():
             if isinstance(value, PerClient):
                 rows = value.values.shape[0] if value.values.ndim else None
                 if rows != len(self):
                     raise ValueError(f"{task.name}: each({name}) has {rows} rows for a cohort of {len(self)} clients")
-                own[name] = value.values.detach()
+                given.each[name] = value.values.detach()
             elif isinstance(value, Held):
-                held[name] = value
+                given.held[name] = value
             elif isinstance(value, Tensor):
-                shared[name] = value.detach()
+                given.shared[name] = value.detach()
             elif isinstance(value, bool | int | float):
-                shared[name] = torch.tensor(value)
+                given.shared[name] = torch.tensor(value)
             else:
                 raise TypeError(
                     f"{task.name}: the input {name!r} is a {type(value).__name__}; tasks take tensors and numbers only"
                 )
-        return shared, own, held
+        return given

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.model import Model
-from unalike.core.outside import first_line_of
+from unalike.core.outside import WrongReturn, first_line_of
 from unalike.core.task import Task
-from unalike.privacy.dpsgd import PointPrivacy, Steps
 from unalike.privacy.mechanisms import AdditiveNoise
 
 
@@ -81,20 +80,25 @@ class Method(Protocol):
         """
 
 
-def started(method: Method, seed: int) -> State:
+def first_state(method: Method, seed: int) -> State:
     """The method's state before the first round."""
-    return _state(method.start(seed), method.start, "State(...)")
+    return check_state(method.start(seed), method.start, "State(...)")
 
 
-def next_state(method: Method, state: State, federation: Federation) -> State:
-    """The method's state after the round that the federation has begun."""
-    return _state(method.round(state, federation), method.round, "state.replace(...)")
+def next_state(method: Method, state: State, federation: Federation, number: int | None = None) -> State:
+    """The method's state after one more round, which the federation begins; ``number``: of the round, if not the next.
+
+    >>> state = next_state(method, state, federation)
+    """
+    with federation.train_in(federation.round + 1 if number is None else number):
+        return check_state(method.round(state, federation), method.round)
 
 
-def _state(found: object, made_by: Callable[..., Any], example: str) -> State:
+def check_state(found: object, made_by: Callable[..., Any], example: str = "state.replace(...)") -> State:
+    """What a method returned as its state, refused if it is none."""
     if not isinstance(found, State):
         returned = f"it returned {type(found).__name__}{first_line_of(made_by)}"
-        raise TypeError(f"{made_by.__qualname__} must return a State, as in `return {example}`, but {returned}")
+        raise WrongReturn(f"{made_by.__qualname__} must return a State, as in `return {example}`, but {returned}")
     return found
 
 
@@ -129,20 +133,20 @@ def train(
     if rounds < 0:
         raise ValueError(f"rounds={rounds}; expected 0 or more")
     if state is None:
-        state = started(method, federation.seed)
+        state = first_state(method, federation.seed)
     for number in range(federation.round + 1, federation.round + 1 + rounds):
-        state = next_state(method, state, federation.begin_round(number))
+        state = next_state(method, state, federation, number)
         if after_round is not None:
             after_round(number, state)
     return state
 
 
-# What the studio asks of a method before it relies on it. A method that declares none of these is run as it is.
+# Capabilities: what callers ask of a method before they rely on it. All are optional.
 
 
 @runtime_checkable
 class LearnsFromLabels(Protocol):
-    """Training needs clients with labels; ``asks_unlabeled`` tells whether its cohorts hold others, too."""
+    """Training needs clients with labels; ``asks_unlabeled``: do its cohorts hold others, too?"""
 
     asks_unlabeled: ClassVar[bool]
 
@@ -166,11 +170,13 @@ class ClientPrivate(Protocol):
 class PointPrivate(Protocol):
     """Protects points where ``local.private`` of its field ``local`` is set: the clients train by DP-SGD."""
 
+    point_private: ClassVar[Literal[True]]
+
     @property
     def cohort(self) -> int | float: ...
 
-    def dp_sgd(self, size: int) -> tuple[PointPrivacy, Steps] | None:
-        """What a round does at a client with ``size`` samples; None where points are not protected."""
+    @property
+    def local(self) -> Any: ...
 
 
 @runtime_checkable
@@ -183,7 +189,7 @@ class NeedsRounds(Protocol):
 
 @runtime_checkable
 class ServesUnlabeled(Protocol):
-    """Says whether ``personalize`` serves clients without labels; without a word, none of them is served."""
+    """Says whether ``personalize`` serves clients without labels; a method that lacks this serves none."""
 
     @property
     def serves_unlabeled(self) -> bool: ...
@@ -205,10 +211,10 @@ class TrainsLocally(Protocol):
 
 
 @runtime_checkable
-class TreatsApart(Protocol):
+class DistinguishesClients(Protocol):
     """Weighs clients or divides them into clusters by what the server has found out about each."""
 
-    def apart(self, state: State) -> dict[str, Tensor]:
+    def distinctions(self, state: State) -> dict[str, Tensor]:
         """For the clients ``ids`` [C] those that it has of ``weight`` [C] in the last round, ``cluster`` [C] (−1: none
         yet) and ``place`` [C, 2] in the plane in which clusters were found.
         """
@@ -216,7 +222,7 @@ class TreatsApart(Protocol):
 
 @runtime_checkable
 class Describes(Protocol):
-    """Has a vector [l] for every client that says how it differs from others."""
+    """Has a vector [l] for every client that describes how it differs from others."""
 
     def descriptors(self, state: State, cohort: Cohort) -> Tensor: ...
 
@@ -242,10 +248,10 @@ class ProtectsNewcomers(Method, DescribesData, Protocol):
     @property
     def noise(self) -> AdditiveNoise | None: ...
 
-    def protecting(self, epsilon: float | None, delta: float) -> ProtectsNewcomers: ...
+    def with_protection(self, epsilon: float | None, delta: float) -> ProtectsNewcomers: ...
 
     def sensitivity(self, samples: int) -> float | None:
-        """How far one of so many samples can move the descriptor; None: nobody knows."""
+        """The most that one of ``samples`` rows can move the descriptor; None: not known."""
 
     def models(self, state: State, v: Tensor) -> Tensor:
         """What the server makes of descriptors."""
@@ -253,7 +259,7 @@ class ProtectsNewcomers(Method, DescribesData, Protocol):
 
 @runtime_checkable
 class TellsDistance(Protocol):
-    """Can tell how far a newcomer is from those who trained, by what the newcomer sent (P2 Theorem 1)."""
+    """Measures how far a newcomer is from the training clients, by what the newcomer sent (P2 Theorem 1)."""
 
     def nearest(self, state: State, sent: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
         """Of newcomers, by the arrays [C, ...] that they sent: how far the nearest training client is [C]; and how far
@@ -269,7 +275,7 @@ class MasksClasses(Protocol):
     def mask_labels(self) -> bool:
         """Does it, by the client's labels?"""
 
-    def masking(self, masked: bool) -> Method: ...
+    def with_masking(self, masked: bool) -> Method: ...
 
 
 @runtime_checkable
@@ -279,13 +285,15 @@ class Auditable(Method, ClientPrivate, PointPrivate, TrainsLocally, Protocol):
     @property
     def clip(self) -> float | None: ...
 
-    def attacked(self, model: Model, cohort: int | float, local: Any, noise: AdditiveNoise | None) -> Method: ...
+    def for_audit(self, model: Model, cohort: int | float, local: Any, noise: AdditiveNoise | None) -> Method: ...
 
 
 DECLARATIONS = (
     "serves_unlabeled",
     "asks_unlabeled",
     "client_private",
+    "point_private",
     "not_client_private",
     "trains_newcomers",
-)  # told by a class, and no hyperparameters
+    "presets",
+)  # declared by a class; not hyperparameters

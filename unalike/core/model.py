@@ -9,15 +9,29 @@ import copy
 import itertools
 import math
 import threading
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from unalike.core import dropout
-from unalike.core.device import beside
+from unalike.core.schema import Schema
+from unalike.core.torch_internals import Slot, parameter_slots, to_device_of
 
-_Slot = tuple[dict[str, Any], str, str]  # a module's parameters, one's name there, and its name in the whole
+_BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def _call_with(module: nn.Module, tensors: dict[str, Tensor], *inputs: Tensor) -> Any:
+    return torch.func.functional_call(module, tensors, inputs)
+
+
+class HasSchema(Protocol):
+    """Clients that say what their rows look like."""
+
+    @property
+    def schema(self) -> Schema: ...
 
 
 class Model:
@@ -33,7 +47,7 @@ class Model:
 
     def __init__(self, module: nn.Module) -> None:
         for name, part in module.named_modules():
-            if isinstance(part, nn.modules.batchnorm._BatchNorm) or getattr(part, "track_running_stats", False):
+            if isinstance(part, _BATCH_NORM) or getattr(part, "track_running_stats", False):
                 raise ValueError(
                     f"{type(part).__name__} ({name or 'the module itself'}) keeps running statistics, which are "
                     "neither averaged nor private in federated training; use nn.GroupNorm in its place (the `resnet18` "
@@ -48,7 +62,7 @@ class Model:
         if not names:
             raise ValueError(f"{type(module).__name__} has no trainable parameters")
         self._module, self.kind = copy.deepcopy(module).eval(), type(module)
-        self._twins: dict[tuple[int, torch.device | None, bool], tuple[nn.Module, list[_Slot]]] = {}
+        self._twins: dict[tuple[int, torch.device | None, bool], tuple[nn.Module, list[tuple[Slot, str]]]] = {}
         self._drops: bool | None = None  # does it drop anything in training? Not known before it has been tried
         parameters = dict(self._module.named_parameters())
         self.shapes: dict[str, torch.Size] = {name: parameters[name].shape for name in names}
@@ -58,22 +72,36 @@ class Model:
         for parameter in self._module.parameters():
             parameter.requires_grad_(False)
 
+    @classmethod
+    def named(cls, name: str, clients: HasSchema | Schema, **options: Any) -> Model:
+        """The architecture of this name (``unalike.networks.architectures``) for the rows of these clients.
+
+        - ``name``: such as "mlp" or "lenet", or the path of a class, as in "file.py:Class".
+        - ``clients``: a population or a roster, which know the classes of their labels; or a schema.
+        - ``options``: go to the architecture, as in ``Model.named("mlp", clients, hidden=(32,))``.
+        """
+        from unalike.networks import architectures  # the one import upwards, so that `Model` is all that a user needs
+
+        schema = clients if isinstance(clients, Schema) else clients.schema
+        return cls(architectures.build(name, schema.shape, schema.outputs, schema.kind, **options))
+
     def __call__(self, theta: Tensor, *inputs: Tensor) -> Tensor:
         # torch.func.functional_call does the same, but walks the module twice in every call: a tenth of a small step
         tensors: dict[str, Any] = self.tensors(theta)
         masks = dropout.masks()
-        module, hung = self._hung(theta, training=masks is not None)
-        before = [slots[slot] for slots, slot, _ in hung]
+        module, slots = self._twin(theta, training=masks is not None)
+        call: Callable[..., Any] = module if slots else partial(_call_with, module, tensors)
+        before = [table[key] for (table, key), _ in slots]
         try:
-            for slots, slot, name in hung:
-                slots[slot] = tensors[name]
-            result: Tensor = module(*inputs) if masks is None else self._training(module, masks, inputs)
+            for (table, key), name in slots:
+                table[key] = tensors[name]
+            result: Tensor = call(*inputs) if masks is None else self._call_in_training(call, masks, inputs)
         finally:
-            for (slots, slot, _), parameter in zip(hung, before, strict=True):
-                slots[slot] = parameter
+            for ((table, key), _), parameter in zip(slots, before, strict=True):
+                table[key] = parameter
         return result
 
-    def _training(self, module: nn.Module, masks: dropout.Masks, inputs: tuple[Tensor, ...]) -> Tensor:
+    def _call_in_training(self, module: Callable[..., Any], masks: dropout.Masks, inputs: tuple[Tensor, ...]) -> Tensor:
         result: Tensor
         if self._drops is False:
             result = module(*inputs)
@@ -85,22 +113,17 @@ class Model:
 
     def twin(self, theta: Tensor, training: bool = False) -> nn.Module:
         """This thread's own copy of the module, to hang parameters into; its constants are where theta is."""
-        return self._hung(theta, training)[0]
+        return self._twin(theta, training)[0]
 
-    def _hung(self, theta: Tensor, training: bool = False) -> tuple[nn.Module, list[_Slot]]:
+    def _twin(self, theta: Tensor, training: bool = False) -> tuple[nn.Module, list[tuple[Slot, str]]]:
         """This thread's module on theta's device, and the places where parameters hang in it."""
         mine = threading.get_ident(), theta.device if self._has_constants else None, training
         if mine not in self._twins:
             tensors = itertools.chain(self._module.named_parameters(), self._module.named_buffers())
-            shared = {id(one): one if name in self.shapes else beside(one, theta) for name, one in tensors}
+            shared = {id(one): one if name in self.shapes else to_device_of(one, theta) for name, one in tensors}
             module = copy.deepcopy(self._module, shared).train(training)  # copies no tensor
             name_of = {id(parameter): name for name, parameter in module.named_parameters() if name in self.shapes}
-            slots = [  # a parameter that is shared hangs in several places
-                (part._parameters, slot, name_of[id(parameter)])
-                for part in module.modules()
-                for slot, parameter in part._parameters.items()
-                if id(parameter) in name_of
-            ]
+            slots = [(slot, name_of[id(one)]) for slot, one in parameter_slots(module) if id(one) in name_of]
             self._twins[mine] = module, slots
         return self._twins[mine]
 

@@ -12,31 +12,77 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeGuard, get_args
 
 import torch
 from torch import Tensor
 
-from unalike.core.roster import Declared
-from unalike.core.suggest import nearest
-from unalike.core.terms import Terms
+from unalike.core.checks import did_you_mean
+from unalike.core.failure import Diverged
+from unalike.core.roster import Declarations
 from unalike.privacy.discrete import grid, rounding, to_grid
 from unalike.privacy.dpsgd import LocalCost
-from unalike.privacy.mechanisms import AdditiveNoise, DrawsLike, Norm, Randomizer, is_exact
+from unalike.privacy.mechanisms import AdditiveNoise, DrawsLike, Gaussian, Laplace, Norm, Randomizer, is_exact
 from unalike.privacy.mechanisms import clip as clipped
-from unalike.privacy.sampling import Everyone, Local, Sampling
+from unalike.privacy.sampling import Everyone, Local, Relation, Sampling
+from unalike.privacy.system import SystemDraws
 
 if TYPE_CHECKING:
     from unalike.core.client import Client
 
+Noise = Literal["seeded", "system"]
+Trust = Literal["server", "nobody"]
+_KNOWN = {"noise": get_args(Noise), "trust": get_args(Trust), "relation": get_args(Relation)}
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Both sides know them from the recipe; a request cannot change them.
+
+    - ``noise``: "system" draws cohorts, batches, rounding and noise from the operating system, so that nobody can make
+      them again. "seeded" repeats them from the seed, for experiments: whoever has the seed can take the noise off.
+    - ``trust``: "server" has the noise added once, by a server that sees the sums. With "nobody" it is added before an
+      array leaves its shard, or in shares by the clients of a secure sum.
+    - ``relation``: what one unit does to a sum; a shard that adds noise scales it by that.
+    - ``cohort``: the fewest and the most clients that are asked at once, where the recipe says so. Clients of a secure
+      sum share the noise out among no more.
+    """
+
+    noise: Noise = "seeded"
+    trust: Trust = "server"
+    relation: Relation = "add_remove"
+    cohort: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        for name, known in _KNOWN.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r}; expected one of: {', '.join(known)}")
+
+    @property
+    def system(self) -> bool:
+        """Does the noise come from the operating system?"""
+        return self.noise == "system"
+
+    @property
+    def at_shard(self) -> bool:
+        """Is the noise on a sum added before it leaves its shard?"""
+        return self.trust == "nobody"
+
+    def cover(self, other: Terms) -> bool:
+        """Do a shard's terms agree with the server's? Where the server adds the noise, only it needs the relation."""
+        alike = (self.noise, self.trust) == (other.noise, other.trust)
+        return alike and (not self.at_shard or self.relation == other.relation)
+
+
+_TRIED, _LEAST_NOISE = 4000, 0.9  # draws of a release's noise; the chance that so many seem that small is below 1e-7
 Unit = Literal["client", "point"]
 SIZE = "size"  # as a weight: a client's declared size N̄, which both sides know, so that it is not sent
-SECURE_SHAPE = "secure.shape"  # what a client tells about its array before a secure sum
+SECURE_SHAPE = "secure.shape"  # the shape of its array, which a client sends before a secure sum
 SECURE_ARRAY = "secure.array"  # under this name the client keeps the array itself for the exchanges
 SECURE_NOISE = "secure.noise"  # and under this the deviation of the noise that the sum is to have
 BOUND = "declared.bound"  # beside the inputs of an ask: N̄ of its clients [C], for a sensitivity that depends on it
 Inputs = Mapping[str, Tensor]
-Cost = LocalCost | Callable[[Declared], LocalCost]  # of clients by what they declare
+Cost = LocalCost | Callable[[Declarations], LocalCost]  # of clients by what they declare
 
 
 class Release(Protocol):
@@ -58,18 +104,22 @@ class Release(Protocol):
     def cost(self) -> Cost | None:
         """What the task itself has spent on these arrays, by making them private (local DP-SGD)."""
 
-    def resolved(self, inputs: Inputs, declared: Declared) -> Release:
+    def resolve(self, inputs: Inputs, declared: Declarations) -> Release:
         """The release with numbers in place of functions of the ask's inputs and of what its clients declare."""
 
     def at_client(self, arrays: Mapping[str, Tensor], client: Client, draws: DrawsLike) -> dict[str, Tensor]:
         """The client half: what leaves this client, by itself or in a sum."""
 
-    def staying(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
-        """What the client keeps at hand for a later ask."""
+    def keep_back(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
+        """What the client keeps for a later ask."""
 
     @property
-    def shown(self) -> tuple[str, ...] | None:
+    def visible(self) -> tuple[str, ...] | None:
         """The arrays that the server sees of each client; None: all that the task sends."""
+
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")  # types of what clients add up
+_TAIL = 10.0  # noise is longer than this many times its usual length with probability below 1e-20
 
 
 @dataclass(frozen=True)
@@ -99,6 +149,12 @@ def _check_bound(what: str, clip: float | None, sensitivity: Any, noise: Additiv
         raise ValueError(
             f"{what}: clip={clip} bounds what one client changes, so sensitivity=... would say something else; give one"
         )
+    given = None if callable(sensitivity) or noise is None or unit == "point" else sensitivity
+    if alone and clip is not None and given is not None and given < clip:  # arrays from 0 to the clip differ by that
+        raise ValueError(
+            f"{what}: sensitivity={sensitivity} is less than arrays clipped to {clip} can differ by; set clip to what "
+            "the task bounds its array by"
+        )
     if clip is not None and isinstance(sensitivity, float | int) and sensitivity > 2 * clip:
         raise ValueError(
             f"{what}: sensitivity={sensitivity} is more than any array clipped to {clip} can change; expected at most "
@@ -121,7 +177,7 @@ def _check_cost(what: str, cost: Cost | None, noise: object | None, weight: str 
 
 def _array(arrays: Mapping[str, Tensor], name: str) -> Tensor:
     if name not in arrays:
-        raise KeyError(f"the release wants {name!r}, which the task does not send{nearest(name, arrays)}")
+        raise KeyError(f"the release wants {name!r}, which the task does not send{did_you_mean(name, arrays)}")
     return arrays[name]
 
 
@@ -130,7 +186,8 @@ class Each:
 
     With ``noise`` every client adds it before sending (local privacy): two possible inputs of a client differ by at
     most 2·clip, or by ``sensitivity`` where the task bounds it; a function of the client gives each its own. A
-    randomizer (randomized response, k-bit rounding) bounds its input by itself and takes neither.
+    randomizer (randomized response, k-bit rounding) bounds its input by itself and takes neither. ``note``: what the
+    transcript says besides.
     """
 
     kind: ClassVar[str] = "each"
@@ -143,6 +200,7 @@ class Each:
         sensitivity: float | Callable[[Client], Tensor] | None = None,
         unit: Unit = "client",
         cost: Cost | None = None,
+        note: str | None = None,
     ) -> None:
         _check_cost("Each", cost, noise)
         if isinstance(noise, Randomizer):
@@ -152,11 +210,16 @@ class Each:
             _check_bound("Each", clip, sensitivity, noise, unit)
         if noise is not None and len(names) != 1:
             raise ValueError(f"Each: noise is accounted for one array; name exactly one, not {len(names)}")
-        self.names = names
+        self.names, self.note = names, note
         self.clip, self.noise, self.unit, self.cost = clip, noise, unit, cost
         self.sensitivity = sensitivity if sensitivity is not None or clip is None else Local().sensitivity(clip)
 
-    def resolved(self, inputs: Inputs, declared: Declared) -> Each:
+    @property
+    def bounded(self) -> bool:
+        """Is there a bound on what an honest client sends?"""
+        return self.clip is not None and not callable(self.sensitivity)
+
+    def resolve(self, inputs: Inputs, declared: Declarations) -> Each:
         if not callable(self.cost):
             return self
         made = copy(self)
@@ -181,11 +244,11 @@ class Each:
             sent = {name: noise.add(value, bound, draws) for name, value in sent.items()}
         return sent
 
-    def staying(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
+    def keep_back(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
         return {}
 
     @property
-    def shown(self) -> tuple[str, ...] | None:
+    def visible(self) -> tuple[str, ...] | None:
         return self.names or None
 
 
@@ -196,20 +259,20 @@ class Stays:
     noise: ClassVar[None] = None
     unit: ClassVar[Unit] = "client"
     cost: ClassVar[None] = None
-    shown: ClassVar[tuple[str, ...]] = ()
+    visible: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, *names: str) -> None:
         if not names:
             raise ValueError("Stays: name the arrays that stay at their client")
         self.names = names
 
-    def resolved(self, inputs: Inputs, declared: Declared) -> Stays:
+    def resolve(self, inputs: Inputs, declared: Declarations) -> Stays:
         return self
 
     def at_client(self, arrays: Mapping[str, Tensor], client: Client, draws: DrawsLike) -> dict[str, Tensor]:
         return {}
 
-    def staying(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
+    def keep_back(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
         return {name: _array(arrays, name) for name in self.names}
 
 
@@ -265,10 +328,13 @@ class Sum:
     def names(self) -> tuple[str, ...]:
         return (self.name,)
 
-    def resolved(self, inputs: Inputs, declared: Declared) -> Sum:
+    def resolve(self, inputs: Inputs, declared: Declarations) -> Sum:
         known: dict[str, Any] = {}
         if callable(self.sensitivity):
-            known["sensitivity"] = float(self.sensitivity({**inputs, BOUND: declared.bound}))
+            bound = float(self.sensitivity({**inputs, BOUND: declared.bound}))
+            if not 0 < bound < math.inf:
+                raise ValueError(f"the inputs bound a change of {self.name!r} by {bound}; expected a number above 0")
+            known["sensitivity"] = bound
         if callable(self.cost):
             known["cost"] = self.cost(declared)
         return replace(self, **known) if known else self
@@ -277,7 +343,7 @@ class Sum:
         value = self._bounded(arrays, is_exact(draws))
         return {SECURE_SHAPE: torch.tensor(value.shape, dtype=torch.int64)} if self.secure else {self.name: value}
 
-    def staying(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
+    def keep_back(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
         return {SECURE_ARRAY: self._bounded(arrays, False).reshape(-1)} if self.secure else {}
 
     def _bounded(self, arrays: Mapping[str, Tensor], exact: bool) -> Tensor:
@@ -292,7 +358,7 @@ class Sum:
         return to_grid(clipped(value, bound, self.norm), step, self.norm)
 
     def _step(self, numbers: int) -> float | None:
-        """Of the grid on which clients' arrays of so many numbers are added up exactly; None: they are on none."""
+        """The step of the grid on which clients' arrays are added exactly; None: they are on no grid."""
         if self.noise is None or self.clip is None or self.unit == "point":
             return None
         return grid(self.clip, self.noise.std(self.clip), numbers, self.norm)
@@ -316,11 +382,14 @@ class Sum:
         return self.sensitivity + 2.0 * moved  # the client's array was rounded with the point and without it
 
     def secret_noise(self, terms: Terms) -> dict[str, Tensor]:
-        """What a client of a secure sum keeps to make its share of the noise: the whole deviation, and its clip."""
+        """What a client of a secure sum keeps to make its share of the noise.
+
+        The whole deviation, its clip, and the fewest and the most clients among which it is shared (0: not known).
+        """
         if not (self.secure and terms.at_shard and self.noise is not None):
             return {}
         std = self.noise.std(self.change(Everyone(terms.relation)))
-        return {SECURE_NOISE: torch.tensor([std, self.clip], dtype=torch.float64)}
+        return {SECURE_NOISE: torch.tensor([std, self.clip, *(terms.cohort or (0, 0))], dtype=torch.float64)}
 
     def noisy(self, total: Tensor, sampling: Sampling, draws: DrawsLike) -> Tensor:
         """The sum with its noise, where it has some."""
@@ -329,8 +398,22 @@ class Sum:
         step = self._step(total.numel()) if is_exact(draws) else None
         return self.noise.add(total, self.change(sampling), draws, step)
 
+    def test_noise(self, sampling: Sampling) -> None:
+        """Refuse a release whose noise, drawn here for zeros, is clearly less than its event tells the ledger."""
+        if not isinstance(self.noise, Gaussian | Laplace):
+            return
+        zeros = torch.zeros(_TRIED, dtype=torch.float64)
+        told = self.noise.event().noise_multiplier * self.change(sampling)  # of Laplace noise its scale
+        told *= math.sqrt(2.0) if isinstance(self.noise, Laplace) else 1.0
+        made = float(self.noisy(zeros, sampling, SystemDraws()).std())
+        if not made > _LEAST_NOISE * told:
+            raise RuntimeError(
+                f"the noise of {self.name!r} is to have a deviation of {told:.4g}, but {_TRIED} draws have {made:.4g}: "
+                "something in this installation takes it away, so nothing is sent. Install Unalike anew"
+            )
+
     @property
-    def shown(self) -> tuple[str, ...]:
+    def visible(self) -> tuple[str, ...]:
         return (SECURE_SHAPE,) if self.secure else ()
 
     def divisor(self, answered: int, weight: float, expected: float) -> float:
@@ -380,9 +463,36 @@ def protects(releases: Sequence[Release]) -> bool:
     return bool(out) and all(one.noise is not None or one.cost is not None for one in out)
 
 
-def summed(release: Release) -> TypeGuard[Sum]:
-    """Is it added up at the shards? A secure sum has exchanges of its own."""
+def check_held(task: str, held: Mapping[str, object], releases: Sequence[Release]) -> None:
+    """Refuse inputs that clients hold where one point is protected: they were made from the same points, bare."""
+    for one in releases if held else ():
+        if one.cost is not None or (one.noise is not None and one.unit == "point"):
+            raise ValueError(
+                f"{task}: {', '.join(held)} lies at the clients and follows from their points, so noise for one point "
+                "would not protect them; send what it starts from, or keep it by a task that protects points, too"
+            )
+
+
+def is_summed(release: Release) -> TypeGuard[Sum]:
+    """Do the shards add it up? A secure sum has its own exchanges."""
     return isinstance(release, Sum) and not release.secure
+
+
+def longest(release: Sum | Each, count: int, weight: float, numbers: int, noised: bool) -> float | None:
+    """The longest that an honest array or sum of ``count`` clients can be; None: nothing bounds it.
+
+    Only a clip bounds it: a sensitivity says how far a row or a client moves a sum, but not from where.
+    """
+    if release.clip is None:
+        return None
+    bound, noise = release.sensitivity, None if isinstance(release.noise, Randomizer) else release.noise
+    limit = release.clip * (count if getattr(release, "weight", None) is None else weight)
+    if noise is None or not noised:
+        return limit
+    if callable(bound):
+        return None
+    change = release.clip if bound is None else bound
+    return limit + _TAIL * noise.std(2.0 * change) * math.sqrt(numbers)  # twice: where neighbours are replaced
 
 
 class Adder:
@@ -424,16 +534,18 @@ class Total:
 
     def refuse(self, partial: Partial) -> str | None:
         """What is wrong with a shard's part of the sum, if anything."""
-        name, clip, total = self._release.name, self._release.clip, partial.total
+        name, total = self._release.name, partial.total
         if partial.count < 0 or not 0 <= partial.weight < math.inf:
             return f"sent a partial sum of {name!r} over {partial.count} clients of weight {partial.weight}"
-        if not math.isfinite(float(total.sum())):  # NaN or inf anywhere survives a sum, and what overflows is no better
-            return f"sent a partial sum of {name!r} that is not finite"
-        if clip is not None and not self._noised:
-            scale = partial.count if getattr(self._release, "weight", None) is None else partial.weight
-            length = float(torch.linalg.vector_norm(total, ord=1 if self._release.norm == "l1" else 2))
-            if not length <= clip * scale * (1 + 1e-5):
-                return f"sent a sum of {name!r} of norm {length:.4g}, beyond {partial.count} times its clip {clip:g}"
+        if not math.isfinite(float(total.sum())):  # a NaN or infinity anywhere survives a sum
+            return Diverged(f"sent a partial sum of {name!r} that is not finite")
+        limit = longest(self._release, partial.count, partial.weight, total.numel(), self._noised)
+        if limit is not None:
+            l1 = self._release.norm == "l1" and not self._noised
+            length = float(torch.linalg.vector_norm(total, ord=1 if l1 else 2))
+            if not length <= limit * (1 + 1e-5):
+                clip = f"its clip {self._release.clip:g}{' and noise' if self._noised else ''}"
+                return f"sent a sum of {name!r} of norm {length:.4g}, beyond {partial.count} times {clip}"
         if self.shape is not None and self.shape != tuple(total.shape):
             return f"sent {name!r} of shape {tuple(total.shape)}, expected {self.shape}"
         return None
@@ -454,12 +566,12 @@ class Total:
     def finish(self, expected: float, sampling: Sampling, draws: DrawsLike, parts: int = 1) -> dict[str, Tensor]:
         """The sum or mean, with its noise.
 
-        parts: so many shards there are. Where they add the noise, the server adds that of those of whom nobody was
-        drawn: how much noise there is must not tell whose clients are in the sum.
+        parts: the number of shards. Where they add the noise, the server adds that of shards without a client in the
+        cohort: the amount of noise must not show whose clients are in the sum.
         """
         release, total = self._release, self._total
         if total is None and release.noise is not None and self.shape is not None:
-            total = torch.zeros(self.shape, dtype=torch.float64)  # that nobody was drawn is nobody's business
+            total = torch.zeros(self.shape, dtype=torch.float64)  # it must not show that nobody was drawn
         if total is None:
             return {}
         for _ in range(max(0, parts - self._parts) if self._noised else 1):

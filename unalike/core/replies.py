@@ -3,51 +3,61 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unalike.core.release import SIZE, Release, Rows, Total, summed
+from unalike.core.failure import Diverged
+from unalike.core.release import SIZE, Each, Release, Rows, Total, is_summed, longest
 from unalike.core.request import Reply, Request
 from unalike.core.shapes import Shapes
-from unalike.core.task import Task
+from unalike.core.transcript import Traffic
 from unalike.privacy.mechanisms import DrawsLike
-from unalike.privacy.sampling import Poisson
+from unalike.privacy.sampling import Sampling
 
-if TYPE_CHECKING:
-    from unalike.core.federation import Cohort
+DIGEST = 32  # bytes
 
 
-class Gathered:
-    """The replies to one ask as they stream in, checked: whoever answers nonsense is a failure, with the reason.
+class Collector:
+    """Takes the replies to one ask and checks them: whoever answers nonsense is a failure, with the reason.
 
-    A sum cannot be taken apart again, so a shard's sums are taken together, once, when all that it said fits.
+    A sum cannot be taken apart again, so a shard's sums are merged together, once, when all of its replies fit.
+
+    - ``sizes``: [C] the declared sizes of the request's clients.
+    - ``shapes``: of what each client sends; None: the first who sends something shows them.
+    - ``noised``: the shards have put the noise on their sums.
     """
 
     def __init__(
-        self, cohort: Cohort, request: Request, releases: Sequence[Release], shapes: Sequence[Shapes] | None
+        self,
+        request: Request,
+        sizes: Tensor,
+        releases: Sequence[Release],
+        shapes: Sequence[Shapes] | None,
+        *,
+        noised: bool,
     ) -> None:
-        self._cohort, self._request, self._releases = cohort, request, releases
-        self._shown = [Rows() for _ in releases]
-        noised = cohort.federation.terms().at_shard
-        self._totals = {place: Total(release, noised) for place, release in enumerate(releases) if summed(release)}
-        self._shapes: list[Shapes] | None = None  # of what each client sends: by a dry run, or by the first who did
+        self._request, self._sizes, self._releases = request, sizes, releases
+        self._rows = [Rows() for _ in releases]
+        self._totals = {place: Total(release, noised) for place, release in enumerate(releases) if is_summed(release)}
+        self._shapes: list[Shapes] | None = None
         if shapes is not None:
             named = zip(releases, shapes, strict=True)
             self._shapes = [
-                {name: known[name] for name in (known if one.shown is None else one.shown)} for one, known in named
+                {name: known[name] for name in (known if one.visible is None else one.visible)} for one, known in named
             ]
             for place, total in self._totals.items():
                 total.shape = shapes[place][total.name]
-        self._by = np.full(len(cohort), -1)  # [C] the shard in which each client answered
-        self._place = np.empty(len(cohort), dtype=np.int64)  # [C] where in the latest reply that has it
+        self._by = np.full(len(sizes), -1)  # [C] the shard in which each client answered
+        self._place = np.empty(len(sizes), dtype=np.int64)  # [C] where in the latest reply that has it
         self._failed: dict[int, str] = {}
-        self._over: dict[int, str] = {}  # shards that have said all, or nonsense; and what is wrong with what follows
+        self._over: dict[int, str] = {}  # shards that are done or refused, and what is wrong with further replies
 
-    def would_be(self, sent: Mapping[str, Tensor]) -> None:
+    def expect(self, sent: Mapping[str, Tensor]) -> None:
         """Nobody was drawn: sums are noise of the type that clients send, so that this does not show."""
         for total in self._totals.values():
             total.like(sent[total.name])
@@ -70,9 +80,9 @@ class Gathered:
             if sound is not None:
                 rows, sent = rows[sound], [{name: v[sound] for name, v in arrays.items()} for arrays in sent]
             self._by[rows.numpy()] = reply.shard
-            for shown, arrays in zip(self._shown, sent, strict=True):
+            for rows_of, arrays in zip(self._rows, sent, strict=True):
                 if arrays and len(rows):
-                    shown.add(rows, arrays)
+                    rows_of.add(rows, arrays)
         if reply.partials:
             wrong = self._misfit(reply)
             if wrong is not None:
@@ -84,8 +94,8 @@ class Gathered:
         return True
 
     def _refuse(self, reply: Reply, wrong: str) -> None:
-        """Use nothing that a shard says; what it said in time stays."""
-        reason, rows = f"its shard {wrong}", reply.rows.numpy()
+        """Use nothing more from a shard; rows that it sent before its sums stay."""
+        reason, rows = type(wrong)(f"its shard {wrong}"), reply.rows.numpy()
         rows = rows[(rows >= 0) & (rows < len(self._by))]
         rows = rows[self._by[rows] < 0]
         if reply.shard not in self._over:
@@ -107,8 +117,8 @@ class Gathered:
         if len(reply.arrays) != len(self._releases):
             return f"answered for {len(reply.arrays)} releases, but there are {len(self._releases)}"
         for release, arrays in zip(self._releases, reply.arrays, strict=True):
-            if release.shown is not None and set(arrays) != set(release.shown):
-                asked = ", ".join(release.shown) or "none"
+            if release.visible is not None and set(arrays) != set(release.visible):
+                asked = ", ".join(release.visible) or "none"
                 return f"sent the arrays {', '.join(arrays) or 'none'} of each client, but was asked for {asked}"
         return None
 
@@ -129,15 +139,26 @@ class Gathered:
             reason = f"sent arrays of shapes {shapes}, expected {self._shapes}"
             self._failed.update(dict.fromkeys(reply.rows.tolist(), reason))
             return torch.zeros(len(reply.rows), dtype=torch.bool)
-        sound: Tensor | None = None
-        for arrays in reply.arrays:
+        sound = torch.ones(len(reply.rows), dtype=torch.bool)
+        for release, arrays in zip(self._releases, reply.arrays, strict=True):
             for name, value in arrays.items():
-                finite = torch.isfinite(value.reshape(len(value), -1).sum(1)) if value.is_floating_point() else None
-                if finite is not None and not bool(finite.all()):
-                    for row in reply.rows[~finite].tolist():
-                        self._failed.setdefault(row, f"the array {name!r} is not finite (NaN or infinite)")
-                    sound = finite if sound is None else sound & finite
-        return sound
+                for good, reason in self._checks(release, name, value):
+                    for row in reply.rows[~good].tolist() if not bool(good.all()) else ():
+                        self._failed.setdefault(row, reason)
+                    sound &= good
+        return None if bool(sound.all()) else sound
+
+    def _checks(self, release: Release, name: str, value: Tensor) -> Iterator[tuple[Tensor, str]]:
+        """What must hold of the rows of one array: for which it does [b], and what is wrong with the others."""
+        if not value.is_floating_point():
+            return
+        flat = value.reshape(len(value), math.prod(value.shape[1:]))
+        yield torch.isfinite(flat.sum(1)), Diverged.array(name)
+        if isinstance(release, Each) and release.bounded:
+            lengths = torch.linalg.vector_norm(flat.to(torch.float64), dim=1)
+            limit = longest(release, 1, 1.0, flat.shape[1], release.noise is not None)
+            assert limit is not None, "a clip bounds it"
+            yield lengths <= limit * (1 + 1e-4), f"the array {name!r} is longer than its clip and noise allow"
 
     def _misfit(self, reply: Reply) -> str | None:
         """What is wrong with a shard's sums, if anything."""
@@ -149,7 +170,7 @@ class Gathered:
             release = self._releases[place]
             if partial.count != count:
                 return f"counts {partial.count} clients in a sum, but {count} answered"
-            if release.names[1:] == (SIZE,) and partial.weight != self._cohort.sizes.numpy()[answered].sum():
+            if release.names[1:] == (SIZE,) and partial.weight != self._sizes.numpy()[answered].sum():
                 return f"weighs its clients by {partial.weight:g}, which is not what they declared"
             wrong = self._totals[place].refuse(partial)
             if wrong is not None:
@@ -157,7 +178,7 @@ class Gathered:
         return None
 
     def close(self) -> tuple[Tensor, dict[int, str]]:
-        """The rows of those who answered, ascending, and why the others did not."""
+        """The rows that answered, ascending, and a reason for each of the others."""
         for shard in np.flatnonzero(np.bincount(self._by + 1)).tolist() if self._totals else ():
             if shard > 0 and shard - 1 not in self._over:
                 rows = np.flatnonzero(self._by == shard - 1)
@@ -169,38 +190,44 @@ class Gathered:
                 self._failed.setdefault(row, "did not answer")
         return torch.from_numpy(answered), self._failed
 
-    def finish(self, answered: Tensor, draws: DrawsLike) -> dict[str, Tensor]:
+    def finish(
+        self, answered: Tensor, expected: float, sampling: Sampling, draws: DrawsLike, shards: int
+    ) -> dict[str, Tensor]:
+        """What is released: the rows that answered, and the sums with their noise."""
         released: dict[str, Tensor] = {}
-        for place, shown in enumerate(self._shown):
+        for place, rows in enumerate(self._rows):
             total = self._totals.get(place)
             if total is None:
-                released |= shown.finish(answered)
+                released |= rows.finish(answered)
             else:
-                shards = getattr(self._cohort.federation.runtime, "shards", 1)  # one, unless the runtime has more
-                parts = shards if isinstance(shards, int) else len(shards)
-                released |= total.finish(self._cohort.expected, self._cohort.sampling, draws, parts)
+                released |= total.finish(expected, sampling, draws, shards)
         return released
 
 
-class Record:
-    """Meters bytes and writes the transcript while replies stream in.
+@dataclass
+class Meter:
+    """Counts the bytes of one ask, and what its clients sent, array by array.
 
-    private: who was drawn protects, so what is written says how many were to be expected, whoever came.
+    expected: the cohort's size is a secret, so this many clients are counted; None: those that answered are counted.
     """
 
-    def __init__(self, cohort: Cohort, request: Request, private: bool) -> None:
-        self.cohort, self.private = cohort, private and isinstance(cohort.sampling, Poisson)
-        self.arrays: dict[tuple[int, str], tuple[tuple[int, ...], int, int]] = {}  # shape, clients, bytes
-        down, count = cohort.federation.traffic.down, len(request.ids)
-        clients = round(cohort.expected) if self.private else count
-        for name, value in request.shared.items():
-            down[name] += value.nbytes * clients
-        for name, value in request.each.items():
-            down[name] += math.prod(value.shape[1:]) * value.element_size() * clients
+    traffic: Traffic
+    expected: int | None
+    arrays: dict[tuple[int, str], tuple[tuple[int, ...], int, int]] = field(default_factory=dict)
+    # by place of the release and name: shape, clients, bytes
 
-    def add(self, releases: Sequence[Release], reply: Reply) -> None:
-        """A client that is only part of a sum still sends its array: to its shard, which is as near as it wants."""
-        if self.private:
+    def count_request(self, request: Request, lacking: Mapping[str, int]) -> None:
+        """``lacking``: how many clients have not had a named input before; the others get its digest."""
+        clients = len(request.ids) if self.expected is None else self.expected
+        for name, value in request.shared.items():
+            new = lacking.get(name, clients)
+            self.traffic.down[name] += value.nbytes * new + DIGEST * (clients - new)
+        for name, value in request.each.items():
+            self.traffic.down[name] += math.prod(value.shape[1:]) * value.element_size() * clients
+
+    def count_reply(self, releases: Sequence[Release], reply: Reply) -> None:
+        """A client that is part of a sum sends its array to its shard, so its bytes count, too."""
+        if self.expected is not None:
             return
         for place, arrays in enumerate(reply.arrays):
             for name, value in arrays.items():
@@ -214,19 +241,20 @@ class Record:
                     self._count(place, weight, (), partial.count, 4 * partial.count)
 
     def _count(self, place: int, name: str, shape: tuple[int, ...], clients: int, size: int) -> None:
-        self.cohort.federation.traffic.up[name] += size
+        self.traffic.up[name] += size
         _, before, bytes_before = self.arrays.get((place, name), (shape, 0, 0))
         self.arrays[place, name] = (shape, before + clients, bytes_before + size)
 
-    def close(self, task: Task, releases: Sequence[Release], released: Mapping[str, Tensor]) -> None:
-        if self.private:
-            clients = round(self.cohort.expected)
-            for place, release in enumerate(releases):
-                for name in release.names:
-                    if name in released:
-                        value = released[name]
-                        shape = tuple(value.shape if summed(release) else value.shape[1:])
-                        self._count(place, name, shape, clients, math.prod(shape) * value.element_size() * clients)
+    def lines(
+        self, releases: Sequence[Release], released: Mapping[str, Tensor]
+    ) -> Iterator[tuple[Release, str, tuple[int, ...], int, int]]:
+        """For the transcript: each array's release, name, shape, number of clients and bytes."""
+        for place, release in enumerate(releases) if self.expected is not None else ():
+            for name in release.names:
+                if name in released:
+                    value, clients = released[name], self.expected or 0
+                    shape = tuple(value.shape if is_summed(release) else value.shape[1:])
+                    self._count(place, name, shape, clients, math.prod(shape) * value.element_size() * clients)
         for (place, name), (shape, clients, size) in self.arrays.items():
             if not getattr(releases[place], "secure", False):  # a secure sum writes its own line when it is opened
-                self.cohort.write(task, releases[place], name, shape, clients, size)
+                yield releases[place], name, shape, clients, size

@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 
 from unalike.core import wire
-from unalike.core.release import KINDS, Partial, Release, Stays
+from unalike.core.failure import Diverged
+from unalike.core.release import FLOATS, KINDS, Partial, Release, Stays, Terms
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema
 from unalike.core.shapes import Shapes
 from unalike.core.task import Task
-from unalike.core.terms import Terms
 
 Part = Literal["train", "validation", "test"]
 Purpose = Literal["train", "serve", "measure"]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ReleaseName:
     """A release as a request names it: its kind and its arrays. All else about it is known at the client."""
 
     kind: str
@@ -37,7 +37,7 @@ class Wanted:
         return f"{self.kind}({', '.join(self.names) or 'all arrays'})"
 
     @classmethod
-    def of(cls, release: Release) -> Wanted:
+    def of(cls, release: Release) -> ReleaseName:
         return cls(release.kind, release.names)
 
 
@@ -46,6 +46,7 @@ class Request:
     """One ask, wholly encodable. ``run`` and ``serial`` name it: the same serial never runs twice.
 
     held: inputs that lie at the clients, by the handle under which an earlier ask left them there (``Stays``).
+    named: digests of large shared inputs; a shard that has one from an earlier ask is not sent it again.
     A run "a/3" measures beside run "a": it reads what clients keep for "a", and what it keeps itself is thrown away.
     """
 
@@ -57,15 +58,28 @@ class Request:
     labels: bool  # may the task read labels (of clients that have some)?
     purpose: Purpose
     key: int  # of this ask; a client's draws come from key(this, its id)
-    wanted: tuple[Wanted, ...]
+    wanted: tuple[ReleaseName, ...]
     shared: Mapping[str, Tensor]  # inputs that are the same for every client
     each: Mapping[str, Tensor]  # inputs [C, ...] that differ
     held: Mapping[str, str] = field(default_factory=dict)
+    named: Mapping[str, str] = field(default_factory=dict)
+
+    def head(self) -> Request:
+        """The request without the arrays that it names."""
+        return replace(self, shared={name: value for name, value in self.shared.items() if name not in self.named})
+
+    def filled(self, store: wire.ArrayStore, sent: Sequence[bytes] = ()) -> Request:
+        """A head with its arrays, from those that were sent along or are stored; ``Lacking`` if one is in neither."""
+        absent = {name: digest for name, digest in self.named.items() if name not in self.shared}
+        if not absent:
+            return self
+        found = store.take(absent.values(), sent)
+        return replace(self, shared={**self.shared, **{name: found[digest] for name, digest in absent.items()}})
 
     def only(self, rows: Tensor) -> Request:
         """The request as it concerns the clients at these rows."""
 
-        def own(value: Tensor) -> Tensor:  # one row repeated for everybody (stride 0) stays that
+        def own(value: Tensor) -> Tensor:  # a row repeated by stride 0 stays one row
             return value[rows] if value.stride(0) else value[:1].expand(len(rows), *value.shape[1:])
 
         return replace(self, ids=self.ids[rows], each={name: own(value) for name, value in self.each.items()})
@@ -85,11 +99,12 @@ class Request:
         values: dict[str, Any] = {
             "run": self.run, "serial": self.serial, "task": self.task, "part": self.part, "labels": self.labels,
             "purpose": self.purpose, "key": self.key, "held": json.dumps(dict(self.held)),
+            "named": json.dumps(dict(self.named)),
             "wanted": json.dumps([[one.kind, list(one.names)] for one in self.wanted]),
         }  # fmt: skip
         arrays = {"ids": self.ids}
         arrays |= {f"shared.{name}": value for name, value in self.shared.items()}
-        for name, value in self.each.items():  # one row repeated for everybody (stride 0) is sent once, and stays that
+        for name, value in self.each.items():  # a row repeated by stride 0 is sent once
             repeated = len(value) > 0 and value.stride(0) == 0
             arrays[f"repeated.{name}" if repeated else f"each.{name}"] = value[0] if repeated else value
         return wire.encode({**values, **arrays})
@@ -107,8 +122,13 @@ class Request:
         if not isinstance(ids, Tensor) or ids.dtype != torch.int64 or ids.ndim != 1:
             raise wire.WireError("a request has the ids of its clients, int64 [C]")
         try:
-            wanted = tuple(Wanted(str(kind), tuple(map(str, names))) for kind, names in _json(message, "wanted", list))
-            held = {str(name): str(handle) for name, handle in _json(message, "held", dict).items()}
+            wanted = tuple(
+                ReleaseName(str(kind), tuple(map(str, names))) for kind, names in _json(message, "wanted", list)
+            )
+            held, named = (
+                {str(name): str(value) for name, value in _json(message, group, dict).items()}
+                for group in ("held", "named")
+            )
         except (TypeError, ValueError) as error:
             raise wire.WireError(f"a request's releases or handles are malformed: {error}") from error
         groups: dict[str, dict[str, Tensor]] = {"shared": {}, "each": {}, "repeated": {}}
@@ -123,7 +143,7 @@ class Request:
             **groups["each"],
             **{name: value.expand(len(ids), *value.shape) for name, value in groups["repeated"].items()},
         }
-        return cls(**values, ids=ids, wanted=wanted, held=held, shared=groups["shared"], each=each)
+        return cls(**values, ids=ids, wanted=wanted, held=held, named=named, shared=groups["shared"], each=each)
 
 
 def _is_place(text: str) -> bool:
@@ -143,21 +163,8 @@ def _json(message: Mapping[str, Any], name: str, kind: type) -> Any:
     except (ValueError, RecursionError) as error:
         raise wire.WireError(f"{name!r} is not JSON: {error}") from error
     if not isinstance(value, kind):
-        raise wire.WireError(f"{name!r} is no {kind.__name__}")
+        raise wire.WireError(f"{name!r} is not a {kind.__name__}")
     return value
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A client that did not answer, or answered nonsense: data for the server, never silence."""
-
-    client: str
-    task: str
-    round: int
-    reason: str
-
-    def __str__(self) -> str:
-        return f"client {self.client}, round {self.round}, task {self.task}: {self.reason}"
 
 
 @dataclass(frozen=True)
@@ -171,11 +178,11 @@ class Reply:
 
     rows: Tensor  # [b] int64: rows of the request whose clients answered
     arrays: Sequence[Mapping[str, Tensor]] = ()
-    failed: Mapping[int, str] = field(default_factory=dict)  # row -> reason
+    failed: Mapping[int, str] = field(default_factory=dict)  # row -> reason; a ``Diverged`` stays one over the wire
     partials: Mapping[int, Partial] = field(default_factory=dict)
     run: str = ""
     serial: int = 0
-    shard: int = 0  # who says so; set by the runtime
+    shard: int = 0  # that sent it; set by the runtime
 
     def at(self, rows: Tensor) -> Reply:
         """The same reply with the request's rows counted in a larger one; ``WireError`` where there is no such row."""
@@ -192,6 +199,7 @@ class Reply:
         message: dict[str, Tensor | wire.Plain] = {"rows": self.rows, "releases": len(self.arrays)}
         message |= {"run": self.run, "serial": self.serial}
         message["failed"] = json.dumps({str(row): reason for row, reason in self.failed.items()})
+        message["diverged"] = json.dumps([row for row, reason in self.failed.items() if isinstance(reason, Diverged)])
         for place, arrays in enumerate(self.arrays):
             message |= {f"{place}.{name}": value for name, value in arrays.items()}
         for place, one in self.partials.items():
@@ -218,14 +226,19 @@ class Reply:
                 if value.dtype != torch.float64:
                     raise wire.WireError(f"a partial sum is float64, not {value.dtype}")
                 weight, number = _plain(message, f"{name}.weight", float), _plain(message, f"{name}.count", int)
-                partials[int(rest)] = Partial(value, weight, number, _plain(message, f"{name}.dtype", str))
+                dtype = _plain(message, f"{name}.dtype", str)
+                if dtype not in FLOATS:
+                    raise wire.WireError(f"a partial sum of {dtype!r}; expected one of {', '.join(FLOATS)}")
+                partials[int(rest)] = Partial(value, weight, number, dtype)
             elif _is_place(group) and int(group) < count and value.ndim and len(value) == len(rows):
                 arrays[int(group)][rest] = value
             else:
                 raise wire.WireError(f"a reply with an array {name!r} of shape {tuple(value.shape)}")
         try:
             failed = {int(row): str(reason) for row, reason in _json(message, "failed", dict).items()}
-        except ValueError as error:
+            diverged = _json(message, "diverged", list) if "diverged" in message else ()
+            failed |= {int(row): Diverged(failed[int(row)]) for row in diverged}
+        except (TypeError, ValueError, KeyError, OverflowError) as error:
             raise wire.WireError(f"a reply's failures are by row: {error}") from error
         run, serial = _plain(message, "run", str), _plain(message, "serial", int)
         return cls(rows, arrays, failed, dict(sorted(partials.items())), run, serial)
@@ -278,33 +291,52 @@ class Program:
             raise wire.WireError(f"no task {name!r} is in the program that this shard agreed to")
         return self._tasks[name]
 
+    def is_exchange(self, name: str) -> bool:
+        """Is it an exchange of a secure sum?"""
+        return name in self._exchanges
+
     def releases(self, request: Request) -> list[Release]:
         """The releases that a request names, with their bounds and noise as this side knows them."""
         task = self.task(request.task)
+        if len(set(request.wanted)) < len(request.wanted):
+            raise wire.WireError(f"{request.task} was asked for one release twice, which would give it two noises")
         known = self._taught.get(request.task) or task.releases()
         found = []
         for one in request.wanted:
-            match = next((release for release in known if Wanted.of(release) == one), None)
+            match = next((release for release in known if ReleaseName.of(release) == one), None)
             if match is None and known:
-                raise wire.WireError(
-                    f"{request.task} lets out {', '.join(map(str, map(Wanted.of, known)))}, but was asked for {one}"
-                )
+                declared = ", ".join(map(str, map(ReleaseName.of, known)))
+                raise wire.WireError(f"{request.task} lets out {declared}, but was asked for {one}")
+            if match is None and one.kind == Stays.kind and self.hides(request):
+                raise wire.WireError(f"the run states an ε, and {request.task} does not declare that {one}")
             found.append(match or _plain_release(one))
         bare = [one for one in found if not isinstance(one, Stays) and one.noise is None and one.cost is None]
-        if bare and not self._may_be_bare(request):
+        if bare and self.hides(request):
             raise wire.WireError(
-                f"the run states an ε, and {request.task} was asked for {Wanted.of(bare[0])} without noise: nothing is "
-                "sent"
+                f"the run states an ε, and {request.task} was asked for {ReleaseName.of(bare[0])} without noise: "
+                "nothing is sent"
             )
+        if request.purpose == "measure" and self.hides(request):
+            raise wire.WireError(f"the run states an ε, and {request.task} is not among its measurements")
         return found
 
-    def _may_be_bare(self, request: Request) -> bool:
-        if self.open or not self._private or request.task in self._exchanges:
-            return True
-        return request.purpose == "measure" and request.task in self._measured
+    def hides(self, request: Request) -> bool:
+        """Must nothing that one client changes show in the replies, not even that its task failed?
+
+        So it is in a run that states an ε. In this process it also holds of asks that release nothing.
+        """
+        if request.task in self._exchanges:
+            return False
+        if self.open:
+            return self.terms.system and request.purpose != "measure" and _releases_nothing(request.wanted)
+        return self._private and not (request.purpose == "measure" and request.task in self._measured)
 
 
-def _plain_release(wanted: Wanted) -> Release:
+def _releases_nothing(wanted: Sequence[ReleaseName]) -> bool:
+    return all(one.kind == Stays.kind for one in wanted)
+
+
+def _plain_release(wanted: ReleaseName) -> Release:
     """The release of this kind and these arrays, with nothing else to it."""
     if wanted.kind not in KINDS:
         raise wire.WireError(f"no release is called {wanted.kind!r}; there are {', '.join(KINDS)}")
@@ -312,8 +344,8 @@ def _plain_release(wanted: Wanted) -> Release:
         made = KINDS[wanted.kind](*wanted.names)
     except (TypeError, ValueError) as error:
         raise wire.WireError(f"no plain release is {wanted}: {error}") from error
-    if Wanted.of(made) != wanted:
-        raise wire.WireError(f"no plain release is {wanted}; it would be {Wanted.of(made)}")
+    if ReleaseName.of(made) != wanted:
+        raise wire.WireError(f"no plain release is {wanted}; it would be {ReleaseName.of(made)}")
     return made
 
 
@@ -325,6 +357,10 @@ class Runtime(Protocol):
 
     @property
     def program(self) -> Program: ...
+
+    @property
+    def shard_count(self) -> int:
+        """How many shards add noise where each of them does."""
 
     def deliver(self, request: Request) -> Iterator[Reply]: ...
 

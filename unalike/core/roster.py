@@ -14,9 +14,11 @@ from torch import Tensor
 from unalike.core import wire
 from unalike.core.schema import Schema
 
+MOST_ROWS = 1 << 27  # of one client: noise is calibrated to this number, and a declared one must not stop everybody
+
 
 @dataclass(frozen=True)
-class Declared:
+class Declarations:
     """What some clients say about themselves, in public: the columns of a roster that a client's noise depends on."""
 
     bound: Tensor  # [clients] int64: N̄
@@ -50,6 +52,10 @@ class Roster:
         if len(empty):
             names = ", ".join(self.name(i) for i in empty[:5].tolist())
             raise ValueError(f"{len(empty)} clients have no samples ({names}, ...); leave them out of the federation")
+        large = (self.bound > MOST_ROWS).nonzero().flatten()
+        if len(large):
+            name, rows = self.name(int(large[0])), int(self.bound[large[0]])
+            raise ValueError(f"client {name} declares up to {rows:,} rows; the most are {MOST_ROWS:,}")
         if len(torch.unique(self.ids)) != len(self.ids):
             raise ValueError("two clients of the roster have the same id; every client is in it once")
         for name, (dtype, low, high) in _OPTIONAL.items():
@@ -66,7 +72,10 @@ class Roster:
 
     def name(self, position: int) -> str:
         number = int(self.ids[position])
-        return str(number) if self.names is None else str(self.names[number])
+        if self.names is None:
+            return str(number)
+        # a name is somebody else's text: nothing in it may speak to a terminal
+        return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in str(self.names[number]))
 
     def select(self, which: Tensor | Sequence[int]) -> Roster:
         """Some of the clients, by position; they keep their ids."""
@@ -74,11 +83,11 @@ class Roster:
         chosen: dict[str, Any] = {name: value[index] for name, value in self._arrays().items()}
         return replace(self, **chosen)
 
-    def declared(self, which: Tensor | None = None) -> Declared:
+    def declarations(self, which: Tensor | None = None) -> Declarations:
         """What the clients at these positions (None: all) declare."""
         chosen = slice(None) if which is None else which
         optional = {name: None if (all_ := getattr(self, name)) is None else all_[chosen] for name in _OPTIONAL}
-        return Declared(self.bound[chosen], **optional)
+        return Declarations(self.bound[chosen], **optional)
 
     def _arrays(self) -> dict[str, Tensor]:
         """All that is a number for each client."""

@@ -32,6 +32,7 @@ class Schema:
     columns: Mapping[str, tuple[str, ...] | None] | None = None
     shift: Tensor | None = None
     scale: Tensor | None = None
+    gaps: bool = False  # inputs may be missing (NaN), and then count as ``shift``
 
     def __post_init__(self) -> None:
         if self.stored not in _STORED:
@@ -60,13 +61,13 @@ class Schema:
         return self.classes or 1
 
     @property
-    def classes_named(self) -> tuple[str, ...]:
+    def class_labels(self) -> tuple[str, ...]:
         """What the classes are called: by their numbers where they have no names."""
         return tuple(str(i) for i in range(self.classes or 0)) if self.class_names is None else self.class_names
 
     def to_json(self) -> str:
         """Plain values, for a run folder or a wire."""
-        values = {name: value for name, value in vars(self).items() if value is not None}
+        values = {name: value for name, value in vars(self).items() if value is not None and value is not False}
         for name in ("shift", "scale"):
             if name in values:
                 values[name] = {"shape": list(values[name].shape), "values": values[name].flatten().tolist()}
@@ -98,6 +99,6 @@ class Schema:
         return hash(self.to_json())
 
 
-def names_of(values: Sequence[object] | None) -> tuple[str, ...] | None:
+def as_words(values: Sequence[object] | None) -> tuple[str, ...] | None:
     """Names as plain words."""
     return None if values is None else tuple(str(value) for value in values)

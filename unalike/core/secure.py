@@ -1,20 +1,21 @@
-"""Secure sums on top of ``ask``: the four exchanges of ``unalike.privacy.masks.protocol`` as tasks, so on any runtime.
+"""Secure sums on top of ``ask``: the five exchanges of ``unalike.privacy.masks.protocol`` as tasks, so on any runtime.
 
 A release with ``secure=True`` first has every client run the task, clip its array and keep it back. Then come the
-exchanges *advertise*, *share*, *mask* and *unmask* among those who did. A client that drops out before *unmask* is left
-out of the sum; if more drop out than the threshold allows, the sum stays closed and nothing is revealed.
+exchanges *advertise*, *share*, *mask*, *confirm* and *unmask* among those who did. A client that drops out before
+*confirm* is left out of the sum; if more drop out than the threshold allows, the sum stays closed and nothing is
+revealed.
 
 The array is put on a grid of whole numbers before it is masked; a client's array moves by at most half a step in each
 coordinate, and noise on the opened sum is scaled to the clip plus that. Where nobody is trusted, each client adds a
-share of the noise before it masks: so large that the fewest clients with whom a sum is opened bring the whole noise.
+share of the noise before it masks, so large that the fewest clients that can open a sum bring the whole noise.
 
-How many there are in a Poisson cohort is a secret to those who see the result. Ring and shares then follow from the
-fewest and the most that there could be, and the server adds the shares of all who are not there, each drawn as a client
-draws it: the noise is that of the most clients, whoever came.
+The size of a Poisson cohort is a secret from whoever sees the result. Ring and shares then follow from the smallest and
+the largest size possible, and the server adds the shares of absent clients: the noise is always that of the largest.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -23,12 +24,12 @@ import torch
 from torch import Tensor
 
 from unalike.core.client import Client
-from unalike.core.release import SECURE_ARRAY, SECURE_NOISE, Each, Release, Sum
-from unalike.core.request import Failure
+from unalike.core.failure import Failure
+from unalike.core.release import SECURE_ARRAY, SECURE_NOISE, Release, Sum
 from unalike.core.task import Sent, Task, send
 from unalike.privacy.discrete import gaussian_noise, grid, rounding
 from unalike.privacy.masks.protocol import ProtocolError, SecureClient, SecureServer
-from unalike.privacy.masks.session import Message, Session
+from unalike.privacy.masks.session import Message, SecureSession
 from unalike.privacy.mechanisms import DrawsLike, Gaussian, clip, is_exact
 from unalike.privacy.sampling import Poisson
 
@@ -37,40 +38,79 @@ if TYPE_CHECKING:
 
 _PREFIX = "secure."
 _ABSENT = -1  # fills up lists of peers, so that all clients' messages have one shape
-_LEAST_EXPECTED = 36  # a Poisson cohort of so many has fewer than 3 with probability below 1e-12
+_LEAST_EXPECTED = 36  # a Poisson cohort of this size has fewer than 3 clients with probability below 1e-12
 _MANY = 128  # with more clients each has this many peers, not all others: the cost then grows no further
 
 # The clients' side. These work on bytes, so they run client by client.
 
 
 def advertise(client: Client, identity: Tensor, **session: Tensor) -> Sent:
-    """Exchange 1: two new public keys."""
-    own = SecureClient(Session.from_message(session), int(identity))
-    return _sent(own, own.advertise())
+    """Exchange 1: two new public keys, for a session that the client holds the server to from here on."""
+    agreed = SecureSession.from_message(session)
+    _check_session(client, agreed)
+    own = SecureClient(agreed, int(identity))
+    return _send(own, own.advertise())
+
+
+def _check_session(client: Client, session: SecureSession) -> None:
+    """Refuse a session that differs from what the client knows itself: by its array, the release and the recipe.
+
+    The noise that the client adds is the whole noise over the root of ``session.least``, so a server that counts more
+    clients than there are would get the sum with less noise.
+    """
+    length = len(_kept(client, SECURE_ARRAY))
+    if session.length != length:
+        raise ProtocolError(f"the sum is of {session.length} numbers, but the client keeps {length}")
+    if session.neighbours != _neighbours(len(session.identities)):
+        raise ProtocolError(
+            f"{session.neighbours} peers for each of {len(session.identities)} clients; the rule gives "
+            f"{_neighbours(len(session.identities))}"
+        )
+    if not _has(client, SECURE_NOISE):
+        return
+    std, bound, fewest, most = _kept(client, SECURE_NOISE).tolist()
+    if (session.bound, session.noise) != (bound, std):
+        raise ProtocolError(
+            f"the sum has a bound of {session.bound:g} and noise of {session.noise:g}; the client agreed to {bound:g} "
+            f"and {std:g}"
+        )
+    planned = session.planned or (len(session.identities),) * 2
+    if most and (planned[0] > max(3, fewest) or planned[1] > most):
+        raise ProtocolError(
+            f"the server plans the noise for {planned[0]} to {planned[1]} clients; by the recipe there are at most "
+            f"{most:.0f}, and {max(3, fewest):.0f} must be enough"
+        )
 
 
 def share(
-    client: Client, identity: Tensor, peers: Tensor, seal_keys: Tensor, mask_keys: Tensor, **session: Tensor
+    client: Client,
+    identity: Tensor,
+    peers: Tensor,
+    seal_keys: Tensor,
+    mask_keys: Tensor,
+    signatures: Tensor,
+    **session: Tensor,
 ) -> Sent:
     """Exchange 2: sealed shares of the client's two secrets, a letter for each peer."""
-    own = _restored(client, identity, session)
-    return _sent(own, own.share(_present({"peers": peers, "seal_keys": seal_keys, "mask_keys": mask_keys})))
+    own = _restore(client, identity, session)
+    keys = {"peers": peers, "seal_keys": seal_keys, "mask_keys": mask_keys, "signatures": signatures}
+    return _send(own, own.share(_unpad(keys)))
 
 
 def mask(client: Client, identity: Tensor, senders: Tensor, letters: Tensor, **session: Tensor) -> Sent:
     """Exchange 3: the array that the client kept back, with its share of noise, under its masks; then it is gone."""
-    own = _restored(client, identity, session)
+    own = _restore(client, identity, session)
     value = _kept(client, SECURE_ARRAY)
-    inbox = _present({"senders": senders, "letters": letters})
-    if SECURE_NOISE not in client.kept.values or not bool(client.kept.present[SECURE_NOISE]):
+    inbox = _unpad({"senders": senders, "letters": letters})
+    if not _has(client, SECURE_NOISE):
         message = own.mask(value, inbox)
     else:
-        std, bound = client.kept.values[SECURE_NOISE].tolist()
+        std, bound = _kept(client, SECURE_NOISE).tolist()[:2]
         step, share = own.session.ring.step, std / math.sqrt(own.session.least)
         message = own.mask(
             clip(value, bound - rounding(len(value), step)), inbox, _steps(share / step, len(value), client.noise)
         )
-    sent = _sent(own, message)
+    sent = _send(own, message)
     return send(keep={**sent.keep, SECURE_ARRAY: torch.zeros_like(value)}, **sent.arrays)
 
 
@@ -82,43 +122,56 @@ def _steps(deviation: float, count: int, draws: DrawsLike) -> Tensor:
 
 
 def _shares(deviation: float, absent: int, count: int, draws: DrawsLike) -> Tensor:
-    """The shares of so many clients, added up."""
+    """The sum of the shares of ``absent`` clients."""
     total = torch.zeros(count, dtype=torch.int64)
     for _ in range(absent):
         total += _steps(deviation, count, draws)
     return total
 
 
-def unmask(client: Client, identity: Tensor, survivors: Tensor, **session: Tensor) -> Sent:
-    """Exchange 4: a share for each peer; afterwards the client forgets its secrets."""
-    own = _restored(client, identity, session)
-    message = own.unmask({"survivors": survivors})
+def confirm(client: Client, identity: Tensor, survivors: Tensor, **session: Tensor) -> Sent:
+    """Exchange 4: a word for each peer that is left, by which it knows that both were told of the same survivors."""
+    own = _restore(client, identity, session)
+    return _send(own, own.confirm({"survivors": survivors}))
+
+
+def unmask(
+    client: Client, identity: Tensor, survivors: Tensor, senders: Tensor, confirmations: Tensor, **session: Tensor
+) -> Sent:
+    """Exchange 5: a share for each peer; afterwards the client forgets its secrets."""
+    own = _restore(client, identity, session)
+    inbox = _unpad({"senders": senders, "confirmations": confirmations})
+    message = own.unmask({"survivors": survivors}, inbox)
     over = {_name(name): torch.zeros_like(_kept(client, _name(name))) for name in _STATE if name != "stage"}
-    return send(keep={**over, _name("stage"): own.state()["stage"]}, **_padded(message, own.session.peer_count))
+    return send(keep={**over, _name("stage"): own.state()["stage"]}, **_pad(message, own.session.peer_count))
 
 
-_STATE = ("stage", "number", "secret", "public_of", "public", "inbox_of", "inbox")
+_STATE = ("stage", "least", "digest", "confirmed", "secret", "public_of", "public", "inbox_of", "inbox")
 
 
-def _sent(own: SecureClient, message: Message) -> Sent:
-    """One state for all exchanges: each takes the place of the one before, so that none can be had twice."""
+def _send(own: SecureClient, message: Message) -> Sent:
+    """One state for all exchanges: each replaces the one before, so that none can be repeated."""
     rows = own.session.peer_count
-    state = _padded(own.state(), rows)
-    return send(keep={_name(name): value for name, value in state.items()}, **_padded(message, rows))
+    state = _pad(own.state(), rows)
+    return send(keep={_name(name): value for name, value in state.items()}, **_pad(message, rows))
 
 
-def _restored(client: Client, identity: Tensor, session: Mapping[str, Tensor]) -> SecureClient:
+def _restore(client: Client, identity: Tensor, session: Mapping[str, Tensor]) -> SecureClient:
     state = {name: _kept(client, _name(name)) for name in _STATE}
     for ids, values in (("public_of", "public"), ("inbox_of", "inbox")):
         there = state[ids] != _ABSENT
         state[ids], state[values] = state[ids][there], state[values][there]
-    return SecureClient.from_state(Session.from_message(dict(session)), int(identity), state)
+    return SecureClient.from_state(SecureSession.from_message(dict(session)), int(identity), state)
 
 
 def _kept(client: Client, name: str) -> Tensor:
-    if name not in client.kept.values or not bool(client.kept.present[name]):
+    if not _has(client, name):
         raise ProtocolError(f"the client holds nothing from the exchange before ({name}); it cannot go on")
     return client.kept.values[name]
+
+
+def _has(client: Client, name: str) -> bool:
+    return name in client.kept.values and bool(client.kept.present[name])
 
 
 def _name(name: str) -> str:
@@ -126,12 +179,13 @@ def _name(name: str) -> str:
 
 
 _LISTS = {  # with a row for each peer
-    "peers", "seal_keys", "mask_keys", "to", "sealed", "senders", "letters", "owners", "shares",
+    "peers", "seal_keys", "mask_keys", "signatures", "to", "sealed", "share_digests", "senders", "letters",
+    "confirmations", "owners", "shares",
     "public_of", "public", "inbox_of", "inbox",
 }  # fmt: skip
 
 
-def _padded(message: Message, rows: int) -> Message:
+def _pad(message: Message, rows: int) -> Message:
     """Lists filled up to all peers."""
     full = {}
     for name, value in message.items():
@@ -142,14 +196,14 @@ def _padded(message: Message, rows: int) -> Message:
     return full
 
 
-def _present(message: Message) -> Message:
+def _unpad(message: Message) -> Message:
     """The inverse: rows that only fill up are taken away again."""
     ids = next(value for value in message.values() if value.ndim == 1)
     return {name: value[ids != _ABSENT] for name, value in message.items()}
 
 
-EXCHANGES = tuple(Task(one, vectorised=False) for one in (advertise, share, mask, unmask))
-ADVERTISE, SHARE, MASK, UNMASK = EXCHANGES
+EXCHANGES = tuple(Task(one, vectorised=False) for one in (advertise, share, mask, confirm, unmask))
+ADVERTISE, SHARE, MASK, CONFIRM, UNMASK = EXCHANGES
 
 # The server's side
 
@@ -169,7 +223,7 @@ def check_secure(cohort: Cohort, releases: Sequence[Release]) -> Sum | None:
             "secure out: then every shard adds the whole noise"
         )
     if one.noise is not None and isinstance(cohort.sampling, Poisson):
-        # whoever was drawn, unless it is everybody: the size of the cohort is nobody's business
+        # the size of the cohort is a secret, unless everybody is in it
         if cohort.sampling.rate < 1 and cohort.expected < _LEAST_EXPECTED:
             raise ValueError(
                 f"a secure sum needs 3 clients, and a Poisson cohort of {cohort.expected:g} expected clients may have "
@@ -189,11 +243,19 @@ def check_secure(cohort: Cohort, releases: Sequence[Release]) -> Sum | None:
     return one
 
 
+def _neighbours(clients: int) -> int | None:
+    return None if clients <= _MANY + 1 else _MANY
+
+
 def _session(
-    clients: int, length: int, bound: float, noise: float = 0.0, planned: tuple[int, int] | None = None
-) -> Session:
-    neighbours = None if clients <= _MANY + 1 else _MANY
-    return Session(tuple(range(clients)), length, bound, neighbours=neighbours, noise=noise, planned=planned)
+    clients: int,
+    length: int,
+    bound: float,
+    noise: float = 0.0,
+    planned: tuple[int, int] | None = None,
+    purpose: str = "",
+) -> SecureSession:
+    return SecureSession(tuple(range(clients)), length, bound, _neighbours(clients), noise, planned, purpose=purpose)
 
 
 def _planned(cohort: Cohort, release: Sum) -> tuple[int, int] | None:
@@ -208,12 +270,12 @@ def _planned(cohort: Cohort, release: Sum) -> tuple[int, int] | None:
 def secure_sum(
     cohort: Cohort, task: Task, release: Sum, shape: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, list[Failure]]:
-    """The sum of what the clients of the cohort keep back from ``task``, noisy if the release says so.
+    """The sum of what the cohort's clients kept back from ``task``, with the release's noise.
 
-    With it the rows of the cohort that are in it, and who dropped out on the way.
+    Also the rows of the cohort that are in it, and the clients that dropped out.
     """
     federation = cohort.federation
-    exchanges = _Exchanges(cohort, release, shape)
+    exchanges = _Exchanges(cohort, task, release, shape)
     try:
         total = exchanges.total()
     finally:
@@ -230,24 +292,24 @@ def secure_sum(
         )
         total += step * _shares(share / step, absent, length, federation.draws())
     value = (total / release.divisor(len(survivors), 0.0, cohort.expected)).to(torch.float32).reshape(shape)
-    clients, size = len(survivors), exchanges.bytes
-    if release.noise is not None and isinstance(cohort.sampling, Poisson):  # as in every private ask: what is expected
-        clients, size = round(cohort.expected), round(size * cohort.expected / max(1, len(cohort)))
-    cohort.write(task, release, release.name, tuple(shape), clients, size)
+    clients = exchanges.expected or len(survivors)
+    cohort.write(task, release, release.name, tuple(shape), clients, exchanges.bytes)
     return value, survivors, exchanges.failures
 
 
 class _Exchanges:
     """One session: what the server passes on, exchange by exchange."""
 
-    def __init__(self, cohort: Cohort, release: Sum, shape: tuple[int, ...]) -> None:
+    def __init__(self, cohort: Cohort, task: Task, release: Sum, shape: tuple[int, ...]) -> None:
         assert release.clip is not None
         self.cohort = cohort
         whole = 0.0
         if release.noise is not None and cohort.federation.trust == "nobody":
             whole = release.noise.std(release.change(cohort.sampling))
-        planned = _planned(cohort, release)
-        self.session = _session(len(cohort), math.prod(shape), release.clip, whole, planned)
+        planned, federation = _planned(cohort, release), cohort.federation
+        about = f"{federation.run}, ask {federation.serial}, {task.name}"
+        purpose = hashlib.sha256(about.encode()).hexdigest()  # the same number of bytes whatever the run is called
+        self.session = _session(len(cohort), math.prod(shape), release.clip, whole, planned, purpose)
         if whole and cohort.federation.noise == "system":
             needed = grid(release.clip, whole, self.session.length)
             if self.session.ring.step > needed:
@@ -255,35 +317,63 @@ class _Exchanges:
                     f"{self.session.most} clients with {self.session.length} numbers each leave no room for exact "
                     "noise in a secure sum's 32 bits; send fewer numbers or sample fewer clients"
                 )
+        # where the cohort's size is a secret, as in every private ask: the clients to be expected are metered
+        hidden = release.noise is not None and isinstance(cohort.sampling, Poisson)
+        self.expected = round(cohort.expected) if hidden else None
         self.server = SecureServer(self.session)
         self.failures: list[Failure] = []
         self.bytes = 0
         self.survivors = torch.zeros(0, dtype=torch.int64)
 
     def total(self) -> Tensor:
-        server, rows = self.server, self.session.peer_count
+        server = self.server
         keys = server.keys(self._ask(ADVERTISE, range(len(self.cohort)), {}))
-        told = {who: _padded(message, rows) for who, message in keys.items()}
-        letters = server.letters(self._ask(SHARE, list(told), told))
-        told = {who: _padded(message, rows) for who, message in letters.items()}
-        for who, reply in self._ask(MASK, list(told), told).items():
+        letters = server.letters(self._ask(SHARE, list(keys), keys))
+        for who, reply in self._ask(MASK, list(letters), letters).items():
             server.receive(who, reply)
-        self.survivors = server.survivors()["survivors"]
-        return server.open(self._ask(UNMASK, self.survivors.tolist(), {}, survivors=self.survivors))
+        self.survivors = left = server.survivors()["survivors"]
+        words = server.confirmations(self._ask(CONFIRM, left.tolist(), {}, survivors=left))
+        total = server.open(self._ask(UNMASK, list(words), words, survivors=left))
+        federation, positions = self.cohort.federation, self.cohort.positions
+        for who, what in server.accused.items():
+            name = federation.roster.name(int(positions[who]))
+            self.failures.append(Failure(name, UNMASK.name, federation.round, what))
+        return total
 
     def _ask(
-        self, task: Task, whom: Sequence[int], told: Mapping[int, Message], **same: Tensor
+        self, task: Task, whom: Sequence[int], messages: Mapping[int, Message], **same: Tensor
     ) -> dict[int, dict[str, Tensor]]:
         """One exchange with the clients of these identities; those that do not answer are failures, not errors."""
         identities = torch.tensor(list(whom))
-        names = next(iter(told.values())).keys() if told else ()
-        each = {name: torch.stack([told[who][name] for who in whom]) for name in names}
-        part = self.cohort.only(identities)
-        before = self.cohort.federation.traffic.total_up
-        shared = {**self.session.message(), **same}
-        part.federation.runtime.program.teach(task, [Each()], part.federation.terms(part.sampling))
-        replies = part._deliver(task, [Each()], shared, {"identity": identities, **each}, protocol=True)
-        self.bytes += self.cohort.federation.traffic.total_up - before
+        messages = {who: _pad(message, self.session.peer_count) for who, message in messages.items()}
+        names = next(iter(messages.values())).keys() if messages else ()
+        each = {name: torch.stack([messages[who][name] for who in whom]) for name in names}
+        part, traffic = self.cohort.only(identities), self.cohort.federation.traffic
+        before = traffic.total_up
+        shared, own = {**self.session.message(), **same}, {"identity": identities, **each}
+        if self.expected is None:
+            replies = part.exchange(task, shared, own)
+        else:
+            replies = part.exchange(task, shared, own, self._metered(shared, own))
+            for name, value in replies.items():
+                traffic.up[name] += self.expected * self._of_one(name, value).nbytes
+        self.bytes += traffic.total_up - before
         self.failures += replies.failures
         answered = identities[replies.answered].tolist()
         return {who: {name: replies[name][i] for name in replies} for i, who in enumerate(answered)}
+
+    def _metered(self, shared: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tuple[Message, Message]:
+        """Inputs as large as they would be in a cohort of the expected size."""
+        everybody = torch.arange(self.expected or 0)
+        return (
+            {name: everybody if name in ("identities", "survivors") else value for name, value in shared.items()},
+            {name: self._of_one(name, value)[None] for name, value in own.items()},
+        )
+
+    def _of_one(self, name: str, values: Tensor) -> Tensor:
+        """An array [C, ...] as one client would send or get it in a cohort of the expected size; without its values."""
+        shape = list(values.shape[1:])
+        if name in _LISTS:
+            clients = self.expected or 0
+            shape[0] = _neighbours(clients) or clients - 1
+        return values.new_empty(shape)

@@ -1,4 +1,4 @@
-"""What a task will send, known before anybody is asked: a dry run on a client that is made from the schema."""
+"""The shapes that a task sends, found before any client is asked: a dry run on a client made from the schema."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROWS = (2, 3)  # of the clients that are made
 def dry_run(
     task: Task, releases: Sequence[Release], schema: Schema, bound: Tensor, inputs: Mapping[str, Tensor]
 ) -> list[Shapes] | None:
-    """For each release, the shapes of what leaves a client or stays there at hand.
+    """For each release, the shapes of what leaves a client or is kept for a later ask.
 
     None where the task does not run on rows of zeros, or without what an earlier task keeps: then what the first
     clients send must do.
@@ -35,11 +35,22 @@ def dry_run(
     ]
 
 
-def dry_sent(task: Task, schema: Schema, bound: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+def check_shapes(task: Task, releases: Sequence[Release], shapes: Sequence[Shapes] | None) -> None:
+    """Refuse rows under a release that is charged as private: whoever sees them sees the data, or how much there is."""
+    for release, known in zip(releases, shapes or (), strict=False):
+        for name, shape in known.items() if release.cost is not None or release.noise is not None else ():
+            if shape is None:
+                raise ValueError(
+                    f"{task.name} sends {name!r} with a row for each of the client's rows, under {release.kind} with "
+                    "noise or cost=...; send something of one shape, such as client.mean(...)"
+                )
+
+
+def dry_output(task: Task, schema: Schema, bound: Tensor, inputs: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     """What the task sends, with zeros for numbers; None as for ``dry_run``."""
     try:
         with torch.no_grad():
-            sent = task(_made(schema, bound, _ROWS[0]), **inputs).arrays
+            sent = task(_blank_client(schema, bound, _ROWS[0]), **inputs).arrays
     except Exception:  # as above
         return None
     return {name: torch.zeros_like(value) for name, value in sent.items()}
@@ -48,15 +59,14 @@ def dry_sent(task: Task, schema: Schema, bound: Tensor, inputs: Mapping[str, Ten
 def _shapes(
     task: Task, releases: Sequence[Release], schema: Schema, bound: Tensor, inputs: Mapping[str, Tensor], rows: int
 ) -> list[dict[str, tuple[int, ...]]]:
-    client = _made(schema, bound, rows)
+    client, draws = _blank_client(schema, bound, rows), Draws(key(0, 1))
     with torch.no_grad():
         sent = task(client, **inputs).arrays
-        draws = Draws(key(0, 1))
-        left = [{**one.at_client(sent, client, draws), **one.staying(sent, draws)} for one in releases]
+        left = [{**one.at_client(sent, client, draws), **one.keep_back(sent, draws)} for one in releases]
     return [{name: tuple(value.shape) for name, value in arrays.items()} for arrays in left]
 
 
-def _made(schema: Schema, bound: Tensor, rows: int) -> Client:
+def _blank_client(schema: Schema, bound: Tensor, rows: int) -> Client:
     """A client with rows of zeros."""
     x = torch.zeros(rows, *schema.shape, dtype=schema.dtype)
     kinds = {"class": torch.int64, "number": torch.float32}

@@ -17,10 +17,10 @@ from typing import Any, overload
 
 from torch import Tensor, nn
 
-from unalike.core.outside import first_line_of
+from unalike.core.checks import did_you_mean
+from unalike.core.outside import WrongReturn, first_line_of
 from unalike.core.release import Release, Stays
-from unalike.core.roster import Declared, Roster
-from unalike.core.suggest import nearest
+from unalike.core.roster import Declarations, Roster
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Task:
             return [Mean("update", clip=self.clip, noise=self.noise)]
 
     An input that every client derives from what it has declared in public (its own noise level from its size N̄, say)
-    is declared likewise, and is not part of an ask:
+    is declared in the same way, and is not part of an ask:
 
         @fit.derive
-        def own(self, declared: Declared) -> dict[str, Tensor]:  # columns [clients] in, [clients, ...] out
-            return {"noise": self.local.multipliers(declared)}
+        def own(self, declared: Declarations) -> dict[str, Tensor]:  # columns [clients] in, [clients, ...] out
+            return {"noise": self.local.noise_multipliers(declared)}
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Task:
         *,
         vectorised: bool = True,
         into: Callable[[Any], Sequence[Release]] | None = None,
-        derive: Callable[[Any, Declared], Mapping[str, Tensor]] | None = None,
+        derive: Callable[[Any, Declarations], Mapping[str, Tensor]] | None = None,
     ) -> None:
         self.function = function
         self.owner = owner
@@ -82,7 +82,9 @@ class Task:
         self._into = declare
         return declare
 
-    def derive(self, declare: Callable[[Any, Declared], Mapping[str, Tensor]]) -> Callable[..., Mapping[str, Tensor]]:
+    def derive(
+        self, declare: Callable[[Any, Declarations], Mapping[str, Tensor]]
+    ) -> Callable[..., Mapping[str, Tensor]]:
         """Declare inputs that a client derives from what it declares."""
         self._derive = declare
         return declare
@@ -93,13 +95,13 @@ class Task:
 
     def derived(self, roster: Roster, positions: Tensor) -> Mapping[str, Tensor]:
         """The inputs that the clients at these positions derive from what they declare."""
-        return {} if self._derive is None else self._derive(self.owner, roster.declared(positions))
+        return {} if self._derive is None else self._derive(self.owner, roster.declarations(positions))
 
     def __call__(self, client: Any, **inputs: Any) -> Sent:
         result = self.function(client, **inputs) if self.owner is None else self.function(self.owner, client, **inputs)
         if not isinstance(result, Sent):
             returned = f"it returned {type(result).__name__}{first_line_of(self.function)}"
-            raise TypeError(f"task {self.name} must return send(...), but {returned}")
+            raise WrongReturn(f"task {self.name} must return send(...), but {returned}")
         return result
 
     @property
@@ -117,7 +119,7 @@ class Task:
         named = [p for p in self._parameters if p.kind is not inspect.Parameter.VAR_KEYWORD]
         known = [p.name for p in named]
         for name in sorted(given - set(known)) if len(named) == len(self._parameters) else ():
-            raise TypeError(f"task {self.name} has no input {name!r}{nearest(name, known)}")
+            raise TypeError(f"task {self.name} has no input {name!r}{did_you_mean(name, known)}")
         missing = [p.name for p in named if p.default is inspect.Parameter.empty and p.name not in given]
         if missing:
             raise TypeError(f"task {self.name} needs the input{'s' * (len(missing) > 1)} {', '.join(missing)}")

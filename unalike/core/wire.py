@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -13,6 +15,10 @@ Plain = bool | int | float | str | None
 MAX_BYTES = 1 << 31  # of one message; a larger model than this does not fit a message in any runtime
 MAX_NAMES = 4096
 MAX_VALUES = 1 << 26  # bytes of plain values: the names or the failures of a million clients
+DTYPES = {  # of arrays that may cross: PyTorch computes with all of them
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+}  # fmt: skip
 _VALUES = "values"  # the metadata entry that holds the plain values, as JSON
 
 
@@ -22,8 +28,46 @@ class WireError(ValueError):
 
 def check(name: str, value: Tensor) -> None:
     """Refuse an array that no message carries."""
-    if value.is_complex() or value.is_sparse or value.is_quantized:
+    if value.dtype not in DTYPES or value.layout != torch.strided or value.is_quantized:
         raise WireError(f"{name!r} is a {value.dtype} tensor ({value.layout}); only dense real arrays are sent")
+
+
+class Lacking(Exception):
+    """Arrays that a request names are not here (any more); send them along."""
+
+    def __init__(self, digests: Sequence[str]) -> None:
+        super().__init__(", ".join(digests))
+        self.digests = digests
+
+
+def digest(value: Tensor) -> str:
+    """Names an array by its content."""
+    content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(f"{value.dtype}{list(value.shape)}".encode() + content.numpy().tobytes()).hexdigest()
+
+
+class ArrayStore:
+    """Arrays of earlier asks by their digests; the latest ones stay, up to ``most`` bytes."""
+
+    def __init__(self, most: int = 1 << 28) -> None:
+        self._most, self._arrays = most, dict[str, Tensor]()
+
+    def take(self, names: Iterable[str], sent: Iterable[bytes] = ()) -> dict[str, Tensor]:
+        """Copies of the arrays of these digests, of those that were sent now or are still here; else ``Lacking``.
+
+        Copies, because a task may change its inputs in place, and a later ask gets what the digest says. What was sent
+        stays here even where another array is lacking.
+        """
+        arrays = [value for message in sent for value in decode(message).values() if isinstance(value, Tensor)]
+        known = self._arrays | {digest(value): value for value in arrays}  # nobody's word is taken for a digest
+        wanted = list(dict.fromkeys(names))
+        found = {name: known[name] for name in wanted if name in known}
+        self._arrays = {name: value for name, value in known.items() if name not in found} | found
+        while self._arrays and sum(value.nbytes for value in self._arrays.values()) > self._most:
+            del self._arrays[next(iter(self._arrays))]
+        if missing := [name for name in wanted if name not in found]:
+            raise Lacking(missing)
+        return {name: value.clone() for name, value in found.items()}
 
 
 def encode(message: Mapping[str, Tensor | Plain], max_bytes: int = MAX_BYTES) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +16,17 @@ from unalike.data.source import COUNTED, KINDS, Array, DataError, Kind, Names, S
 Task = Literal["classification", "regression"]
 PartialLabels = Literal["keep", "drop", "error"]  # what to do about rows without a label of a client that has some
 _MANY_CLASSES = 1000
+_FEW_CLASSES = 10  # as of digits: more of them, or others than 0, 1, …, may be quantities
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Labels of all rows: int64 classes or float32 targets; a missing one is 0."""
+
+    values: Array
+    classes: int | None = None  # None: targets of a regression
+    names: list[str] | None = None  # of the classes, where they are not called 0, 1, …
+    note: str = ""  # what was decided about them that may not be meant
 
 
 def array_source(
@@ -28,6 +40,7 @@ def array_source(
     task: Task | None = None,
     partial_labels: PartialLabels = "keep",
     schema: Schema | None = None,
+    ids: Any = None,
 ) -> Source:
     """A source from arrays: ``x`` [rows, ...], optionally ``y`` [rows] and ``client`` [rows].
 
@@ -38,11 +51,53 @@ def array_source(
       overrides the guess). NaN or an empty string is a missing label; -1 is not, it is a class like any other. A client
       may have no label at all. Of one that has some, the rows without a label describe it and are in no loss; with
       ``partial_labels="drop"`` it loses them, and with "error" it is refused.
-    - ``schema``: what the arrays must be; it then says kind, classes and task.
+    - ``schema``: what the arrays must be; it then says kind, classes and task. ``ids`` [rows]: what rows are called.
     """
     if schema is not None:
         kind, classes, task = schema.kind, schema.classes, "regression" if schema.target == "number" else None
         y = None if schema.target == "none" else y
+    kind, x = _inputs(name, x, kind)
+    codes, names = (None, None) if client is None else encode_clients(_column(name, "client", client, len(x)), name)
+    who: dict[str, Any] = {"client": codes, "client_names": names}
+    ids = None if ids is None else _column(name, "ids", ids, len(x))
+    if y is None and schema is not None and schema.target != "none":
+        if codes is None:
+            raise DataError(f"{name}: there are no labels, but the schema says that a label is a {schema.target}")
+        nobody = np.zeros(int(codes.max()) + 1, dtype=bool)  # all clients came without labels
+        blank = np.zeros(len(x), dtype=np.float32 if schema.target == "number" else np.int64)
+        return Source(name, kind, x, blank, classes, schema.class_names, labeled=nobody, ids=ids, **who)
+    if y is None:
+        return Source(name, kind, x, ids=ids, **who)
+    raw = _column(name, "y", y, len(x))
+    missing = _missing(raw)
+    if missing.all():
+        raise DataError(f"{name}: every label is missing; leave y out if there are none")
+    if missing.any():
+        keep, mixed = rows_to_keep(name, missing, codes, names, partial_labels)
+        if not keep.all():
+            x, raw, missing, ids = x[keep], raw[keep], missing[keep], None if ids is None else ids[keep]
+            codes = who["client"] = None if codes is None else codes[keep]
+        who["known"] = ~missing if mixed else None
+        if codes is not None:
+            who["labeled"] = np.bincount(codes[~missing], minlength=int(codes.max()) + 1) > 0
+    known = None if schema is None else schema.class_names
+    labels = encode_labels(raw, missing, name, classes, task, known)
+    if schema is not None and labels.names is not None and known is None:
+        raise DataError(
+            f"{name}: the schema numbers its classes 0 … {(classes or 0) - 1}, but a label is {labels.names[0]!r}; "
+            f"name the classes in the schema (class_names), or give their numbers"
+        )
+    pooled = [] if labels.names is None else ["the names of the classes"]
+    if labels.classes is not None and labels.names is None and classes is None:
+        pooled = [COUNTED]
+    notes = [labels.note] if labels.note else []
+    return Source(
+        name, kind, x, labels.values, labels.classes, labels.names, pooled=pooled, notes=notes, ids=ids, **who
+    )
+
+
+def _inputs(name: str, x: Any, kind: Kind | None) -> tuple[Kind, Array]:
+    """Inputs with a row for each sample, and what kind they are."""
     x = _numpy(x)
     if x.dtype == object or x.dtype.kind not in "buif":
         raise DataError(f"{name}: x must be an array of numbers, but its type is {x.dtype}")
@@ -54,54 +109,15 @@ def array_source(
         raise DataError(f"{name}: a sample of x holds no numbers; its shape is {tuple(x.shape)}")
     if kind is not None and kind not in KINDS:
         raise DataError(f"{name}: kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    kind, x = _shape(name, x, kind)
-    codes, names = (None, None) if client is None else encode_clients(_column(name, "client", client, len(x)), name)
-    if y is None and schema is not None and schema.target != "none":
-        if codes is None:
-            raise DataError(f"{name}: there are no labels, but the schema says that a label is a {schema.target}")
-        nobody = np.zeros(int(codes.max()) + 1, dtype=bool)  # all clients came without labels
-        blank = np.zeros(len(x), dtype=np.float32 if schema.target == "number" else np.int64)
-        return Source(
-            name, kind, x, blank, classes, schema.class_names, client=codes, client_names=names, labeled=nobody
-        )
-    if y is None:
-        return Source(name, kind, x, client=codes, client_names=names)
-    raw = _column(name, "y", y, len(x))
-    missing = _missing(raw)
-    labeled: Array | None = None
-    known_rows: Array | None = None
-    if missing.any():
-        keep, mixed = _unlabeled(name, missing, codes, names, partial_labels)
-        if not keep.all():
-            x, raw, missing = x[keep], raw[keep], missing[keep]
-            codes = None if codes is None else codes[keep]
-        if missing.all():
-            raise DataError(f"{name}: every label is missing; leave y out if there are none")
-        known_rows = ~missing if mixed else None
-        if codes is not None:
-            labeled = np.zeros(int(codes.max()) + 1, dtype=bool)
-            labeled[codes[~missing]] = True
-    known = None if schema is None else schema.class_names
-    target, number, class_names = encode_labels(raw, missing, name, classes, task, known)
-    if schema is not None and class_names is not None and known is None:
-        raise DataError(
-            f"{name}: the schema numbers its classes 0 … {(classes or 0) - 1}, but a label is {class_names[0]!r}; name "
-            f"the classes in the schema (class_names), or give their numbers"
-        )
-    pooled = [] if class_names is None else ["the names of the classes"]
-    if number is not None and class_names is None and classes is None:
-        pooled = [COUNTED]
-    about: dict[str, Any] = {"client": codes, "client_names": names, "labeled": labeled, "pooled": pooled}
-    about["known"] = known_rows
-    return Source(name, kind, x, target, number, class_names, **about)
+    return _shape(name, x, kind)
 
 
 def _numpy(values: Any) -> Array:
     return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
 
 
-def _column(name: str, what: str, values: Any, rows: int) -> Array:
-    column = _numpy(values)
+def _column(name: str, what: str, values: Any, rows: int) -> Any:
+    column = values if isinstance(values, pd.Categorical) else _numpy(values)
     if column.ndim == 2 and column.shape[1] == 1:
         column = column[:, 0]
     if column.ndim != 1 or len(column) != rows:
@@ -137,13 +153,17 @@ def _missing(values: Array) -> Array:
     return absent | np.array([value == "" for value in values]) if values.dtype == object else absent
 
 
-def encode_clients(ids: Array, name: str) -> tuple[Array, Sequence[str] | None]:
+def encode_clients(ids: Array | pd.Categorical, name: str) -> tuple[Array, Sequence[str] | None]:
     """Client ids as numbers 0, 1, … in sorted order, and their names (None: the ids were those numbers already)."""
-    missing = _missing(ids)
+    missing = ids.isna() if isinstance(ids, pd.Categorical) else _missing(ids)
     if missing.any():
         rows = np.flatnonzero(missing)
         lacking = "1 row has" if len(rows) == 1 else f"{len(rows)} rows have"
         raise DataError(f"{name}: {lacking} no client id, the first is data row {rows[0] + 1}")
+    if isinstance(ids, pd.Categorical):
+        used = ids.remove_unused_categories()
+        names = used.categories.to_numpy()
+        return _numbered(names if names.dtype.kind in "iu" else names.astype(str), used.codes)
     if ids.dtype.kind == "f":
         if not np.isfinite(ids).all() or not (ids == np.rint(ids)).all():
             bad = ids[~np.isfinite(ids) | (ids != np.rint(ids))][0]
@@ -161,11 +181,102 @@ def encode_clients(ids: Array, name: str) -> tuple[Array, Sequence[str] | None]:
         unique, codes = ids[first], np.cumsum(first) - 1
     else:
         unique, codes = np.unique(ids, return_inverse=True)
+    return _numbered(unique, codes)
+
+
+def _numbered(unique: Array, codes: Array) -> tuple[Array, Sequence[str] | None]:
+    """Codes of clients, and their names unless these are 0, 1, …."""
     plain = unique.dtype.kind in "iu" and int(unique[0]) == 0 and int(unique[-1]) == len(unique) - 1
     return codes.astype(np.int64, copy=False), None if plain else Names(unique)
 
 
-def _unlabeled(
+def encode_labels(
+    raw: Array,
+    missing: Array,
+    name: str,
+    classes: int | None,
+    task: Task | None,
+    class_names: Sequence[str] | None = None,
+) -> Labels:
+    """Labels as classes or targets.
+
+    Whole numbers 0 … K−1 stay as they are (with ``classes`` also if some do not occur); other values are numbered in
+    sorted order, and the names keep what they were. With ``class_names`` these are the classes, in their order.
+    ``missing``: which rows have no label.
+    """
+    if task not in (None, "classification", "regression"):
+        raise DataError(f"{name}: task must be 'classification' or 'regression', got {task!r}")
+    present = _numbers_or_words(raw if not missing.any() else raw[~missing], name)
+    broken = present[present != np.rint(present)] if present.dtype.kind == "f" else present[:0]
+    if task == "regression" or (task is None and classes is None and len(broken)):
+        if present.dtype.kind in "US":
+            raise DataError(
+                f"{name}: a regression needs numbers, but a label is {str(present[0])!r}; name a column of numbers "
+                "(label_column, --label-column)"
+            )
+        return Labels(_spread(present.astype(np.float32), missing))
+    if len(broken):
+        raise DataError(f"{name}: classes must be whole numbers or strings, but a label is {broken[0]}")
+    if present.dtype.kind == "f":
+        present = present.astype(np.int64)
+    if class_names is not None:
+        return Labels(_spread(_positions(present, class_names, name), missing), len(class_names), list(class_names))
+    if present.dtype.kind in "iu" and classes is not None:
+        _check_range(present, classes, name)
+        return Labels(_spread(present.astype(np.int64, copy=False), missing), classes)
+    return _found_classes(present, missing, name, classes, task)
+
+
+def _numbers_or_words(present: Array, name: str) -> Array:
+    """Labels of one type that can be compared."""
+    if present.dtype == object:
+        numeric = all(isinstance(v, int | float | np.number) for v in present)
+        present = present.astype(np.float64) if numeric else np.array([str(v) for v in present])
+    if present.dtype.kind not in "biufUS":
+        raise DataError(f"{name}: labels must be numbers or strings, but their type is {present.dtype}")
+    if present.dtype.kind == "f" and not np.isfinite(present).all():
+        raise DataError(f"{name}: a label is infinite")
+    return present
+
+
+def _check_range(present: Array, classes: int, name: str) -> None:
+    low, high = int(present.min()), int(present.max())
+    if low < 0 or high >= classes:
+        raise DataError(
+            f"{name}: labels must be 0 … {classes - 1} for classes={classes}, but there is a label "
+            f"{low if low < 0 else high}"
+        )
+
+
+def _found_classes(present: Array, missing: Array, name: str, classes: int | None, task: Task | None) -> Labels:
+    """The different labels as classes."""
+    whole = present.dtype.kind in "iu"
+    unique = np.sort(pd.unique(present)) if whole else np.unique(present)  # hashing beats sorting for millions
+    if classes is not None and len(unique) > classes:
+        raise DataError(f"{name}: classes={classes}, but there are {len(unique)} different labels")
+    if len(unique) == 1:
+        raise DataError(f"{name}: all labels are {str(unique[0])!r}; there is nothing to tell apart")
+    if whole and len(unique) > _MANY_CLASSES and task is None:
+        raise DataError(
+            f"{name}: {len(unique)} different whole numbers as labels: say task='regression' if they are quantities, "
+            f"or task='classification' if they are classes (on the command line: --task regression)"
+        )
+    numbered = whole and unique[0] == 0 and unique[-1] == len(unique) - 1
+    note = ""
+    if whole and task is None and len(unique) > 2 and (len(unique) > _FEW_CLASSES or not numbered):
+        note = (
+            f"the labels are {len(unique)} different whole numbers from {unique[0]} to {unique[-1]} and are read as "
+            f"{len(unique)} classes; if they are quantities, say --task regression, else --task classification"
+        )
+    number = classes or len(unique)
+    if numbered:
+        return Labels(_spread(present.astype(np.int64, copy=False), missing), number, note=note)
+    codes = np.searchsorted(unique, present).astype(np.int64)
+    names = [_word(v) for v in unique] + [f"class {i}" for i in range(len(unique), number)]
+    return Labels(_spread(codes, missing), number, names, note)
+
+
+def rows_to_keep(
     name: str, missing: Array, codes: Array | None, names: Sequence[str] | None, partial: str
 ) -> tuple[Array, bool]:
     """Which rows to keep when labels are missing, and whether a client is left that has some labels but not all."""
@@ -189,68 +300,6 @@ def _unlabeled(
     if partial == "keep":
         return np.ones(len(missing), dtype=bool), len(mixed) > 0
     return ~(missing & np.isin(owner, mixed)), False
-
-
-def encode_labels(
-    raw: Array,
-    missing: Array,
-    name: str,
-    classes: int | None,
-    task: Task | None,
-    class_names: Sequence[str] | None = None,
-) -> tuple[Array, int | None, list[str] | None]:
-    """Labels as int64 classes or float32 targets, the number of classes, and the class names where they were renamed.
-
-    Whole numbers 0 … K−1 stay as they are (with ``classes`` also if some do not occur); other values are numbered in
-    sorted order, and the names keep what they were. With ``class_names`` these are the classes, in their order. A
-    missing label becomes 0; its row or its client is marked as unlabeled.
-    """
-    if task not in (None, "classification", "regression"):
-        raise DataError(f"{name}: task must be 'classification' or 'regression', got {task!r}")
-    present = raw if not missing.any() else raw[~missing]
-    if present.dtype == object:
-        numeric = all(isinstance(v, int | float | np.number) for v in present)
-        present = present.astype(np.float64) if numeric else np.array([str(v) for v in present])
-    if present.dtype.kind not in "biufUS":
-        raise DataError(f"{name}: labels must be numbers or strings, but their type is {present.dtype}")
-    if present.dtype.kind == "f" and not np.isfinite(present).all():
-        raise DataError(f"{name}: a label is infinite")
-    broken = present[present != np.rint(present)] if present.dtype.kind == "f" else []
-    if task == "regression" or (task is None and classes is None and len(broken)):
-        if present.dtype.kind in "US":
-            raise DataError(f"{name}: a regression needs numbers, but a label is {str(present[0])!r}")
-        return _spread(present.astype(np.float32), missing), None, None
-    if len(broken):
-        raise DataError(f"{name}: classes must be whole numbers or strings, but a label is {broken[0]}")
-    if present.dtype.kind == "f":
-        present = present.astype(np.int64)
-    if class_names is not None:
-        return _spread(_positions(present, class_names, name), missing), len(class_names), list(class_names)
-    if present.dtype.kind in "iu" and classes is not None:
-        low, high = int(present.min()), int(present.max())
-        if low < 0 or high >= classes:
-            raise DataError(
-                f"{name}: labels must be 0 … {classes - 1} for classes={classes}, but there is a label "
-                f"{low if low < 0 else high}"
-            )
-        return _spread(present.astype(np.int64, copy=False), missing), classes, None
-    # hashing beats sorting for millions of labels
-    unique = np.sort(pd.unique(present)) if present.dtype.kind in "iu" else np.unique(present)
-    if classes is not None and len(unique) > classes:
-        raise DataError(f"{name}: classes={classes}, but there are {len(unique)} different labels")
-    if len(unique) == 1:
-        raise DataError(f"{name}: all labels are {str(unique[0])!r}; there is nothing to tell apart")
-    if present.dtype.kind in "iu" and len(unique) > _MANY_CLASSES and task is None:
-        raise DataError(
-            f"{name}: {len(unique)} different whole numbers as labels: say task='regression' if they are quantities, "
-            f"or task='classification' if they are classes {on_command_line('task', 'regression')}"
-        )
-    number = classes or len(unique)
-    if present.dtype.kind in "iu" and unique[0] == 0 and unique[-1] == len(unique) - 1:
-        return _spread(present.astype(np.int64, copy=False), missing), number, None
-    codes = np.searchsorted(unique, present).astype(np.int64)
-    found = [_word(v) for v in unique]
-    return _spread(codes, missing), number, found + [f"class {i}" for i in range(len(unique), number)]
 
 
 def _word(value: object) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unalike.data.files.layout import ColumnReport
 from unalike.data.population import Population
 from unalike.data.source import Names
 
@@ -22,6 +23,7 @@ class Description:
     summary: Mapping[str, str]
     columns: Mapping[str, Tensor]  # train, validation, test; where they make sense classes, entropy, distance, shift
     names: Sequence[str]
+    column_reports: Sequence[ColumnReport] = ()  # what was made of the columns of a table
 
     def rows(self, limit: int | None = None) -> list[list[str]]:
         """A table with a line for each client, at most ``limit``; its head is ``header``."""
@@ -50,19 +52,18 @@ def describe(population: Population) -> Description:
     summary = {
         "clients": f"{len(population):,} ({len(population.seen):,} seen, {len(population.unseen):,} unseen)",
         "labeled seen clients": f"{int(population.labeled[population.seen].sum()):,}",
-        "left out": f"{len(population.dropped):,} client{'s' * (len(population.dropped) > 1)} with too few rows",
         "rows": ", ".join(f"{int(sizes.sum()):,} {part}" for part, sizes in columns.items()),
         "rows of a client": _spread(sizes, ".0f"),
         "input": f"{population.kind} {'×'.join(map(str, population.input_shape))}",
     }
-    if not population.dropped:
-        del summary["left out"]
+    if population.dropped:
+        summary["left out"] = (
+            f"{len(population.dropped):,} client{'s' * (len(population.dropped) > 1)} with too few rows"
+        )
     if population.incomplete:
         summary["rows left out"] = f"{population.incomplete:,} for lack of a value (missing=drop)"
-    text = {name: values for name, values in (population.columns or {}).items() if values is not None}
-    if text:
-        became = (f"{name} ({len(values)})" for name, values in text.items())
-        summary["text columns"] = f"one feature for each value: {', '.join(became)}"
+    if population.notes:
+        summary["note"] = "; ".join(population.notes)
     lacking = _lacking(population)
     if lacking:
         summary["rows without a label"] = f"{lacking:,} of clients that have some; they describe, and are in no loss"
@@ -91,14 +92,14 @@ def describe(population: Population) -> Description:
         chance = shift[1] * float(sizes.rsqrt().mean())
         summary["input shift"] = f"{_spread(shift[0], '.2f')} (by chance about {chance:.2f})"
     names = population.train.names or Names(population.train.ids.numpy())  # a population's ids are 0, 1, ...
-    return Description(population.name, summary, columns, names)
+    return Description(population.name, summary, columns, names, population.column_reports)
 
 
 def _lacking(population: Population) -> int:
     """How many rows of clients with labels have none."""
     if population.train.known is None:
         return 0
-    having = torch.stack([part.labels_there() for part in population.parts.values()]).sum(0)
+    having = torch.stack([part.label_counts() for part in population.parts.values()]).sum(0)
     return int((population.sizes - having)[having > 0].sum())
 
 
@@ -108,7 +109,7 @@ def _target_range(population: Population) -> str:
     known = torch.arange(len(population)) if there is not None else population.test.labeled.nonzero().flatten()
     if labels is None or not len(known):
         return "none"
-    rows = torch.cat([part.select(known).pooled()[0] for part in population.parts.values()])
+    rows = torch.cat([part.select(known).pool_rows()[0] for part in population.parts.values()])
     every = labels[rows if there is None else rows[there[rows]]]
     return f"real numbers from {float(every.min()):.4g} to {float(every.max()):.4g}"
 
@@ -131,17 +132,20 @@ def _input_shift(population: Population) -> tuple[Tensor, float] | None:
     if population.kind == "tokens" or x.numel() > _MOST_NUMBERS:
         return None
     sums = torch.zeros(len(population), x[0].numel(), dtype=torch.float64)
-    squares = torch.zeros(x[0].numel(), dtype=torch.float64)
+    missing, squares = torch.zeros_like(sums), torch.zeros(x[0].numel(), dtype=torch.float64)
     for part in population.parts.values():
-        rows, owner = part.pooled()
+        rows, owner = part.pool_rows()
         for a in range(0, len(rows), 65_536):
             piece = x[rows[a : a + 65_536]].reshape(-1, sums.shape[1]).to(torch.float64)
+            if population.train.gaps:
+                missing.index_add_(0, owner[a : a + 65_536], piece.isnan().to(torch.float64))
+                piece.nan_to_num_(nan=0.0)
             sums.index_add_(0, owner[a : a + 65_536], piece)
             squares += piece.square_().sum(0)
-    sizes = population.sizes.to(torch.float64)
-    mean = sums.sum(0) / sizes.sum()
-    difference = sums / sizes[:, None] - mean
-    deviation = (squares / sizes.sum() - mean.square()).clamp(min=0).sqrt()
+    counts = population.sizes.to(torch.float64)[:, None] - missing
+    mean = sums.sum(0) / counts.sum(0)
+    difference = torch.where(counts > 0, sums / counts.clamp(min=1) - mean, 0.0)
+    deviation = (squares / counts.sum(0) - mean.square()).clamp(min=0).sqrt()
     if population.train.scale is not None:
         scale = population.train.scale.to(torch.float64).expand(x.shape[1:]).reshape(-1)
     elif population.scaling in (

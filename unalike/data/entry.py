@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
-import torch
 
 from unalike.core.schema import Schema
 from unalike.data import spec
 from unalike.data.arrays import PartialLabels, Task, array_source
-from unalike.data.build import LaidOut, lay_out
+from unalike.data.build import Division, divide
 from unalike.data.files.reader import file_source, frame_source
+from unalike.data.lazy import LazyPopulation
 from unalike.data.partition.schemes import Partition
 from unalike.data.population import Population
+from unalike.data.schema_file import read_schema
 from unalike.data.source import DataError, Kind, Source
 from unalike.data.sources.catalog import CATALOG, open_source
 
-PLAN = [name for name in inspect.signature(lay_out).parameters if name != "source"]
+_DIVISION = [field.name for field in fields(Division)]
 
 
 def load(
@@ -69,70 +70,47 @@ def load(
     labels does not change who is unseen.
     """
     given = locals()
-    plan = {name: given[name] for name in PLAN}
-    return _laid_out(data, plan, options).population(overwrite=not isinstance(data, Source))
+    division = {name: given[name] for name in _DIVISION}
+    return _divided(data, division, options).population(overwrite=not isinstance(data, Source))
 
 
-def in_pieces(data: str | Path, *, schema: Schema | str | Path | None = None, **given: Any) -> LaidOut:
-    """What ``load`` would make a population of, before inputs are read, for who wants the rows of some clients alone.
+def load_lazily(data: str | Path, *, schema: Schema | str | Path | None = None, **given: Any) -> LazyPopulation:
+    """The population that ``load`` gives, before its inputs are read: for whoever needs the rows of some clients only.
 
-    Inputs stay in their file where it can be mapped (NPZ without compression), and tables are read some rows at a time
-    into a temporary file, but for those that need a look at all rows at once (``files.tabular.spooled``). Every other
-    source is read as a whole.
+    Inputs stay in their file where it can be mapped (NPZ without compression), and large tables are read into a
+    temporary file. Every other source is read as a whole.
     """
-    plan = {name: given.pop(name) for name in PLAN if name in given}
-    return _laid_out(data, {**plan, "schema": schema}, given, pieces=True)
+    division = {name: given.pop(name) for name in _DIVISION if name in given}
+    return _divided(data, {**division, "schema": schema}, given, lazily=True)
 
 
-def _laid_out(
-    data: str | Path | pd.DataFrame | Source, plan: dict[str, Any], options: dict[str, Any], pieces: bool = False
-) -> LaidOut:
-    schema = plan["schema"]
-    plan["schema"] = known = schema if schema is None or isinstance(schema, Schema) else read_schema(schema)
+def _divided(
+    data: str | Path | pd.DataFrame | Source, given: dict[str, Any], options: dict[str, Any], lazily: bool = False
+) -> LazyPopulation:
+    division = _division(given)
     if isinstance(data, Source):
         if options:
             raise DataError(f"unknown options for a ready-made source: {', '.join(options)}")
-        return lay_out(data, **plan)
-    source = _open(data, plan.get("seed", 0), known, options, pieces)
-    if source.client is None and plan.get("partition") is None and not _named(data):
-        raise _nobody(source.name)
-    return lay_out(source, **plan)
+        return divide(data, division)
+    source = _open(data, division.seed, division.schema, options, lazily)
+    if source.client is None and division.partition is None and not is_named(data):
+        raise _no_clients(source.name)
+    return divide(source, division)
 
 
-def read_schema(file: str | Path) -> Schema:
-    """The schema in a file."""
-    path = Path(file).expanduser()
-    try:
-        schema = Schema.from_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"the schema {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise DataError(
-            f"{path}: {error}; expected JSON as `unalike data DATASET --schema FILE` writes it: shape, kind, columns, "
-            "classes, class_names, shift, scale"
-        ) from error
-    scaling: dict[str, Any] = {}
-    for name, value in (("shift", schema.shift), ("scale", schema.scale)):
-        if value is None:
-            return schema
-        try:
-            value.expand(schema.shape)
-        except RuntimeError as error:
-            raise DataError(
-                f"{path}: its {name} is of shape {list(value.shape)}, which does not fit rows of {list(schema.shape)}; "
-                "give one number for each feature, or [channels, 1, 1] for images"
-            ) from error
-        if not bool(value.isfinite().all()):
-            raise DataError(f"{path}: its {name} holds numbers that are not finite")
-        scaling[name] = value.to(torch.float32)
-    return replace(schema, **scaling)
+def _division(given: dict[str, Any]) -> Division:
+    """How to divide the rows, with the schema read where it is a file."""
+    schema = given.get("schema")
+    read = schema if schema is None or isinstance(schema, Schema) else read_schema(schema)
+    return Division(**{**given, "schema": read})
 
 
-def _named(data: object) -> bool:
+def is_named(data: object) -> bool:
+    """Is this the name of a data set, with or without options?"""
     return isinstance(data, str) and data.partition(":")[0].strip() in CATALOG
 
 
-def _nobody(name: str) -> DataError:
+def _no_clients(name: str) -> DataError:
     return DataError(
         f"{name}: nothing says which client a row belongs to; give client ids (an array `client`, a column named by "
         f"client_column), or deal the rows out with a partition, e.g. partition='iid' (on the command line: "
@@ -141,9 +119,9 @@ def _nobody(name: str) -> DataError:
 
 
 def _open(
-    data: str | Path | pd.DataFrame, seed: int, schema: Schema | None, options: dict[str, Any], pieces: bool
+    data: str | Path | pd.DataFrame, seed: int, schema: Schema | None, options: dict[str, Any], lazily: bool
 ) -> Source:
-    if isinstance(data, pd.DataFrame):
+    if isinstance(data, pd.DataFrame) or hasattr(data, "to_pandas"):
         return frame_source(data, schema=schema, **options)
     if not isinstance(data, str | Path):
         raise DataError(
@@ -151,14 +129,14 @@ def _open(
             "is from_arrays)"
         )
     text = str(data)
-    if _named(data):
+    if is_named(data):
         return open_source(text, seed, **options)
     path = Path(data).expanduser()
     if not path.exists():
         if isinstance(data, Path) or "/" in text or path.suffix:
             raise DataError(f"there is no file or folder {text}")
         raise spec.unknown("data set", text, list(CATALOG), extra=" (nor is there a file or folder of that name)")
-    return file_source(path, schema=schema, pieces=pieces, **options)
+    return file_source(path, schema=schema, lazily=lazily, **options)
 
 
 def from_arrays(
@@ -181,11 +159,24 @@ def from_arrays(
     ``overwrite=True`` and rows grouped by client, shuffled inside the caller's array. ``plan`` takes the arguments of
     ``load`` from ``partition`` to ``seed``.
     """
-    schema = plan.get("schema")
-    if schema is not None and not isinstance(schema, Schema):
-        plan["schema"] = schema = read_schema(schema)
+    division = _division(plan)
     how: dict[str, Any] = {"kind": kind, "classes": classes, "task": task, "partial_labels": partial_labels}
-    source = array_source(x, y, client, name=name, schema=schema, **how)
-    if client is None and plan.get("partition") is None:
-        raise _nobody(name)
-    return lay_out(source, **plan).population(overwrite)
+    source = array_source(x, y, client, name=name, schema=division.schema, **how)
+    if client is None and division.partition is None:
+        raise _no_clients(name)
+    return divide(source, division).population(overwrite)
+
+
+def from_dataset(dataset: Any, client: Any, **how: Any) -> Population:
+    """A population from a PyTorch data set of pairs (x, y): ``client`` [rows] says whose a row is.
+
+    ``how``: as for ``from_arrays``. Rows are read once and kept in memory.
+    """
+    rows = [dataset[number] for number in range(len(dataset))]
+    pairs = [row if isinstance(row, tuple | list) else (row, None) for row in rows]
+    if not pairs or any(len(pair) != 2 for pair in pairs):
+        raise DataError("dataset: expected rows that are pairs (x, y), or x alone")
+    x = np.stack([np.asarray(x) for x, _ in pairs])
+    labels = [y for _, y in pairs]
+    y = None if all(label is None for label in labels) else np.array([np.nan if y is None else y for y in labels])
+    return from_arrays(x, y, client, name=type(dataset).__name__, **how)

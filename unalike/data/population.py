@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ from torch import Tensor
 from unalike.core.client import Clients
 from unalike.core.request import Part
 from unalike.core.roster import Roster
-from unalike.core.schema import Schema, names_of
-from unalike.data.source import DataError, Kind
+from unalike.core.schema import Schema, as_words
+from unalike.data.source import Array, DataError, Fill, Kind
 
 # How inputs are scaled: not at all, by public constants (``train.shift`` and ``train.scale``), or by the mean and the
 # deviation of the training clients' rows, for which ``unalike.simulate`` asks them.
@@ -45,8 +45,12 @@ class Population:
     columns: Mapping[str, Sequence[str] | None] | None = None  # a table's features, text with its values; else None
     partition: str = ""  # how rows came to clients, "natural": as in the source; empty: by a function
     scaling: Scaling = "none"
+    fill: Fill | None = None  # what a missing number of a table became
     declared: Mapping[str, Tensor] = field(default_factory=dict)  # of each client, in public: epsilon, delta, batch
     pooled: Sequence[str] = ()  # what was read off the rows of all clients together, so that it is not public
+    row_ids: Array | None = None  # [rows of x] what the rows are called in their file; None: they have no names
+    column_reports: Sequence[Any] = ()  # what was made of a table's columns (``files.layout.ColumnReport``)
+    notes: Sequence[str] = ()  # what was decided about the rows that may not be meant
     network: str | None = None  # the architecture that the data is meant for; None: as its inputs suggest
 
     def __len__(self) -> int:
@@ -61,9 +65,9 @@ class Population:
     def schema(self) -> Schema:
         """What a row looks like."""
         plain = self.train.roster().schema
-        columns = None if self.columns is None else {k: names_of(v) for k, v in self.columns.items()}
+        columns = None if self.columns is None else {k: as_words(v) for k, v in self.columns.items()}
         return replace(
-            plain, kind=self.kind, classes=self.classes, class_names=names_of(self.class_names), columns=columns
+            plain, kind=self.kind, classes=self.classes, class_names=as_words(self.class_names), columns=columns
         )
 
     def check(self, schema: Schema) -> None:
@@ -123,7 +127,7 @@ class Population:
         total = torch.zeros(len(self), self.classes, dtype=torch.int64)
         known = self.train.known
         for clients in self.parts.values() if part is None else [part]:
-            rows, owner = clients.pooled()
+            rows, owner = clients.pool_rows()
             if known is not None:
                 owner, rows = owner[known[rows]], rows[known[rows]]
             cells = owner * self.classes + self.train.y[rows]

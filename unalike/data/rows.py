@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
@@ -11,6 +13,7 @@ from numpy.random import Generator
 from unalike.data.source import Array, DataError, Kind
 
 _PIECE = 1 << 24  # numbers handled at once: 64 MB of float32
+IN_MEMORY = 1 << 26  # numbers of a table; more are in a file that is mapped: 256 MB
 
 
 def owners(sizes: Array) -> Array:
@@ -46,32 +49,63 @@ def rank(sizes: Array) -> Array:
     return position
 
 
-def gather(name: str, x: Array, rows: Array | None, kind: Kind, overwrite: bool = False) -> Array:
+def gather(name: str, x: Array, rows: Array | None, kind: Kind, overwrite: bool = False, gaps: bool = False) -> Array:
     """The rows of ``x`` in the wanted order and as the type the store keeps, checked for numbers that are not finite.
 
     Nothing is copied when ``x`` is already so. With ``overwrite`` the caller gives up ``x``, and rows that move only
-    within their client are moved inside it.
+    within their client are moved inside it. ``gaps``: numbers may be missing (NaN).
     """
     wanted = stored_type(name, x, kind)
     count = len(x) if rows is None else len(rows)
     in_place = x.dtype == wanted and x.flags.writeable and x.flags.c_contiguous
     if rows is None and in_place:
-        _check_finite(name, x, None)
+        _check_finite(name, x, None, gaps)
         return x
     if rows is not None and overwrite and in_place and count == len(x):
         cuts = _safe_cuts(rows, _step(x))
         if cuts is not None:
             for a, b in cuts:
                 x[a:b] = x[rows[a:b]]
-            _check_finite(name, x, rows)
+            _check_finite(name, x, rows, gaps)
             return x
-    out = np.empty((count, *x.shape[1:]), dtype=wanted)
+    shape = (count, *x.shape[1:])
+    out = np.empty(shape, wanted) if in_file(x) is None else empty_array(shape, wanted)
     with np.errstate(over="ignore", invalid="ignore"):  # what does not fit into float32 is found just below
         for a, b in pieces(count, _step(x)):
             out[a:b] = x[a:b] if rows is None else x[rows[a:b]]
             release(x)
-    _check_finite(name, out, rows)
+    _check_finite(name, out, rows, gaps)
     return out
+
+
+def fill_gaps(x: Array, sizes: Array, train: Array) -> Array:
+    """Fill each client's missing numbers by the means of its own training rows, in place; True where one has none.
+
+    Clients' rows follow one another, ``sizes`` of each, of which the first ``train`` are its training rows. What comes
+    back is [clients, features] bool.
+    """
+    owner = owners(sizes)
+    training = rank(sizes) < np.repeat(train, sizes)
+    left = np.zeros((len(sizes), x.shape[1]), dtype=bool)
+    for column in range(x.shape[1]):
+        gone = np.isnan(x[:, column])
+        if not gone.any():
+            continue
+        used = training & ~gone
+        total = np.bincount(owner[used], weights=x[used, column], minlength=len(sizes))
+        count = np.bincount(owner[used], minlength=len(sizes))
+        mean = np.divide(total, count, out=np.full(len(sizes), np.nan), where=count > 0)
+        x[gone, column] = mean[owner[gone]]
+        left[owner[gone], column] |= count[owner[gone]] == 0
+    return left
+
+
+def empty_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """A new array, in a temporary file that is mapped where it is large."""
+    if np.prod(shape) <= IN_MEMORY:
+        return np.empty(shape, dtype)
+    with tempfile.TemporaryFile() as file:
+        return np.memmap(file, dtype, "w+", shape=shape)
 
 
 def stored_type(name: str, x: Array, kind: Kind) -> np.dtype[np.generic]:
@@ -124,11 +158,11 @@ def _safe_cuts(rows: Array, step: int) -> list[tuple[int, int]] | None:
     return cuts
 
 
-def _check_finite(name: str, x: Array, rows: Array | None) -> None:
+def _check_finite(name: str, x: Array, rows: Array | None, gaps: bool) -> None:
     if x.dtype.kind != "f":
         return
     for a, b in pieces(len(x), _step(x)):
-        finite = np.isfinite(x[a:b])
+        finite = ~np.isinf(x[a:b]) if gaps else np.isfinite(x[a:b])
         if not finite.all():
             bad = np.argwhere(~finite)
             at = int(bad[0][0]) + a

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, overload
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Kind = Literal["image", "features", "tokens"]
 KINDS: tuple[Kind, ...] = ("image", "features", "tokens")
-FILLED = "the means that stand for missing values (data.options.missing)"
+Fill = Literal["mean", "client"]  # what a missing number becomes: the mean of the scaling, or the client's own
+_WITH_FLAG = ("task", "missing", "drop", "delimiter")
 COUNTED = "the number of classes (data.options.classes)"
 
 
@@ -21,7 +23,8 @@ class DataError(ValueError):
 
 def on_command_line(option: str, value: object) -> str:
     """How an option of a source or file reader is said without Python; for the end of an error's advice."""
-    return f"(on the command line: --set data.options.{option}={value})"
+    flag = f"--{option} {value}" if option in _WITH_FLAG else f"--set data.options.{option}={value}"
+    return f"(on the command line: {flag})"
 
 
 class Names(Sequence[str]):
@@ -73,6 +76,11 @@ class Source:
     incomplete: int = 0  # rows left out for lack of a value
     columns: Mapping[str, Sequence[str] | None] | None = None  # a table's features, text with its values; else None
     pooled: Sequence[str] = ()  # what was read off the rows of all clients together, e.g. the values of a text column
+    fill: Fill | None = None  # how missing numbers (NaN) of a table are filled; None: there are none
+    gaps: bool = False  # some numbers of a table are missing (NaN)
+    ids: Array | None = None  # [rows] what the rows are called
+    column_reports: Sequence[Any] = ()  # what was made of a table's columns (``files.layout.ColumnReport``)
+    notes: Sequence[str] = ()  # what was decided about the rows that may not be meant
     whole: bool = False  # for analytics: unless asked for, no test rows and no unseen clients
     network: str | None = None  # the architecture that it is meant for; None: as its inputs suggest
 
@@ -91,3 +99,9 @@ class Source:
     def clients(self) -> int | None:
         """How many natural clients there are; None: the source has no client ids."""
         return None if self.client is None else int(self.client.max()) + 1
+
+
+def column_places(columns: Mapping[str, Sequence[str] | None]) -> dict[str, int]:
+    """Where each column of a table begins in x."""
+    widths = [1 if values is None else len(values) for values in columns.values()]
+    return dict(zip(columns, itertools.accumulate([0, *widths[:-1]]), strict=True))

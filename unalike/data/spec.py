@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from unalike.core.suggest import nearest
+from unalike.core.checks import did_you_mean
 from unalike.data.source import DataError
 
 
@@ -109,4 +109,4 @@ def _kind(hint: Any) -> str:
 
 def unknown(what: str, name: str, known: list[str], extra: str = "") -> DataError:
     """The error for a name that is not in a list, with the nearest one that is."""
-    return DataError(f"no {what} is called {name!r}{nearest(name, known)}{extra}")
+    return DataError(f"no {what} is called {name!r}{did_you_mean(name, known)}{extra}")

@@ -18,8 +18,9 @@ from torch.func import grad_and_value, vmap
 
 from unalike.core import dropout
 from unalike.core.client import Client
-from unalike.learn.ghost import GhostNorms, clip_factors, computed_singly
-from unalike.learn.objective import Batch, Objective, Params, Supervised, loss_of, taken
+from unalike.core.torch_internals import computed_singly
+from unalike.learn.ghost import GhostNorms, clip_factors
+from unalike.learn.objective import Batch, Objective, Params, Supervised, loss_of, take_rows
 from unalike.privacy.dpsgd import PointPrivacy
 from unalike.privacy.mechanisms import DrawsLike, add_gaussian, is_exact
 
@@ -110,15 +111,15 @@ class PoissonBatches:
             for step in range(self._steps):
                 yield Drawn(x, y, client.mask.to(torch.float32), step=step)
         elif self._singly:
-            yield from self._singly_drawn(x, y, expected)
+            yield from self._draw_singly(x, y, expected)
         else:
             assert isinstance(expected, int)
             for step in range(self._steps):
-                rows, there = self._drawn(expected, expected)
+                rows, there = self._draw(expected, expected)
                 weight = there.to(torch.float32)
-                yield Drawn(taken(x, rows), None if y is None else y[rows], weight, step=step)
+                yield Drawn(take_rows(x, rows), None if y is None else y[rows], weight, step=step)
 
-    def _singly_drawn(self, x: Tensor, y: Tensor | None, expected: int | Tensor) -> Iterator[Drawn]:
+    def _draw_singly(self, x: Tensor, y: Tensor | None, expected: int | Tensor) -> Iterator[Drawn]:
         client, own = self._client, self._own
         n, rate = int(client.n), float(self._rate(expected))
         in_vain = 0 if own is None else 2 * (own.pieces_of(int(own.size)) - 1)  # what a block draws, turn by turn
@@ -130,11 +131,11 @@ class PoissonBatches:
 
     def _in_pieces(self, x: Tensor, y: Tensor | None, own: OwnBatch) -> Iterator[Drawn]:
         pieces, within = own.pieces(), torch.arange(own.piece)
-        rows, there = self._drawn(own.size, own.sizes[-1])
+        rows, there = self._draw(own.size, own.sizes[-1])
         for turn in range(self._steps):
             number = turn % pieces
             if turn:
-                new_rows, new_there = self._drawn(own.size, own.sizes[-1])
+                new_rows, new_there = self._draw(own.size, own.sizes[-1])
                 rows, there = torch.where(number == 0, new_rows, rows), torch.where(number == 0, new_there, there)
             place = number * own.piece + within
             inside = place < len(rows)
@@ -142,12 +143,12 @@ class PoissonBatches:
             chosen, weight = rows[place], (there[place] & inside).to(torch.float32)
             labels = None if y is None else y[chosen]
             first = number * own.piece
-            yield Drawn(taken(x, chosen), labels, weight, step=turn // pieces, first=first, begins=number == 0)
+            yield Drawn(take_rows(x, chosen), labels, weight, step=turn // pieces, first=first, begins=number == 0)
 
     def _rate(self, expected: int | Tensor) -> Tensor:
         return expected / self._client.bound.to(torch.float64)  # of the declared size: n itself is not public
 
-    def _drawn(self, expected: int | Tensor, most: int) -> tuple[Tensor, Tensor]:
+    def _draw(self, expected: int | Tensor, most: int) -> tuple[Tensor, Tensor]:
         client = self._client
         return poisson_batch(client.n, client.capacity, self._rate(expected), client.noise, most)
 
@@ -168,7 +169,9 @@ class PrivateGradient:
     ) -> None:
         if noise is None:
             if private.noise_multiplier is None:
-                raise ValueError("each client has its own noise here: let it derive that by local.own(declared)")
+                raise ValueError(
+                    "each client has its own noise here: let it derive that by local.private_inputs(declared)"
+                )
             noise = torch.tensor(private.noise_multiplier)
         self._noise, self._bound, self._draws, self._rows = noise, private.clip, client.noise, client.capacity
         expected = client.bound if batch is None else torch.minimum(client.bound, torch.as_tensor(batch))
@@ -177,7 +180,7 @@ class PrivateGradient:
         def of_one(params: Params, x: Tensor, y: Tensor | None, step: int | Tensor, place: Tensor) -> Tensor:
             masks = dropout.masks()
             own = None if masks is None else masks.of(step, place)  # each point has a mask of its own
-            with dropout.dropping(own):
+            with dropout.dropout_from(own):
                 return objective(params, Batch(x[None], None if y is None else y[None], None))
 
         self._before: Tensor | None = None  # the sum of a batch's earlier pieces
@@ -236,22 +239,6 @@ class PrivateGradient:
         return clipped_sum(rows, weight.to(precision), self._bound), losses
 
 
-def private_gradient(
-    gradients: Tensor,
-    taken: Tensor,
-    bound: float,
-    noise_multiplier: float | Tensor,
-    expected: float | Tensor,
-    draws: DrawsLike,
-) -> Tensor:
-    """The step's gradient [d] from per-point gradients [capacity, d]: clip, sum over the batch, add noise, divide.
-
-    ``taken`` [capacity] marks the points that the Poisson draw put into the batch. The divisor is the expected batch
-    size q·N, not the actual one, which would be a second release. Works inside vmap.
-    """
-    return noisy(clipped_sum(gradients, taken, bound), bound, noise_multiplier, draws, len(gradients)) / expected
-
-
 def clipped_sum(gradients: Tensor, taken: Tensor, bound: float) -> Tensor:
     """Σ of the taken points' gradients, each clipped to the bound; in double precision if ``taken`` is."""
     gradients = gradients.to(torch.promote_types(gradients.dtype, taken.dtype))
@@ -288,8 +275,8 @@ def batch_capacity(expected: int) -> int:
     """Room for a Poisson batch of this expected size: it is too small with probability below 1e-12 in a step.
 
     The size is binomial with mean ``expected``, whose upper tail lies below the Poisson distribution's. In the rare
-    case some points are left out at random; this can be told apart with that probability only, so it adds at most
-    1e-12 a step to δ.
+    case some points are left out at random; this can be told apart with that probability only, which is in every δ
+    (``privacy/accountant.py``).
     """
     from scipy.stats import poisson  # a second to import, and only Poisson batches need it
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Held, Models, QuorumError, each
 from unalike.core.model import Model
-from unalike.core.outside import first_line_of
+from unalike.core.outside import WrongReturn, first_line_of
 from unalike.core.roster import Roster
 from unalike.core.task import Sent, send, task
 from unalike.learn.objective import loss_of
@@ -73,11 +73,14 @@ def evaluate(
     roster: Roster,
     *,
     labels: bool = True,
+    look: Callable[[Cohort, Models, Tensor], None] | None = None,
 ) -> Scores:
     """Score ``personalize``'s models: made from the clients' training rows, tried on their test rows, both where the
     clients live. Only the scores come back.
 
-    labels: may ``personalize`` read labels? Works through the clients in parts, so that no more than a few hundred
+    labels: may ``personalize`` read labels? look: sees each cohort, its models, and where it is in the roster.
+
+    Works through the clients in parts, so that no more than a few hundred
     models are in memory. Clients without test rows, and clients that fail to get a model, have NaN as their score.
     """
     score = torch.full((len(roster),), float("nan"))
@@ -99,6 +102,8 @@ def evaluate(
                 served = rows[replies.answered][tested]
                 score[served] = replies["score"][tested].to(score.dtype)
                 loss[served] = replies["loss"][tested].to(loss.dtype)
+                if look is not None:
+                    look(cohort, models, rows)
             break
     return Scores(score, loss)
 
@@ -129,7 +134,7 @@ def _check_shape(models: object, clients: int, personalize: Callable[[Cohort], M
     if isinstance(models, Tensor) and models.ndim == 2 and len(models) == clients:
         return
     found = f"a tensor {list(models.shape)}" if isinstance(models, Tensor) else type(models).__name__
-    raise ValueError(
+    raise WrongReturn(
         f"personalize gave {found} for {clients} clients; expected a matrix [C, d], one row a client (one model for "
         f"all: theta.expand(len(cohort), -1)), or replies.held(...){first_line_of(personalize)}"
     )

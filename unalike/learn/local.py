@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from unalike.core.client import Client
-from unalike.core.dropout import dropping
+from unalike.core.dropout import dropout_from
 from unalike.core.model import Model
-from unalike.core.roster import Declared
+from unalike.core.roster import Declarations
 from unalike.learn.dpsgd import OwnBatch, PoissonBatches, PrivateGradient
-from unalike.learn.objective import Batch, InTurns, Objective, Params, StepGradient, Supervised, taken
+from unalike.learn.objective import Batch, InTurns, Objective, Params, StepGradient, Supervised, take_rows
 from unalike.privacy import dpsgd
 from unalike.privacy.dpsgd import LocalCost, PointPrivacy, Steps
 
@@ -100,7 +100,7 @@ class LocalSGD:
         assert isinstance(params, Tensor)
         return params, loss
 
-    def times(self, rounds: int) -> LocalSGD:
+    def repeat(self, rounds: int) -> LocalSGD:
         """What several calls do, in one."""
         if self.steps is not None:
             return replace(self, steps=rounds * self.steps)
@@ -121,31 +121,31 @@ class LocalSGD:
         expected = self.batch if self.private.batches is None else batch
         taken = size if expected is None else min(expected, size)
         count = self.steps if self.steps is not None else (self.epochs or 0) * math.ceil(size / taken)
-        return self.private.accounted(Steps.of(taken, size, count))
+        return self.private.charged_steps(Steps.of(taken, size, count))
 
-    def own(self, declared: Declared) -> dict[str, Tensor]:
+    def private_inputs(self, declared: Declarations) -> dict[str, Tensor]:
         """What DP-SGD needs and each client derives from what it declares: ``noise``, and where it has its own
         ``batch``. Nothing without ``private``.
         """
         if self.private is None:
             return {}
-        found = {"noise": self.multipliers(declared)}
+        found = {"noise": self.noise_multipliers(declared)}
         if self.private.batches is not None:
-            assert declared.batch is not None  # multipliers has checked it
+            assert declared.batch is not None  # noise_multipliers has checked it
             found["batch"] = declared.batch
         return found
 
-    def multipliers(self, declared: Declared) -> Tensor:
+    def noise_multipliers(self, declared: Declarations) -> Tensor:
         """[C] the noise multiplier of each client."""
-        return torch.tensor([z for z, _ in self.noises(declared)])
+        return torch.tensor([z for z, _ in self.noise_and_steps(declared)])
 
-    def cost(self, declared: Declared) -> LocalCost:
+    def cost(self, declared: Declarations) -> LocalCost:
         """What one call costs the points of these clients: goes into the release of what they trained."""
         assert self.private is not None
-        events = _once(lambda one: dpsgd.event(*one), self.noises(declared))
-        return LocalCost(tuple(events), self.private.clip, str(self.private))
+        events = _once(lambda one: dpsgd.event(*one), self.noise_and_steps(declared))
+        return self.private.cost(events)
 
-    def noises(self, declared: Declared) -> list[tuple[float, Steps]]:
+    def noise_and_steps(self, declared: Declarations) -> list[tuple[float, Steps]]:
         """The noise multiplier of each client and the steps that it is charged with; equal clients are alike."""
         private = self.private
         assert private is not None
@@ -153,8 +153,8 @@ class LocalSGD:
         batches = none
         if private.batches is not None:
             if declared.batch is None or not set(declared.batch.tolist()) <= set(private.batches):
-                told = "none does" if declared.batch is None else f"these are {sorted(set(declared.batch.tolist()))}"
-                raise ValueError(f"clients are to declare batch sizes out of {private.batches}, but {told}")
+                stated = "none does" if declared.batch is None else f"these are {sorted(set(declared.batch.tolist()))}"
+                raise ValueError(f"clients are to declare batch sizes out of {private.batches}, but {stated}")
             batches = declared.batch.tolist()
         epsilons = none if declared.epsilon is None else declared.epsilon.tolist()
         deltas = none if declared.delta is None else declared.delta.tolist()
@@ -204,7 +204,7 @@ class LocalSGD:
         descent = _Descent(self, start, least, undecayed)
         take = self._step(objective, descent, noise, batch, client)
         total = torch.zeros(())
-        with dropping(client.masks):
+        with dropout_from(client.masks):
             for step, drawn in enumerate(schedule.batches(client.x, y)):
                 active = None if schedule.active is None else schedule.active[step]
                 loss = take(drawn, rate if active is None else rate * active)
@@ -268,7 +268,7 @@ class _Descent:
         """One step of the parts that have a gradient."""
         local = self._local
         if local.clip is not None:
-            gradient = _shortened(gradient, local.clip)
+            gradient = _shorten(gradient, local.clip)
         if local.weight_decay:
             decayed = _map(lambda g, p: g + local.weight_decay * p, gradient, self.params)
             if isinstance(decayed, dict):
@@ -344,8 +344,8 @@ class _Batches:
         """The samples of each step."""
 
         def drawn(rows: Tensor, weight: Tensor | None) -> Batch:
-            labels, known = (None if one is None else taken(one, rows) for one in (y, self._known))
-            return Batch(taken(x, rows), labels, weight, known=known)
+            labels, known = (None if one is None else take_rows(one, rows) for one in (y, self._known))
+            return Batch(take_rows(x, rows), labels, weight, known=known)
 
         if self._rows is not None:
             for step in range(self._steps):
@@ -392,7 +392,7 @@ def _map(function: Callable[[Tensor, Tensor], Tensor], first: Params, second: Pa
     return {name: function(value, others[name]) if name in others else value for name, value in first.items()}
 
 
-def _shortened(gradient: Params, bound: float) -> Params:
+def _shorten(gradient: Params, bound: float) -> Params:
     """The gradient, scaled down to the norm ``bound`` if it is longer."""
     parts = [gradient] if isinstance(gradient, Tensor) else list(gradient.values())
     length = torch.stack([part.square().sum() for part in parts]).sum().sqrt()

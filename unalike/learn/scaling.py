@@ -26,20 +26,27 @@ class Scaling:
     """Two sums in double precision: first the mean, then the squares around it, which keeps them accurate."""
 
     kind: Kind
+    gaps: bool = False  # numbers may be missing: then each feature has a number of rows of its own
 
-    def _summed(self, client: Client, values: Tensor) -> Tensor:
+    def _sum_rows(self, client: Client, values: Tensor) -> Tensor:
         """Over the client's rows, and over the pixels of an image: one number for each feature or channel."""
+        values = values.nan_to_num(nan=0.0) if self.gaps else values
         total = client.sum(values)
         return total.sum(dim=(1, 2), keepdim=True) if self.kind == "image" else total
 
+    def _rows(self, client: Client) -> Tensor:
+        """How many rows there are; with gaps, for each feature how many have it."""
+        n = client.n.to(torch.float64)
+        return n - client.sum(client.x.isnan().to(torch.float64)) if self.gaps else n
+
     @task
     def totals(self, client: Client) -> Sent:
-        return send(total=self._summed(client, client.x.to(torch.float64)), rows=client.n.to(torch.float64))
+        return send(total=self._sum_rows(client, client.x.to(torch.float64)), rows=self._rows(client))
 
     @task
     def squares(self, client: Client, mean: Tensor) -> Sent:
-        square = self._summed(client, (client.x.to(torch.float64) - mean).square())
-        return send(square=square, rows=client.n.to(torch.float64))
+        square = self._sum_rows(client, (client.x.to(torch.float64) - mean).square())
+        return send(square=square, rows=self._rows(client))
 
 
 def scale_inputs(federation: Federation) -> Schema:
@@ -49,17 +56,17 @@ def scale_inputs(federation: Federation) -> Schema:
     that states an ε takes public constants in their place, or ``scale_privately``.
     """
     schema = federation.roster.schema
-    scaling = Scaling(schema.kind)
+    scaling = Scaling(schema.kind, schema.gaps)
     everyone = federation.everyone()
     first = everyone.ask(scaling.totals, into=[Sum("total"), Sum("rows")])
     pixels = schema.shape[1] * schema.shape[2] if schema.kind == "image" else 1
-    mean = first["total"] / (first["rows"] * pixels)
+    mean = first["total"] / (first["rows"].clamp(min=1.0) * pixels)
     second = everyone.ask(scaling.squares, mean=mean, into=[Sum("square"), Sum("rows")])  # others may answer now
-    variance = second["square"] / (second["rows"] * pixels)
-    return _used(federation, mean, variance)
+    variance = second["square"] / (second["rows"].clamp(min=1.0) * pixels)
+    return _use_scaling(federation, mean, variance)
 
 
-def _used(federation: Federation, mean: Tensor, variance: Tensor) -> Schema:
+def _use_scaling(federation: Federation, mean: Tensor, variance: Tensor) -> Schema:
     deviation = variance.clamp(min=0).sqrt()
     constant = deviation <= _CONSTANT * mean.abs().clamp(min=1.0)
     scale = torch.where(constant, 1.0, 1.0 / torch.where(constant, 1.0, deviation))
@@ -108,7 +115,7 @@ class PrivateScaling:
         return send(counts=torch.stack([self._over_rows(client, one, usual) for one in inside]))
 
     @counts.into
-    def counted(self) -> list[Release]:
+    def release_counts(self) -> list[Release]:
         return [self._sum("counts", self.features)]
 
     @task
@@ -116,7 +123,7 @@ class PrivateScaling:
         return send(mean=self._over_rows(client, self._row(self._within(client, center, radius)), usual))
 
     @means.into
-    def averaged(self) -> list[Release]:
+    def release_means(self) -> list[Release]:
         return [self._sum("mean", self.features)]
 
     @task
@@ -126,7 +133,7 @@ class PrivateScaling:
         return send(moments=torch.stack(both))
 
     @moments.into
-    def both(self) -> list[Release]:
+    def release_moments(self) -> list[Release]:
         return [self._sum("moments", 2 * self.features)]
 
     def _sum(self, name: str, numbers: int) -> Sum:
@@ -140,7 +147,8 @@ class PrivateScaling:
         return x.reshape(x.shape[0], self.features, -1)
 
     def _within(self, client: Client, center: Tensor, radius: Tensor) -> Tensor:
-        away, reach = self._flat(client.x.to(torch.float64) - center), radius.reshape(-1, 1)
+        away = self._flat(client.x.to(torch.float64) - center).nan_to_num(nan=0.0)  # what is missing is at the centre
+        reach = radius.reshape(-1, 1)
         return torch.where(reach > 0, away / torch.where(reach > 0, reach, 1.0), 0.0).clamp(-1.0, 1.0)
 
     def _row(self, values: Tensor) -> Tensor:
@@ -206,7 +214,7 @@ def scale_privately(federation: Federation, scaling: PrivateScaling) -> Schema:
     # a variance that does not stand out of its noise could be any up to this, which keeps scaled inputs small
     least = 2.0 * scaling._deviation(2 * scaling.features) / total
     variance = radius.square() * torch.maximum(square - mean.square(), torch.tensor(least, dtype=torch.float64))
-    return _used(federation, center + (radius * mean).reshape(shape), variance.reshape(shape))
+    return _use_scaling(federation, center + (radius * mean).reshape(shape), variance.reshape(shape))
 
 
 def _radius(scaling: PrivateScaling, everyone: Cohort, center: Tensor, usual: Tensor) -> Tensor:

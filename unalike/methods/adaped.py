@@ -14,50 +14,38 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.func import vjp
 
 from unalike.core.checks import at_least
 from unalike.core.client import Client
-from unalike.core.device import beside
 from unalike.core.federation import Cohort, Federation, Models, QuorumError
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import Release
+from unalike.core.release import Mean, Release
 from unalike.core.task import Sent, send, task
+from unalike.core.torch_internals import to_device_of
 from unalike.learn.local import LocalSGD
-from unalike.learn.objective import (
-    Batch,
-    InTurns,
-    Moves,
-    Params,
-    divergence,
-    expected,
-    loss_of,
-    scores,
-    target,
-    teacher_gradient,
-)
+from unalike.learn.objective import Batch, InTurns, Moves, divergence, scores, teacher_gradient
 from unalike.learn.schedules import Schedule
-from unalike.methods.averaging import averaged, check_averaging
-from unalike.methods.newcomers import NOBODY, newcomers, with_answered
+from unalike.methods import Presets
+from unalike.methods.averaging import ProtectedMean
+from unalike.methods.newcomers import NOBODY, PersonalModels, distillation_loss, student_gradient, with_answered
 from unalike.privacy import Gaussian
-from unalike.privacy.mechanisms import AdditiveNoise
 from unalike.privacy.mechanisms import clip as clipped
 from unalike.privacy.sampling import Poisson
 
 
 @dataclass(frozen=True)
-class AdaPeD:
+class AdaPeD(ProtectedMean, PersonalModels):
     """Every client has a model θ of its own; a common model μ teaches it, as much as ψ says (Ozkara et al. Alg. 5).
 
     A client's loss is f(θ) + ½·log 2ψ + KD(θ, μ)/2ψ with KD = KL(p_μ ‖ p_θ), means over a batch. In each of the τ local
     steps θ moves, then μ at the new θ, then ψ at both. θ stays; the server averages what became of μ and ψ.
     ``local`` has τ, the batch and η₁; ``mu_lr`` is η₂ (none: as η₁), ``psi_lr`` η₃, ``psi`` the first ψ, ``least_psi``
     its floor. With ``train_unsampled``, clients that are not sampled go on training θ with μ and ψ as last received
-    (Alg. 6). θ and μ start alike, from ``agreed_seed``, which everybody knows.
+    (Alg. 6), for at most ``most_rounds_alone`` rounds in succession (§6.2.2).
 
-    A newcomer, or a client that was never sampled, starts from μ and trains with μ and ψ fixed for as many steps as
-    ``newcomer_rounds`` have; without labels it gets μ.
+    The other fields are those of ``ProtectedMean`` and ``PersonalModels``; a newcomer starts from μ and trains with μ
+    and ψ fixed.
 
     With ``noise`` (DP-AdaPeD) the cohort is a Poisson sample, and the whole change of (μ, ψ) is clipped to ``clip`` and
     noised once. ``noisy_steps`` clips and noises each step instead, as the paper does: "apart" (∇μ to ``clip``, ∂ψ to
@@ -77,22 +65,17 @@ class AdaPeD:
     least_psi: float = 0.5
     schedule: Schedule = field(default_factory=lambda: Schedule("exponential", 0.99, 6))
     train_unsampled: bool = False
-    newcomer_rounds: int = 6
-    agreed_seed: int = 0
-    clip: float | None = None
-    noise: AdditiveNoise | None = None
+    most_rounds_alone: int | None = None
+    newcomer_rounds: int = field(default=6, kw_only=True)
     noisy_steps: Literal["apart", "together"] | None = None
     psi_clip: float = 1.0
-    secure: bool = False
-    serves_unlabeled: ClassVar[bool] = True
-    asks_unlabeled: ClassVar[bool] = False
-    client_private: ClassVar[Literal[True]] = True
+    presets: ClassVar[Presets] = {"paper": {}, "ozkara2022": {}}  # the defaults are those of P3 §4.1
 
     def __post_init__(self) -> None:
-        check_averaging(self.clip, self.noise, self.secure, self.local)
+        self.check_privacy(self.local)
         if not 0 < self.least_psi <= self.psi:
             raise ValueError(f"psi={self.psi}, least_psi={self.least_psi}; expected 0 < least_psi <= psi")
-        at_least(self, mu_lr=0, psi_lr=0, newcomer_rounds=0)
+        at_least(self, mu_lr=0, psi_lr=0, newcomer_rounds=0, most_rounds_alone=0)
         if not isinstance(self.local.lr, float | int):
             raise ValueError(f"local.lr={self.local.lr}; expected θ's rate alone: μ's is mu_lr and ψ's psi_lr")
         if self.noisy_steps is not None:
@@ -118,8 +101,8 @@ class AdaPeD:
         protect: Callable[..., dict[str, Tensor]] = dict
         if jitter is not None:
             start |= {"mu_sum": torch.zeros_like(mu), "psi_sum": torch.zeros_like(psi)}
-            protect = self._noisy(client, jitter)
-        after, loss = self._in_turns.minimise(
+            protect = partial(self._protect, client, jitter)
+        after, loss = self._alternating.minimise(
             InTurns(partial(self._moves, protect)),
             start,
             client,
@@ -134,12 +117,15 @@ class AdaPeD:
         else:
             update = torch.cat([after["mu_sum"], after["psi_sum"][None]]) / rate
         received = {"mu": mu, "psi": psi} if self.train_unsampled else {}
+        if self.most_rounds_alone is not None:
+            received["alone"] = torch.zeros_like(client.n)
         return send(update=update, loss=loss, keep={"theta": after["theta"], **received})
 
     @fit.into
-    def sums(self) -> list[Release]:
-        """What the server sees: the mean change of (μ, ψ), every client alike, and the loss if nothing is protected."""
-        return averaged(self.clip if self.noisy_steps is None else self._longest, self.noise, self.secure)
+    def releases(self) -> list[Release]:
+        if self.noisy_steps is None:
+            return self.mean_update(self.local)
+        return [Mean("update", clip=self._sum_bound, noise=self.noise, secure=self.secure)]
 
     @task
     def go_on(self, client: Client, rate: Tensor) -> Sent:
@@ -148,47 +134,32 @@ class AdaPeD:
         In a private run θ stays where it would not be finite: the server is told of tasks that fail, and that this one
         ran at all says that its client was not sampled.
         """
-        mu = client.kept.get("mu", beside(self.first, client.n))
-        psi = client.kept.get("psi", beside(torch.tensor(self.psi), client.n))
+        mu = client.kept.get("mu", to_device_of(self.first, client.n))
+        psi = client.kept.get("psi", to_device_of(torch.tensor(self.psi), client.n))
         before = self._theta(client)
-        theta = self.local(self.taught(mu, psi), before, client, rate=rate)
+        theta = self.local(distillation_loss(self.model, mu, _mix(psi)), before, client, rate=rate)
+        if self.most_rounds_alone is not None:
+            alone = client.kept.get("alone", torch.zeros_like(client.n))
+            theta = torch.where(alone < self.most_rounds_alone, theta, before)
         if self.noise is not None:
             theta = torch.where(theta.isfinite().all(), theta, before)
-        return send(keep={"theta": theta})
+        return send(keep={"theta": theta} if self.most_rounds_alone is None else {"theta": theta, "alone": alone + 1})
 
     @task
     def join(self, client: Client, mu: Tensor, psi: Tensor) -> Sent:
         """The personal model of a newcomer; a client that has one keeps it."""
-        local = self.local.times(self.newcomer_rounds)
-        return send(keep={"theta": client.kept.get("theta", local(self.taught(mu, psi), mu, client))})
-
-    @task(stays="theta")
-    def own(self, client: Client, mu: Tensor) -> Sent:
-        """The personal model, or μ where there is none."""
-        return send(theta=client.kept.get("theta", mu))
-
-    def taught(self, mu: Tensor, psi: Tensor) -> Callable[[Params, Batch], Tensor]:
-        """f(θ) + KD(θ, μ)/2ψ as a function of θ alone."""
-
-        def objective(theta: Params, batch: Batch) -> Tensor:
-            assert isinstance(theta, Tensor) and batch.y is not None
-            of_theta, of_mu = (scores(self.model(one, batch.x), batch.y) for one in (theta, mu))
-            return batch.mean(loss_of(of_theta, batch.y) + divergence(of_mu, of_theta, batch.y) / (2 * psi))
-
-        return objective
+        local = self.local.repeat(self.newcomer_rounds)
+        return send(
+            keep={"theta": client.kept.get("theta", local(distillation_loss(self.model, mu, _mix(psi)), mu, client))}
+        )
 
     def _moves(self, protect: Callable[..., dict[str, Tensor]], params: dict[str, Tensor], batch: Batch) -> Moves:
         """One step: the forward pass of μ serves θ and μ, that of the new θ serves μ and ψ."""
         psi, x, y = params["psi"], batch.x, batch.y
         assert y is not None
-        outputs, pull_mu = vjp(lambda mu: self.model(mu, x), params["mu"])[:2]
-        of_mu = scores(outputs, y)
-        outputs, pull_theta = vjp(lambda theta: self.model(theta, x), params["theta"])[:2]
-        of_theta = scores(outputs, y)
-        loss = batch.mean(loss_of(of_theta, y))
-        q, p = expected(of_theta, y), expected(of_mu, y)
-        g = batch.mean_gradient(q - target(of_theta, y) + (q - p) / (2 * psi))
-        params = yield {"theta": pull_theta(g)[0]}
+        mu, theta = params["mu"], params["theta"]
+        gradient, loss, of_mu, pull_mu = student_gradient(self.model, theta, mu, batch, _mix(psi))
+        params = yield {"theta": gradient}
         of_theta = scores(self.model(params["theta"], x), y)
         h = pull_mu(batch.mean_gradient(teacher_gradient(of_mu, of_theta, y)) / (2 * psi))[0]
 
@@ -202,24 +173,21 @@ class AdaPeD:
             yield protect(psi=slope(scores(self.model(params["mu"], x), y)))
         return loss
 
-    def _noisy(self, client: Client, jitter: Tensor) -> Callable[..., dict[str, Tensor]]:
-        """Clips what a move would do and adds the client's share of the noise; without it, it goes into a sum."""
-
-        def protect(**gradients: Tensor) -> dict[str, Tensor]:
-            bound = self._bounds["mu" if "mu" in gradients else "psi"]
-            whole = clipped(torch.cat([value.reshape(-1) for value in gradients.values()]), bound) / bound
-            noisy = bound * (whole + jitter * client.noise.normal(len(whole)).to(whole.dtype))
-            made, begin = {}, 0
-            for name, value in gradients.items():
-                span = slice(begin, begin := begin + value.numel())
-                made[name] = noisy[span].reshape(value.shape)
-                made[f"{name}_sum"] = whole[span].reshape(value.shape)
-            return made
-
-        return protect
+    def _protect(self, client: Client, jitter: Tensor, **gradients: Tensor) -> dict[str, Tensor]:
+        """Gradients clipped, with the client's share of the noise, and as NAME_sum without it, for the server."""
+        bound = self._bounds["mu" if "mu" in gradients else "psi"]
+        whole = clipped(torch.cat([value.reshape(-1) for value in gradients.values()]), bound) / bound
+        noisy = bound * (whole + jitter * client.noise.normal(len(whole)).to(whole.dtype))
+        sizes = [value.numel() for value in gradients.values()]
+        protected: dict[str, Tensor] = {}
+        for (name, value), one, bare in zip(
+            gradients.items(), torch.split(noisy, sizes), torch.split(whole, sizes), strict=True
+        ):
+            protected |= {name: one.reshape(value.shape), f"{name}_sum": bare.reshape(value.shape)}
+        return protected
 
     @cached_property
-    def _in_turns(self) -> LocalSGD:
+    def _alternating(self) -> LocalSGD:
         """The local steps with a rate for each part; what is summed up for the server is not scaled."""
         assert isinstance(self.local.lr, float | int)
         return replace(self.local, lr={"theta": self.local.lr, **self._rates, "mu_sum": 1.0, "psi_sum": 1.0})
@@ -236,12 +204,12 @@ class AdaPeD:
         return {"mu": self.clip, "psi": self.psi_clip if self.noisy_steps == "apart" else self.clip}
 
     @property
-    def _longest(self) -> float:
+    def _sum_bound(self) -> float:
         """How long the sum of τ steps is at most, each part in units of its clip."""
         return (self.local.steps or 0) * (math.sqrt(2) if self.noisy_steps == "apart" else 1.0)
 
     def _theta(self, client: Client) -> Tensor:
-        return client.kept.get("theta", beside(self.first, client.n))
+        return client.kept.get("theta", to_device_of(self.first, client.n))
 
     # The server's side
 
@@ -249,12 +217,12 @@ class AdaPeD:
         return State(mu=self.first, psi=torch.tensor(self.psi), ids=NOBODY)
 
     def round(self, state: State, federation: Federation) -> State:
-        cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
-        rate, told = self.schedule(federation.round), self._shares(cohort)
-        replies = cohort.ask(self.fit, mu=state.mu, psi=state.psi, rate=rate, **told)
+        cohort = self.sample(federation, self.cohort)
+        rate, jitter = self.schedule(federation.round), self._shares(cohort)
+        replies = cohort.ask(self.fit, mu=state.mu, psi=state.psi, rate=rate, **jitter)
         if self.train_unsampled:
             with suppress(QuorumError):  # they train for themselves: whoever does not answer only misses a round
-                _absent(cohort).ask(self.go_on, rate=rate, into=[])
+                _absent_clients(cohort).ask(self.go_on, rate=rate, into=[])
         if "loss" in replies:
             federation.report(loss=replies["loss"])
         state = with_answered(state, cohort, replies)
@@ -274,7 +242,7 @@ class AdaPeD:
             return {}
         assert isinstance(self.noise, Gaussian) and isinstance(cohort.sampling, Poisson)
         steps, federation = self.local.steps or 0, cohort.federation
-        total = self.noise.noise_multiplier * self._longest  # of the sum of all steps of all clients
+        total = self.noise.noise_multiplier * self._sum_bound  # of the sum of all steps of all clients
         share = total / math.sqrt(steps * cohort.expected)
         if federation.budget is not None:
             clips = 2 if self.noisy_steps == "apart" else 1
@@ -284,13 +252,15 @@ class AdaPeD:
         return {"jitter": share}
 
     def personalize(self, state: State, cohort: Cohort) -> Models:
-        new = newcomers(state, cohort)
-        if len(new) and self.newcomer_rounds:
-            new.ask(self.join, mu=state.mu, psi=state.psi, into=[])
-        return cohort.ask(self.own, mu=state.mu).held("theta")
+        return self.own_models(state, cohort, self.join, state.mu, mu=state.mu, psi=state.psi)
 
 
-def _absent(cohort: Cohort) -> Cohort:
+def _mix(psi: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """f(θ) + KD(θ, μ)/2ψ."""
+    return lambda of_data, of_teacher: of_data + of_teacher / (2 * psi)
+
+
+def _absent_clients(cohort: Cohort) -> Cohort:
     """Labeled clients that are not in the cohort. How many they are is as secret as the size of a Poisson sample."""
     federation, sampling = cohort.federation, cohort.sampling
     labeled = federation.roster.labeled.nonzero().flatten()

@@ -1,49 +1,84 @@
-"""What methods that average updates share: what the server sees of an update, and what it does with the mean."""
+"""What methods that average share: how a mean of updates is protected, and the server's step along it.
+
+A method gets client-level privacy, secure sums and server optimizers by inheriting from ``Averaging``, or the first two
+from ``ProtectedMean`` where the server does something else with the mean. Both bring fields, which are given by name,
+and verbs; they call nothing of the class that inherits.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
 from torch import Tensor
 
-from unalike.core.federation import Federation, Replies
+from unalike.core.federation import Cohort, Federation, Replies
 from unalike.core.method import State
 from unalike.core.release import Mean, Release
 from unalike.learn.local import LocalSGD
 from unalike.learn.server import ServerOptimizer
 from unalike.privacy.mechanisms import AdditiveNoise
 
-
-def check_averaging(
-    clip: float | None, noise: AdditiveNoise | None, secure: bool, local: LocalSGD, points: bool = False
-) -> None:
-    """Refuse sums that cannot be bounded, and DP-SGD where its cost would not be charged (else ``points``)."""
-    if local.private is not None and not points:
-        raise ValueError("this method has no point-level privacy: leave local.private out (fedavg has it)")
-    if local.private is not None and noise is not None:
-        raise ValueError(
-            "noise (which protects clients) and local.private (which protects points) at once: a ledger speaks about "
-            "one of them; choose one"
-        )
-    if (secure or noise is not None) and clip is None:
-        raise ValueError("noise and secure sums need a bound; set clip=..., the most that an update may be long")
+# One pass in batches of 10, as in McMahan et al.: equal work at a client in every method that trains the model there.
+ONE_PASS = LocalSGD(epochs=1, batch=10, lr=0.1)
 
 
-def averaged(clip: float | None, noise: AdditiveNoise | None, secure: bool, weight: str | None = None) -> list[Release]:
-    """The mean of ``update``. The mean ``loss`` is shown too, unless something is to be protected."""
-    if noise is not None or secure:
-        return [Mean("update", clip=clip, noise=noise, secure=secure)]
-    return [Mean("update", clip=clip, weight=weight), Mean("loss", weight=weight)]
+@dataclass(frozen=True, kw_only=True)
+class ProtectedMean:
+    """The mean of the clients' updates, as the server sees it.
+
+    - ``clip``: the bound on an update's length.
+    - ``noise``: client-level privacy. The cohort is a Poisson sample, updates count the same, and no loss is shown.
+    - ``secure``: updates are summed under masks, and no loss is shown.
+    """
+
+    clip: float | None = None
+    noise: AdditiveNoise | None = None
+    secure: bool = False
+    asks_unlabeled: ClassVar[bool] = False
+    client_private: ClassVar[Literal[True]] = True
+
+    def check_privacy(self, local: LocalSGD, points: bool = False) -> None:
+        """Refuse sums without a bound, and DP-SGD in a method that does not charge its cost (``points``: it does)."""
+        if local.private is not None and not points:
+            raise ValueError("this method has no point-level privacy: leave local.private out (fedavg has it)")
+        if local.private is not None and self.noise is not None:
+            raise ValueError(
+                "noise (which protects clients) and local.private (which protects points) at once: a ledger speaks "
+                "about one of them; choose one"
+            )
+        if (self.secure or self.noise is not None) and self.clip is None:
+            raise ValueError("noise and secure sums need a bound; set clip=..., the most that an update may be long")
+
+    def sample(self, federation: Federation, cohort: int | float) -> Cohort:
+        """Labeled clients; a Poisson sample of them where there is noise."""
+        return federation.sample(cohort, poisson=self.noise is not None, labeled=True)
+
+    def mean_update(self, local: LocalSGD, weight: str | None = None) -> list[Release]:
+        """The mean of ``update``; with the mean ``loss``, and by ``weight``, where nothing is to be protected."""
+        if local.private is not None:
+            return [Mean("update", clip=self.clip, secure=self.secure, cost=local.cost)]
+        if self.noise is not None or self.secure:
+            return [Mean("update", clip=self.clip, noise=self.noise, secure=self.secure)]
+        return [Mean("update", clip=self.clip, weight=weight), Mean("loss", weight=weight)]
 
 
-def moved(state: State, name: str, replies: Replies, server: ServerOptimizer, federation: Federation) -> State:
-    """The state with ``name`` moved by the mean update, and the loss reported where there is one."""
-    if "loss" in replies:
-        federation.report(loss=replies["loss"])
-    if "update" not in replies:
-        return state  # the very first Poisson cohort was empty
-    value, moments = server.step(state[name], replies["update"].reshape(state[name].shape), state.part("server"))
-    return state.replace(**{name: value}).with_part("server", moments)
+@dataclass(frozen=True, kw_only=True)
+class Averaging(ProtectedMean):
+    """A ``ProtectedMean``, along which ``server`` takes a step; its default adds the mean update."""
 
+    server: ServerOptimizer = field(default_factory=ServerOptimizer)
 
-def begun(name: str, value: Tensor, server: ServerOptimizer) -> State:
-    """The state before the first round."""
-    return State({name: value}).with_part("server", server.start(value))
+    def first_state(self, name: str, value: Tensor) -> State:
+        """The state before the first round."""
+        return State({name: value}).with_part("server", self.server.start(value))
+
+    def server_step(self, state: State, name: str, replies: Replies, federation: Federation) -> State:
+        """The state after the server's step of ``name`` along the mean update; reports the loss where it is shown."""
+        if "loss" in replies:
+            federation.report(loss=replies["loss"])
+        if "update" not in replies:
+            return state  # the very first Poisson cohort was empty
+        update = replies["update"].reshape(state[name].shape)
+        value, moments = self.server.step(state[name], update, state.part("server"))
+        return state.replace(**{name: value}).with_part("server", moments)

@@ -8,74 +8,70 @@ clients that answered in some round are lent; a training client that never did i
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from unalike.core.checks import one_of
+from unalike.core.checks import at_least, one_of
 from unalike.core.client import Client
 from unalike.core.draws import Draws, key
 from unalike.core.federation import Cohort, Federation
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.task import Sent, send, task
-from unalike.learn.local import LocalSGD
-from unalike.learn.server import ServerOptimizer
+from unalike.core.task import Sent, Task, send, task
+from unalike.methods import Presets
+from unalike.methods.generated import GeneratedModels
 from unalike.methods.pfedhn import PFedHN, rows_of
-from unalike.methods.problem import Problem
 from unalike.networks.ensemble import Ensemble
-from unalike.networks.hypernet import Initial, Size, generate
+from unalike.networks.hypernet import generate
 from unalike.privacy import SystemDraws
 
 _PROJECTION, _SAMPLED = 3, 4  # domains of the seed
+_RIDGE, _STEPS = 1e-2, 20  # of a separator's logistic regression
 MOST_COMPARED = 200  # training clients among which usual distances are measured
 
 
 @dataclass(frozen=True)
-class Borrowed:
+class Borrowed(GeneratedModels):
     """pFedHN whose newcomers borrow models of training clients; training is pFedHN's.
 
     ``choice`` is "sampled" (one at random), "nearest" (the least A-distance) or "ensemble" (the mean output of all;
     training clients get it too, since a run has one kind of model). The paper scores PFL-sampled by the mean accuracy
     of all models on each newcomer; here a newcomer draws one, which has that mean in expectation.
 
-    The A-distance of two clients is 2(1 − 2ε), ε the error of the best linear separator of their samples (Ben-David et
-    al. 2007). Here ε is that of the Gaussian approximation, Φ(−Δ/2) with Mahalanobis' distance Δ under the mean of both
-    covariances, on ``features`` random projections of the inputs (no more than there are inputs): so a client sends its
-    mean and covariance with the first rounds it answers in, and no classifier is trained between clients. The nearest
-    in Δ is the nearest in A. Samples of n and m rows of one distribution have a Δ² of about features · (1/n + 1/m);
-    that is subtracted, so that few rows do not count as distance.
+    Clients are compared by ``features`` random projections of their inputs, no more than there are inputs. With the
+    ``separator`` "gaussian" a client sends their mean and covariance with the first rounds it answers in; the nearest
+    in Mahalanobis' distance is the nearest in A, and no classifier is trained. With "trained", as in the paper, it
+    sends the projections of up to ``compared_rows`` rows themselves, and the server trains a linear separator for each
+    newcomer and each training client.
 
-    The fields of training are pFedHN's. ``--preset paper`` has those of pFedHN's authors, and a tenth of the clients a
-    round (its App. C).
+    The other fields are pFedHN's. ``--preset paper`` has those of pFedHN's authors, and a tenth of the clients a round.
 
     Before the first round nothing is trained, and newcomers borrow from the random models of all.
     """
 
-    problem: Problem
-    choice: Literal["sampled", "nearest", "ensemble"] = "nearest"
-    cohort: int | float = 5
-    local: LocalSGD = LocalSGD(steps=50, batch=32, lr=2e-3, momentum=0.9, weight_decay=5e-5)
-    server: ServerOptimizer = ServerOptimizer("adam", lr=2e-4, warmup=10)
-    descriptor: int | None = None
+    choice: Literal["sampled", "nearest", "ensemble"] = field(default="nearest", kw_only=True)
     descriptor_lr: float = 1e-2
-    size: Size = "M"
-    layers: int | None = None
-    initial: Initial = "near"
-    lambda_h: float = 1e-3
     weight_decay: float = 0.0
+    separator: Literal["gaussian", "trained"] = "gaussian"
     features: int = 32
+    compared_rows: int = 100
+    presets: ClassVar[Presets] = {
+        "paper": {**PFedHN.presets["paper"], "cohort": 0.1, "separator": "trained"}  # P2 App. C, §6.2
+    }
     serves_unlabeled: ClassVar[bool] = True
     asks_unlabeled: ClassVar[bool] = False
     not_client_private: ClassVar[str] = "newcomers get models of training clients, each as it is"
 
     def __post_init__(self) -> None:
-        one_of(self, "choice")
+        one_of(self, "choice", "separator")
+        at_least(self, features=1, compared_rows=2)
         if self.choice == "nearest" and self.problem.kind == "tokens":
-            raise ValueError("tokens have no means and covariances to compare; use choice='sampled' or 'ensemble'")
+            raise ValueError("tokens cannot be projected and compared; use choice='sampled' or 'ensemble'")
         _ = self.trainer
 
     @cached_property
@@ -105,6 +101,19 @@ class Borrowed:
         covariance = (1 - share) * s + share * trace / r * torch.eye(r)
         return send(mean=mean, covariance=covariance, rows=client.n.to(torch.float32))
 
+    @task
+    def sample_rows(self, client: Client, projection: Tensor) -> Sent:
+        """The projections of some of the client's inputs, drawn without replacement."""
+        index = client.draws.permutation(client.n, client.capacity)[: self.compared_rows]
+        spare = self.compared_rows - len(index)
+        points = F.pad(client.x[index].flatten(1) @ projection, (0, 0, 0, spare))
+        return send(points=points, rows=client.n.clamp(max=self.compared_rows).to(torch.float32))
+
+    @property
+    def _summary(self) -> Task:
+        """What a client sends of its inputs."""
+        return self.summarise if self.separator == "gaussian" else self.sample_rows
+
     def start(self, seed: int) -> State:
         state = self.trainer.start(seed)
         state = state.replace(trained=torch.zeros(self.problem.clients, dtype=torch.bool))
@@ -112,13 +121,12 @@ class Borrowed:
             inputs, clients = torch.Size(self.problem.input_shape).numel(), self.problem.clients
             features = min(self.features, inputs)
             projection = Draws(key(seed, _PROJECTION)).normal(inputs, features) / inputs**0.5
-            state = state.replace(
-                projection=projection,
-                means=torch.zeros(clients, features),
-                covariances=torch.zeros(clients, features, features),
-                rows=torch.ones(clients),
-                summarised=torch.zeros(clients, dtype=torch.bool),
-            )
+            state = state.replace(projection=projection, summarised=torch.zeros(clients, dtype=torch.bool))
+            shapes = {"mean": [features], "covariance": [features, features]}
+            if self.separator == "trained":
+                shapes = {"points": [self.compared_rows, features]}
+            empty = {name: torch.zeros(clients, *shape) for name, shape in shapes.items()}
+            state = state.with_part("summary", {**empty, "rows": torch.ones(clients)})
         return state
 
     def round(self, state: State, federation: Federation) -> State:
@@ -128,63 +136,70 @@ class Borrowed:
         if self.choice != "nearest" or bool(state.summarised[rows].all()):
             return state
         # all who are here are asked, also those known: one who never sends a summary must not be a quorum by itself
-        replies = cohort.ask(self.summarise, projection=state.projection)
+        replies = cohort.ask(self._summary, projection=state.projection)
         rows = rows[replies.answered]
-        return state.replace(
-            means=state.means.index_copy(0, rows, replies["mean"]),
-            covariances=state.covariances.index_copy(0, rows, replies["covariance"]),
-            rows=state.rows.index_copy(0, rows, replies["rows"]),
-            summarised=state.summarised.index_fill(0, rows, True),
-        )
+        known = {name: values.index_copy(0, rows, replies[name]) for name, values in state.part("summary").items()}
+        return state.with_part("summary", known).replace(summarised=state.summarised.index_fill(0, rows, True))
 
     def personalize(self, state: State, cohort: Cohort) -> Tensor:
-        lent = state.trained if bool(state.trained.any()) else torch.ones_like(state.trained)
+        available = state.trained if bool(state.trained.any()) else torch.ones_like(state.trained)
         if self.choice == "ensemble":
-            counts = lent[:, None].to(torch.float32)
+            counts = available[:, None].to(torch.float32)
             members = generate(self.trainer.hypernet, state.hypernet, state.descriptors) * counts
             return torch.cat([members, counts], 1).reshape(-1).expand(len(cohort), -1)
         rows, seen = rows_of(state, cohort)
         new = ~(seen & state.trained[rows])
         if bool(new.any()):
             newcomers = cohort.only(new.nonzero().flatten())
-            borrowed = self._sampled(lent, newcomers) if self.choice == "sampled" else self._nearest(state, newcomers)
+            borrowed = (
+                self._draw_rows(available, newcomers)
+                if self.choice == "sampled"
+                else self._nearest_rows(state, newcomers)
+            )
             rows = rows.masked_scatter(new, borrowed)  # refuses fewer than there are newcomers
         return generate(self.trainer.hypernet, state.hypernet, state.descriptors[rows])
 
-    def _sampled(self, lent: Tensor, cohort: Cohort) -> Tensor:
+    def _draw_rows(self, available: Tensor, cohort: Cohort) -> Tensor:
         """[C] a training client for each newcomer, drawn for it alone: who else is asked makes no difference.
 
         In a simulation the draw is the seed's and the id's. Newcomers who are served all have one id, so theirs is the
         operating system's: another one each time, and nothing of the newcomer is needed for it.
         """
-        federation, rows = cohort.federation, lent.nonzero().flatten()
+        federation, rows = cohort.federation, available.nonzero().flatten()
         if federation.purpose == "serve":
             return rows[SystemDraws().integers(len(rows), len(cohort))]
         keys = key(federation.seed, _SAMPLED, cohort.ids)
         return rows[torch.cat([Draws(one).integers(len(rows), 1) for one in keys])]
 
-    def _nearest(self, state: State, cohort: Cohort) -> Tensor:
+    def _nearest_rows(self, state: State, cohort: Cohort) -> Tensor:
         """[C] the training client of least A-distance, among those that have sent a summary (none: the first one)."""
-        replies = cohort.ask(self.summarise, projection=state.projection)
-        sent = {name: replies[name] for name in ("mean", "covariance", "rows")}
-        return torch.where(state.summarised, _squared(sent, _summaries(state)), torch.inf).argmin(1)
+        replies = cohort.ask(self._summary, projection=state.projection)
+        distances = self._compare(replies, state.part("summary"))
+        return torch.where(state.summarised, distances, torch.inf).argmin(1)
+
+    def _compare(self, first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Tensor:
+        """[C, n] distances that order clients as the A-distance does."""
+        return (mahalanobis if self.separator == "gaussian" else of_separators)(first, second)
 
     def nearest(self, state: State, sent: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
         """How far newcomers are from those who trained, by the A-distance (0: alike, 2: told apart without error)."""
         if self.choice != "nearest" or int(state.summarised.sum()) < 2:
             return None
-        known = {name: values[state.summarised][:MOST_COMPARED] for name, values in _summaries(state).items()}
-        among = _squared(known, known).masked_fill(torch.eye(len(known["rows"]), dtype=torch.bool), torch.inf)
-        return _a_distance(_squared(sent, known).amin(1)), _a_distance(among.amin(1))
+        known = {name: values[state.summarised][:MOST_COMPARED] for name, values in state.part("summary").items()}
+        among = self._compare(known, known).masked_fill(torch.eye(len(known["rows"]), dtype=torch.bool), torch.inf)
+        found = self._compare(sent, known).amin(1), among.amin(1)
+        return found if self.separator == "trained" else (of_gaussians(found[0]), of_gaussians(found[1]))
 
 
-def _summaries(state: State) -> dict[str, Tensor]:
-    """What training clients have sent about their inputs."""
-    return {"mean": state.means, "covariance": state.covariances, "rows": state.rows}
+# The A-distance 2(1 − 2ε) of two clients, ε the error of a linear separator of their inputs (Ben-David et al., 2007).
+# Both forms compare what clients sent of their inputs: [C, ...] of some with [n, ...] of others.
 
 
-def _squared(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Tensor:
-    """[C, n] Mahalanobis' Δ² between clients, less what few rows alone make of it."""
+def mahalanobis(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Tensor:
+    """[C, n] squared distances Δ² of means under the mean of both covariances, less what few rows alone make of it.
+
+    Samples of n and m rows of one distribution have a Δ² of about r · (1/n + 1/m) in r features.
+    """
     gap = first["mean"][:, None] - second["mean"]  # [C, n, r]
     pooled = (first["covariance"][:, None] + second["covariance"]) / 2
     pooled = pooled + 1e-12 * torch.eye(gap.shape[-1])  # two clients of one row each have no spread at all
@@ -192,7 +207,55 @@ def _squared(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Tenso
     return squared - gap.shape[-1] * (1 / first["rows"][:, None] + 1 / second["rows"])
 
 
-def _a_distance(squared: Tensor) -> Tensor:
-    """2(1 − 2ε) with ε = Φ(−Δ/2)."""
+def of_gaussians(squared: Tensor) -> Tensor:
+    """The A-distance by the best separator of two Gaussians with one covariance: ε = Φ(−Δ/2)."""
     error: Tensor = torch.special.ndtr(-squared.clamp(min=0).sqrt() / 2)
     return 2 - 4 * error
+
+
+def of_separators(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Tensor:
+    """[C, n] proxy A-distances: for each pair a logistic regression learns from the even rows which client a row is of,
+    and ε is its error on the odd rows. Both clients count the same, whatever their numbers of ``rows``.
+
+    Each has ``points`` [m, r], of which the first ``rows`` are real.
+    """
+    return torch.stack(
+        [_separate(points, rows, second) for points, rows in zip(first["points"], first["rows"], strict=True)]
+    )
+
+
+def _separate(points: Tensor, rows: Tensor, others: Mapping[str, Tensor]) -> Tensor:
+    """[n] the A-distance of one client to each of the others; where one has a single row, ε is that of training."""
+    both = torch.cat([points.expand(len(others["points"]), -1, -1), others["points"]], 1).to(torch.float64)
+    place = torch.arange(points.shape[0])
+    real = torch.cat([(place < rows).expand(len(both), -1), place < others["rows"][:, None]], 1)
+    side = torch.cat([torch.ones(len(place)), -torch.ones(len(place))]).to(torch.float64)
+    few = torch.minimum(rows, others["rows"]) < 2
+    even = torch.cat([place % 2 == 0] * 2)
+    learns, judges = real & (even | few[:, None]), real & (~even | few[:, None])
+    weight = _weight(learns, side)
+    center = (weight[..., None] * both).sum(1, keepdim=True)
+    spread = (weight[..., None] * (both - center).square()).sum(1, keepdim=True).sqrt().clamp(min=1e-12)
+    inputs = torch.cat([(both - center) / spread, torch.ones_like(both[..., :1])], 2)
+    margin = side * (inputs @ _logistic(inputs, side, weight)[..., None])[..., 0]
+    error = (_weight(judges, side) * (margin < 0)).sum(1)
+    return (2 - 4 * error).clamp(min=0).to(points.dtype)
+
+
+def _weight(rows: Tensor, side: Tensor) -> Tensor:
+    """[n, 2m] weights of these rows, ½ in all for each side."""
+    kept = rows.to(torch.float64)
+    one, other = (kept * (side == which) for which in (1, -1))
+    return 0.5 * (one / one.sum(1, keepdim=True).clamp(min=1) + other / other.sum(1, keepdim=True).clamp(min=1))
+
+
+def _logistic(inputs: Tensor, side: Tensor, weight: Tensor) -> Tensor:
+    """[n, r + 1] the minimum of Σ weight · ln(1 + exp(−side · xᵀw)) + ridge/2 · ‖w‖², by Newton's method."""
+    w = torch.zeros(inputs.shape[0], inputs.shape[2], dtype=torch.float64)
+    for _ in range(_STEPS):
+        wrong = torch.sigmoid(-side * (inputs @ w[..., None])[..., 0])
+        slope = _RIDGE * w - ((weight * side * wrong)[:, None] @ inputs)[:, 0]
+        bend = (weight * wrong * (1 - wrong))[..., None] * inputs
+        hessian = inputs.mT @ bend + _RIDGE * torch.eye(inputs.shape[2], dtype=torch.float64)
+        w = w - torch.linalg.solve(hessian, slope[..., None])[..., 0]
+    return w

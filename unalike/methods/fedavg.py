@@ -11,48 +11,48 @@ from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import SIZE, Mean, Release
-from unalike.core.roster import Declared
+from unalike.core.release import SIZE, Release
+from unalike.core.roster import Declarations
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
-from unalike.methods.averaging import averaged, begun, check_averaging, moved
-from unalike.privacy.dpsgd import PointPrivacy, Steps
+from unalike.methods import Presets, ozkara2022
+from unalike.methods.averaging import ONE_PASS, Averaging
 from unalike.privacy.mechanisms import AdditiveNoise
 
 
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(Averaging):
     """One model for all: the mean of the clients' updates, weighted by their numbers of samples.
 
     With ``noise`` (client-level privacy) the cohort is a Poisson sample, every update is clipped to ``clip`` and counts
-    the same, and no loss is released. With ``local.private`` (point-level privacy) the clients train by DP-SGD; again
-    updates count the same and no loss is released. ``secure`` sums the updates under masks, for which they are clipped.
-    With ``finetune`` every client, a newcomer too, trains the final model a little further on its own labels.
+    the same, and no loss is shown. With ``local.private`` (point-level privacy) clients train by DP-SGD; again updates
+    count the same and no loss is shown. ``secure`` sums the updates under masks, for which they are clipped. ``server``
+    is what the server does with their mean. With ``finetune`` every client, a newcomer too, trains the final model a
+    little further on its own labels.
     """
 
     model: Model
     cohort: int | float = 10
-    local: LocalSGD = field(default_factory=LocalSGD)
-    server: ServerOptimizer = field(default_factory=ServerOptimizer)
+    local: LocalSGD = ONE_PASS
     schedule: Schedule = field(default_factory=Schedule)
     finetune: LocalSGD | None = None
-    clip: float | None = None
-    noise: AdditiveNoise | None = None
-    secure: bool = False
-    asks_unlabeled: ClassVar[bool] = False
-    client_private: ClassVar[Literal[True]] = True
+    point_private: ClassVar[Literal[True]] = True
+    presets: ClassVar[Presets] = {
+        "paper": {
+            "cohort": 0.05,
+            "local": {"epochs": 1, "batch": 32, "lr": 0.01, "momentum": 0.9},
+        },  # T1 §4.4; lr is ours
+        "ozkara2022": ozkara2022(),  # P3 §4.1
+    }
 
     @property
     def serves_unlabeled(self) -> bool:
         return self.finetune is None  # then everybody gets the same model; fine-tuning needs labels
 
     def __post_init__(self) -> None:
-        check_averaging(self.clip, self.noise, self.secure, self.local, points=True)
-
-    def dp_sgd(self, size: int) -> tuple[PointPrivacy, Steps] | None:
-        return None if self.local.private is None else (self.local.private, self.local.steps_of(size))
+        self.check_privacy(self.local, points=True)
 
     @task
     def fit(
@@ -63,16 +63,13 @@ class FedAvg:
         return send(update=fitted - theta, loss=loss)
 
     @fit.into
-    def sums(self) -> list[Release]:
-        """What the server sees of an update: a sum, weighted by declared sizes where nothing is to be protected."""
-        if self.local.private is not None:
-            return [Mean("update", clip=self.clip, secure=self.secure, cost=self.local.cost)]
-        return averaged(self.clip, self.noise, self.secure, weight=SIZE)
+    def releases(self) -> list[Release]:
+        return self.mean_update(self.local, weight=SIZE)
 
     @fit.derive
-    def own(self, declared: Declared) -> dict[str, Tensor]:
+    def privacy_inputs(self, declared: Declarations) -> dict[str, Tensor]:
         """DP-SGD's noise multiplier, and where each has its own the batch size, which each client finds for itself."""
-        return self.local.own(declared)
+        return self.local.private_inputs(declared)
 
     @task(stays="theta")
     def adapt(self, client: Client, theta: Tensor) -> Sent:
@@ -81,14 +78,14 @@ class FedAvg:
         return send(theta=self.finetune(self.model, theta, client))
 
     def start(self, seed: int) -> State:
-        return begun("theta", self.model.init(seed), self.server)
+        return self.first_state("theta", self.model.init(seed))
 
     def round(self, state: State, federation: Federation) -> State:
-        cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True).within_budget(self.fit)
+        cohort = self.sample(federation, self.cohort).within_budget(self.fit)
         replies = cohort.ask(self.fit, theta=state.theta, rate=self.schedule(federation.round))
-        return moved(state, "theta", replies, self.server, federation)
+        return self.server_step(state, "theta", replies, federation)
 
-    def attacked(self, model: Model, cohort: int | float, local: LocalSGD, noise: AdditiveNoise | None) -> FedAvg:
+    def for_audit(self, model: Model, cohort: int | float, local: LocalSGD, noise: AdditiveNoise | None) -> FedAvg:
         """For an audit: the same rounds on another model, with nothing but the mean of the updates in the state."""
         changed = replace(self, model=model, cohort=cohort, local=local, noise=noise)
         return replace(changed, server=ServerOptimizer(), schedule=Schedule(), finetune=None)

@@ -23,40 +23,36 @@ from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Params, loss_of
 from unalike.learn.schedules import Schedule
-from unalike.learn.server import ServerOptimizer
-from unalike.methods.averaging import averaged, begun, check_averaging, moved
+from unalike.methods import Presets, ozkara2022
+from unalike.methods.averaging import ONE_PASS, Averaging
 from unalike.methods.problem import Problem
 from unalike.networks.ensemble import Ensemble
-from unalike.privacy.mechanisms import AdditiveNoise
 
 
 @dataclass(frozen=True)
-class FedEM:
+class FedEM(Averaging):
     """A round: q_m(s) ∝ π_im·exp(−loss of θ_m on s), π_im = mean q_m, then local SGD on Σ_m mean q_m(s)·loss. The
     server takes the mean of the components, weighted by sizes. π_i stays at its client.
 
-    ``components``: M. Every component starts from a seed of its own. Everybody, seen or new, mixes the final components
-    by ``weight_steps`` steps of EM on π from the π that it kept (uniform at first), which needs labels. With ``noise``
-    the M changes are clipped together, as one vector. Defaults of the class, and ``--preset paper``, are the authors';
-    by name it has FedAvg's steps. Ozkara et al. (2022) have M = 2.
+    ``components``: M; each starts from its own seed. Every client, seen or new, mixes the final components by
+    ``weight_steps`` steps of EM on π, from the π that it kept (uniform at first). This needs labels. With ``noise`` the
+    M changes are clipped together, as one vector. Ozkara et al. (2022) have M = 2.
     """
 
     problem: Problem
     cohort: int | float = 10
-    local: LocalSGD = LocalSGD(epochs=1, batch=128, lr=0.03)
+    local: LocalSGD = ONE_PASS
     components: int = 3
     weight_steps: int = 10
-    server: ServerOptimizer = field(default_factory=ServerOptimizer)
     schedule: Schedule = field(default_factory=Schedule)
-    clip: float | None = None
-    noise: AdditiveNoise | None = None
-    secure: bool = False
     serves_unlabeled: ClassVar[bool] = False
-    asks_unlabeled: ClassVar[bool] = False
-    client_private: ClassVar[Literal[True]] = True
+    presets: ClassVar[Presets] = {
+        "paper": {"components": 3, "local": {"epochs": 1, "batch": 128, "lr": 0.03}},  # the authors' code, for CIFAR-10
+        "ozkara2022": ozkara2022(0.2, components=2),  # P3 §4.1
+    }
 
     def __post_init__(self) -> None:
-        check_averaging(self.clip, self.noise, self.secure, self.local)
+        self.check_privacy(self.local)
         at_least(self, components=1, weight_steps=0)
         _ = self.model
 
@@ -96,8 +92,8 @@ class FedEM:
         return send(update=(fitted - theta).reshape(-1), loss=loss, keep={"pi": after})
 
     @fit.into
-    def sums(self) -> list[Release]:
-        return averaged(self.clip, self.noise, self.secure, weight=SIZE)
+    def releases(self) -> list[Release]:
+        return self.mean_update(self.local, weight=SIZE)
 
     @task(stays="theta")
     def mix(self, client: Client, theta: Tensor) -> Sent:
@@ -110,12 +106,12 @@ class FedEM:
 
     def start(self, seed: int) -> State:
         first = [self.problem.model.init(seed + 1000 * m) for m in range(self.components)]
-        return begun("theta", torch.stack(first), self.server)
+        return self.first_state("theta", torch.stack(first))
 
     def round(self, state: State, federation: Federation) -> State:
-        cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
+        cohort = self.sample(federation, self.cohort)
         replies = cohort.ask(self.fit, theta=state.theta, rate=self.schedule(federation.round))
-        return moved(state, "theta", replies, self.server, federation)
+        return self.server_step(state, "theta", replies, federation)
 
     def personalize(self, state: State, cohort: Cohort) -> Models:
         return cohort.ask(self.mix, theta=state.theta).held("theta")

@@ -24,6 +24,8 @@ from unalike.core.release import Each, Mean, Release
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Supervised
+from unalike.methods import Presets
+from unalike.methods.averaging import ONE_PASS
 from unalike.methods.problem import Problem
 
 
@@ -38,15 +40,15 @@ class FedMA:
     again. A model is a chain of linear or convolutional layers with biases: MLP, LeNet, CNN.
 
     Every layer of a round is one exchange with one run of ``local``. The server sees every client's weights and class
-    counts, so there is no private or secure variant. Everybody gets the common model. Defaults of the class, and
-    ``--preset paper``, are the authors'; by name it has FedAvg's steps.
+    counts, so there is no private or secure variant. Every client gets the common model.
     """
 
     problem: Problem
     cohort: int | float = 10
-    local: LocalSGD = LocalSGD(epochs=20, batch=64, lr=0.01)
+    local: LocalSGD = ONE_PASS
     passes: int = 3
     serves_unlabeled: ClassVar[bool] = True
+    presets: ClassVar[Presets] = {"paper": {"local": {"epochs": 20, "batch": 64, "lr": 0.01}}}  # the authors' code
     asks_unlabeled: ClassVar[bool] = False
     not_client_private: ClassVar[str] = (
         "the neurons of each client's own model are matched, so the server sees every model by itself"
@@ -104,7 +106,8 @@ class FedMA:
         for layer in range(len(self.layers) - 1):
             cohort = cohort.only(replies.answered)
             matched, rest = self._match(layer, replies["theta"])
-            done = torch.cat([done, self._mean(matched, cohort.sizes)])
+            share = cohort.sizes.to(matched.dtype) / cohort.sizes.sum()
+            done = torch.cat([done, share @ matched])
             replies = cohort.ask(self.fit, into=shown, frozen=done, free=each(rest))
         return state.replace(theta=torch.cat([done, self._last(replies)]))
 
@@ -124,10 +127,6 @@ class FedMA:
         block = rest[:, : after * inputs].view(len(theta), after, neurons, inputs // neurons)
         block.copy_(block.gather(2, order[:, None, :, None].expand_as(block)))
         return matched, rest
-
-    def _mean(self, layer: Tensor, sizes: Tensor) -> Tensor:
-        share = sizes.to(layer.dtype) / sizes.sum()
-        return share @ layer
 
     def _last(self, replies: Replies) -> Tensor:
         """The last layer: every class's weights are averaged by the clients' numbers of samples of the class."""

@@ -8,57 +8,56 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from unalike.core.client import Client
-from unalike.core.device import beside
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
 from unalike.core.release import Release
 from unalike.core.task import Sent, send, task
+from unalike.core.torch_internals import to_device_of
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Objective, Supervised
 from unalike.learn.schedules import Schedule
-from unalike.learn.server import ServerOptimizer
-from unalike.methods.averaging import averaged, begun, check_averaging, moved
+from unalike.methods import Presets
+from unalike.methods.averaging import Averaging
 from unalike.methods.newcomers import NOBODY, newcomers, with_answered
-from unalike.privacy.mechanisms import AdditiveNoise
 
 
 @dataclass(frozen=True)
-class FedRep:
+class FedRep(Averaging):
     """A client trains its head on the body that it got, then the body under the new head, and sends the body alone.
 
     ``head``: how many of the model's last tensors are the head; 2 is a last layer with its bias. 0 is FedAvg, and all
-    of them is local training. ``local_head`` trains the head, ``local`` the body. The first head is drawn from
-    ``agreed_seed``, so no head ever travels. A newcomer, or a client that was never asked, trains a head on the final
-    body by ``newcomer`` (Scott, 2026: 20 epochs) when it wants a model. Updates count the same, as in the paper.
-    Defaults of the class are the authors'; so is ``--preset paper``. By name it has FedAvg's rate and, as Scott
-    (2026), 5 epochs of the head.
+    of them is local training. ``local_head`` trains the head (5 epochs, as in Scott, 2026), ``local`` the body. The
+    first head is drawn from ``agreed_seed``, so no head ever travels. A newcomer, or a client that was never asked,
+    trains a head on the final body by ``newcomer`` (Scott, 2026: 20 epochs) when it wants a model. Updates count the
+    same, as in the paper.
     """
 
     model: Model
     cohort: int | float = 10
-    local: LocalSGD = LocalSGD(epochs=1, batch=10, lr=0.01, momentum=0.5)
-    local_head: LocalSGD = LocalSGD(epochs=10, batch=10, lr=0.01, momentum=0.5)
-    newcomer: LocalSGD = LocalSGD(epochs=20, batch=10, lr=0.01, momentum=0.5)
-    server: ServerOptimizer = field(default_factory=ServerOptimizer)
+    local: LocalSGD = LocalSGD(epochs=1, batch=10, lr=0.1, momentum=0.5)
+    local_head: LocalSGD = LocalSGD(epochs=5, batch=10, lr=0.1, momentum=0.5)
+    newcomer: LocalSGD = LocalSGD(epochs=20, batch=10, lr=0.1, momentum=0.5)
     schedule: Schedule = field(default_factory=Schedule)
     head: int = 2
     agreed_seed: int = 0
-    clip: float | None = None
-    noise: AdditiveNoise | None = None
-    secure: bool = False
     serves_unlabeled: ClassVar[bool] = False
-    asks_unlabeled: ClassVar[bool] = False
-    client_private: ClassVar[Literal[True]] = True
+    presets: ClassVar[Presets] = {
+        "paper": {  # the authors' code
+            "local": {"epochs": 1, "batch": 10, "lr": 0.01, "momentum": 0.5},
+            "local_head": {"epochs": 10, "batch": 10, "lr": 0.01, "momentum": 0.5},
+            "newcomer": {"epochs": 20, "batch": 10, "lr": 0.01, "momentum": 0.5},
+        }
+    }
 
     def __post_init__(self) -> None:
-        check_averaging(self.clip, self.noise, self.secure, self.local)
+        self.check_privacy(self.local)
         tensors = len(self.model.shapes)
         if not 0 <= self.head <= tensors:
             raise ValueError(f"head={self.head}; expected 0 to {tensors}, the number of the model's tensors")
@@ -80,7 +79,7 @@ class FedRep:
     @task
     def fit(self, client: Client, body: Tensor, rate: Tensor) -> Sent:
         """Head first, then body (Alg. 1, lines 8-13); the head is kept, the change of the body is sent."""
-        head = client.kept.get("head", beside(self.first_head, client.n))
+        head = client.kept.get("head", to_device_of(self.first_head, client.n))
         loss = torch.zeros((), device=client.n.device)
         if self.head:
             head, loss = self.local_head.train(self._under(body), head, client, rate=rate)
@@ -91,18 +90,18 @@ class FedRep:
         return send(update=fitted - body, loss=loss, keep={"head": head})
 
     @fit.into
-    def sums(self) -> list[Release]:
-        return averaged(self.clip, self.noise, self.secure)
+    def releases(self) -> list[Release]:
+        return self.mean_update(self.local)
 
     @task
     def join(self, client: Client, body: Tensor) -> Sent:
         """A first head on the final body; a client that has a head keeps it."""
-        made = self.newcomer(self._under(body), beside(self.first_head, client.n), client)
+        made = self.newcomer(self._under(body), to_device_of(self.first_head, client.n), client)
         return send(keep={"head": client.kept.get("head", made)})
 
     @task(stays="theta")
-    def own(self, client: Client, body: Tensor) -> Sent:
-        return send(theta=torch.cat([body, client.kept.get("head", beside(self.first_head, client.n))]))
+    def personal_model(self, client: Client, body: Tensor) -> Sent:
+        return send(theta=torch.cat([body, client.kept.get("head", to_device_of(self.first_head, client.n))]))
 
     def _under(self, body: Tensor) -> Objective:
         """The loss of a head on this body."""
@@ -112,15 +111,15 @@ class FedRep:
 
     def start(self, seed: int) -> State:
         body = self.model.init(seed)[: self.body_size]
-        return begun("body", body, self.server).replace(ids=NOBODY)
+        return self.first_state("body", body).replace(ids=NOBODY)
 
     def round(self, state: State, federation: Federation) -> State:
-        cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
+        cohort = self.sample(federation, self.cohort)
         replies = cohort.ask(self.fit, body=state.body, rate=self.schedule(federation.round))
-        return with_answered(moved(state, "body", replies, self.server, federation), cohort, replies)
+        return with_answered(self.server_step(state, "body", replies, federation), cohort, replies)
 
     def personalize(self, state: State, cohort: Cohort) -> Models:
         new = newcomers(state, cohort)
         if len(new) and self.head:
             new.ask(self.join, into=[], body=state.body)
-        return cohort.ask(self.own, body=state.body).held("theta")
+        return cohort.ask(self.personal_model, body=state.body).held("theta")

@@ -7,13 +7,12 @@ Symbols: θ the common model, φ the adaptation network, which reads a sample's 
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import grad
 
 from unalike.core.checks import at_least
@@ -26,55 +25,32 @@ from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Objective, Params, loss_of
 from unalike.learn.schedules import Schedule
-from unalike.learn.server import ServerOptimizer
-from unalike.methods.averaging import averaged, check_averaging
+from unalike.methods.averaging import Averaging
 from unalike.methods.problem import Problem
-from unalike.privacy.mechanisms import AdditiveNoise
+from unalike.networks.classifiers import MLP
 
 PARTS = ("theta", "phi")
 
 
-class _Adaptation(nn.Module):
-    """Logits → 32 → 32 → 32 → 1 with ReLU between."""
-
-    def __init__(self, logits: int, width: int = 32) -> None:
-        super().__init__()
-        widths = [logits, width, width, width, 1]
-        self.layers = nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(widths)])
-
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers[:-1]:
-            x = layer(x).relu()
-        value: Tensor = self.layers[-1](x)
-        return value.squeeze(-1)
-
-
 @dataclass(frozen=True)
-class FedTTA:
+class FedTTA(Averaging):
     """θ and φ are trained so that θ' = θ − η·∇_θ ‖φ(f(x; θ))‖₂ over a batch is good on that batch's labels.
 
     Training differentiates through the inner step. Both networks are averaged as in FedAvg. ``adapt_lr``: η.
-    A newcomer takes the same step on all its rows, the norm scaled to that of a training batch. schedule: factor of the
-    local rate. ``secure`` sums the changes of both, as one vector clipped to ``clip``, under masks;
-    ``noise`` is that of FedAvg, on the mean of these vectors.
+    A newcomer takes the same step on all its rows, the norm scaled to that of a training batch. ``schedule``: factor of
+    the local rate. ``clip``, ``noise`` and ``secure`` are as in FedAvg, on the changes of both as one vector.
     """
 
     problem: Problem
     cohort: int | float = 100
     local: LocalSGD = LocalSGD(epochs=1, batch=50, lr=0.1)
-    server: ServerOptimizer = field(default_factory=ServerOptimizer)
     schedule: Schedule = field(default_factory=Schedule)
     adapt_lr: float = 0.01
-    clip: float | None = None
-    noise: AdditiveNoise | None = None
-    secure: bool = False
-    client_private: ClassVar[Literal[True]] = True
     serves_unlabeled: ClassVar[bool] = True
-    asks_unlabeled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         at_least(self, adapt_lr=0)
-        check_averaging(self.clip, self.noise, self.secure, self.local)
+        self.check_privacy(self.local)
         _ = self.adaptation  # made here, because a vectorised task must not draw initial values
 
     @property
@@ -83,8 +59,8 @@ class FedTTA:
 
     @cached_property
     def adaptation(self) -> Model:
-        """φ's network."""
-        return Model(_Adaptation(self.problem.classes or 1))
+        """φ's network: logits → 32 → 32 → 32 → 1 with ReLU between."""
+        return Model(MLP((self.problem.classes or 1,), 1, hidden=(32, 32, 32)))
 
     # The clients' side
 
@@ -97,8 +73,8 @@ class FedTTA:
         return send(update=torch.cat([fitted["theta"] - theta, fitted["phi"] - phi]), loss=loss)
 
     @fit.into
-    def _sums(self) -> list[Release]:
-        return averaged(self.clip, self.noise, self.secure, weight=SIZE)
+    def releases(self) -> list[Release]:
+        return self.mean_update(self.local, weight=SIZE)
 
     @task(stays="theta")
     def adapt(self, client: Client, theta: Tensor, phi: Tensor) -> Sent:
@@ -110,7 +86,7 @@ class FedTTA:
         """θ' after the inner step on inputs x; a row counts with its weight (None: 1)."""
 
         def inner(theta: Tensor) -> Tensor:
-            value = self.adaptation(phi, self.model(theta, x)).square()
+            value = self.adaptation(phi, self.model(theta, x))[:, 0].square()
             total = value.sum() if weight is None else (value * weight).sum()
             return torch.sqrt(total + 1e-12)
 
@@ -133,7 +109,7 @@ class FedTTA:
         return self.server.begin(State(theta=self.model.init(seed), phi=self.adaptation.init(seed + 1)), *PARTS)
 
     def round(self, state: State, federation: Federation) -> State:
-        cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
+        cohort = self.sample(federation, self.cohort)
         replies = cohort.ask(self.fit, theta=state.theta, phi=state.phi, rate=self.schedule(federation.round))
         if "loss" in replies:
             federation.report(loss=replies["loss"])

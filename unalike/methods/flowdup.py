@@ -1,4 +1,4 @@
-"""FLowDUP: personal models in a low-dimensional subspace, made from unlabeled data; and LD-FedAvg, its plain relative.
+"""FLowDUP: personal models in a low-dimensional subspace, made from unlabeled data.
 
 J. Scott, *Data Heterogeneity and Personalization in Federated Learning*, 2026 (T1), chapter 5 and appendix C.1.
 Symbols: h = h2(mean h1(x)) with parameters ψ_h = (h1, h2), learned regulariser ψ_r, v = h(X) in R^k, θ = θ0 + P·v.
@@ -9,31 +9,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from unalike.core.checks import at_least
 from unalike.core.client import Client
-from unalike.core.device import beside
 from unalike.core.draws import key
-from unalike.core.dropout import dropping
+from unalike.core.dropout import dropout_from
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import SIZE, Mean, Release, Sum
+from unalike.core.release import Mean, Release, Sum
 from unalike.core.task import Sent, send, task
+from unalike.core.torch_internals import to_device_of
 from unalike.learn.local import LocalSGD
-from unalike.learn.objective import Batch, Objective, Params, Supervised, loss_of
+from unalike.learn.objective import Batch, Objective, Params, loss_of
 from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
-from unalike.methods.averaging import averaged, begun, check_averaging, moved
+from unalike.methods.averaging import ProtectedMean
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
 from unalike.networks.heads import with_outputs
 from unalike.networks.subspace import Kind, Subspace, subspace
-from unalike.privacy.mechanisms import AdditiveNoise
 
 _DOMAIN = 5_1  # so that the start of h has nothing to do with other draws of the seed
 PARTS = ("h1", "hidden", "last", "bias", "prior")  # ψ: h1, the three tensors of h2, and ψ_r
@@ -55,11 +54,11 @@ class Lift:
         self.k = self.p.columns
 
     def __call__(self, v: Tensor) -> Tensor:
-        return beside(self.theta0, v) + self.p(v)
+        return to_device_of(self.theta0, v) + self.p(v)
 
 
 @dataclass(frozen=True)
-class FLowDUP:
+class FLowDUP(ProtectedMean):
     """A hypernetwork at the client makes its model from unlabeled data (Scott, 2026, Alg. 9-10).
 
     The objective (5.4) is loss + λ·‖v − ψ_r‖². Half of every batch makes v, the other half measures the loss of
@@ -80,11 +79,9 @@ class FLowDUP:
     - ``schedule``: factor of the server's rate. ``rates``: more such factors, for parts of ψ by name (h1, hidden, last,
       bias, prior).
     - ``learn_prior``: False is Table C.4's variant with ψ_r = 0.
-    - ``noise`` (client-level privacy): every round a Poisson sample of labeled clients, the changes of ψ as one vector,
-      clipped to ``clip``, noise on their mean; no loss is shown. Unlabeled clients are not asked: they move ψ by the
-      regulariser alone, and their sum would need noise of its own.
-    - ``secure``: the changes of ψ are summed under masks, as one vector, clipped to ``clip``; no loss is shown. Labeled
-      and unlabeled clients are two sums, so the server learns both.
+    - ``clip``, ``noise``, ``secure``: those of ``ProtectedMean``, of the change of ψ as one vector. With ``noise``
+      unlabeled clients are not asked: they move ψ by the regulariser alone, and their sum would need noise of its own.
+      Without it labeled and unlabeled clients are two sums, so the server learns both.
     """
 
     model: Model
@@ -104,10 +101,6 @@ class FLowDUP:
     learn_prior: bool = True
     extractor: str | None = None
     problem: Problem | None = None
-    clip: float | None = None
-    noise: AdditiveNoise | None = None
-    secure: bool = False
-    client_private: ClassVar[Literal[True]] = True
     serves_unlabeled: ClassVar[bool] = True
     asks_unlabeled: ClassVar[bool] = True
 
@@ -115,7 +108,7 @@ class FLowDUP:
         if not 0 < self.labeled_share <= 1:
             raise ValueError(f"labeled_share={self.labeled_share}; expected a share above 0, up to 1")
         at_least(self, features=1, width=1, penalty=0)
-        check_averaging(self.clip, self.noise, self.secure, self.local)
+        self.check_privacy(self.local)
         for name, factor in self.rates.items():
             if name not in PARTS or not factor > 0:
                 raise ValueError(f"rates: {name}={factor}; expected factors above 0 for some of {', '.join(PARTS)}")
@@ -147,11 +140,6 @@ class FLowDUP:
         """The first layer of h2, of the mean features of a data set."""
         return Model(_Hidden(self.features, self.width))
 
-    @property
-    def _joint(self) -> bool:
-        """Is all that changes sent as one vector, with one clip, and without the loss?"""
-        return self.secure or self.noise is not None
-
     # The clients' side
 
     @task
@@ -161,8 +149,10 @@ class FLowDUP:
         return self._update(client, psi, labels=True)
 
     @fit.into
-    def _sums(self) -> list[Release]:
-        return self._changes() if self._joint else [*self._changes(), Mean("loss")]
+    def releases(self) -> list[Release]:
+        if self.noise is not None:
+            return self.mean_update(self.local)
+        return [*self._sum(), *([] if self.secure else [Mean("loss")])]
 
     @task
     def regularize(self, client: Client, h1: Tensor, hidden: Tensor, last: Tensor, bias: Tensor, prior: Tensor) -> Sent:
@@ -171,16 +161,8 @@ class FLowDUP:
         return self._update(client, psi, labels=False)
 
     @regularize.into
-    def _unlabeled_sums(self) -> list[Release]:
-        return self._changes()
-
-    def _changes(self) -> list[Release]:
-        """The sum of what changed: part by part; or, masked or with noise, as one vector of bounded length."""
-        if self.noise is not None:
-            return [Mean("update", clip=self.clip, noise=self.noise, secure=self.secure)]
-        if self.secure:
-            return [Sum("update", clip=self.clip, secure=True)]
-        return [Sum(name) for name in PARTS]
+    def _sum(self) -> list[Release]:
+        return [Sum("update", clip=self.clip, secure=self.secure)]
 
     @task(stays="theta")
     def generate(self, client: Client, h1: Tensor, hidden: Tensor, last: Tensor, bias: Tensor) -> Sent:
@@ -195,13 +177,7 @@ class FLowDUP:
     def _update(self, client: Client, start: dict[str, Tensor], labels: bool) -> Sent:
         fitted, loss = self.local.minimise(self.objective(), start, client, labels=labels, lacking=True)
         assert isinstance(fitted, dict)
-        change = {name: fitted[name] - start[name] for name in PARTS}
-        if not self._joint and self.clip is not None:
-            length = torch.cat([one.flatten() for one in change.values()]).norm().clamp(min=1e-30)
-            change = {name: one * (self.clip / length).clamp(max=1.0) for name, one in change.items()}
-        if self._joint:
-            return send(update=torch.cat([one.flatten() for one in change.values()]), loss=loss)
-        return Sent({"loss": loss, **change})
+        return send(update=torch.cat([(fitted[name] - start[name]).flatten() for name in PARTS]), loss=loss)
 
     def objective(self) -> Objective:
         """Alg. 10, lines 6-12."""
@@ -209,7 +185,7 @@ class FLowDUP:
         def objective(psi: Params, batch: Batch) -> Tensor:
             assert isinstance(psi, dict)
             first, second = batch.part(slice(0, None, 2)), batch.part(slice(1, None, 2))
-            with dropping(None):  # of the client model, not of what describes its data
+            with dropout_from(None):  # of the client model, not of what describes its data
                 features = self.h1(psi["h1"], first.x)
             v = self.v_of(psi, _mean(features, first.weight))
             prior = psi["prior"] if self.learn_prior else torch.zeros(())
@@ -239,37 +215,28 @@ class FLowDUP:
         return self.server.begin(state, *PARTS)
 
     def round(self, state: State, federation: Federation) -> State:
-        psi = {name: state[name] for name in PARTS}
-        given: dict[str, Any] = dict(psi)
+        psi: dict[str, Any] = {name: state[name] for name in PARTS}
         if self.noise is not None:
-            replies = federation.sample(self.cohort, poisson=True, labeled=True).ask(self.fit, **given)
-            return self._stepped(state, self._parts(replies, psi), 1, federation) if "update" in replies else state
+            replies = self.sample(federation, self.cohort).ask(self.fit, **psi)
+            return self._step(state, replies["update"], federation) if "update" in replies else state
         labeled, unlabeled = self._split(federation)
-        replies = federation.sample(labeled, labeled=True).ask(self.fit, **given)
+        replies = federation.sample(labeled, labeled=True).ask(self.fit, **psi)
         if "loss" in replies:
             federation.report(loss=replies["loss"])
-        total, count = self._parts(replies, psi), len(replies.answered)
+        total, count = replies["update"], len(replies.answered)
         if unlabeled:
-            replies = federation.sample(unlabeled, labeled=False).ask(self.regularize, **given)
-            more = self._parts(replies, psi)
-            total = {name: total[name] + more[name] for name in PARTS}
-            count += len(replies.answered)
-        return self._stepped(state, total, count, federation)
+            replies = federation.sample(unlabeled, labeled=False).ask(self.regularize, **psi)
+            total, count = total + replies["update"], count + len(replies.answered)
+        return self._step(state, total / count, federation)
 
-    def _stepped(self, state: State, total: Mapping[str, Tensor], count: int, federation: Federation) -> State:
-        """The server's step along the mean change of each part."""
+    def _step(self, state: State, update: Tensor, federation: Federation) -> State:
+        """The server's step of each part of ψ along its piece of the mean change."""
         rate = self.server.lr * max(1e-6, self.schedule(federation.round))
-        for name in PARTS:
+        pieces = torch.split(update, [state[name].numel() for name in PARTS])
+        for name, piece in zip(PARTS, pieces, strict=True):
             server = replace(self.server, lr=rate * self.rates.get(name, 1.0))
-            state = server.move(state, name, total[name] / count)
+            state = server.move(state, name, piece.reshape(state[name].shape))
         return state
-
-    def _parts(self, replies: Mapping[str, Tensor], psi: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The summed changes by name."""
-        if not self._joint:
-            return {name: replies[name] for name in PARTS}
-        pieces = torch.split(replies["update"], [psi[name].numel() for name in PARTS])
-        return {name: piece.reshape(psi[name].shape) for name, piece in zip(PARTS, pieces, strict=True)}
 
     def _split(self, federation: Federation) -> tuple[int, int]:
         """How many labeled and unlabeled clients this round: a share α of the cohort, as far as there are enough."""
@@ -304,58 +271,3 @@ class Representation:
 def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
     """The mean of rows [B, e] that count."""
     return values.mean(0) if weight is None else (weight[:, None] * values).sum(0) / weight.sum().clamp(min=1)
-
-
-@dataclass(frozen=True)
-class LDFedAvg:
-    """FedAvg on v instead of θ = θ0 + P·v (Scott, 2026, §5.6.1): one model for all, in the subspace that FLowDUP uses.
-
-    Fields are those of FedAvg and FLowDUP. local.lr is that of the whole space: a step in the subspace is d/k times as
-    long, because of a gradient's square the subspace holds about k/d. schedule: factor of the local rate. clip, secure:
-    as in FedAvg.
-    """
-
-    model: Model
-    cohort: int | float = 100
-    local: LocalSGD = LocalSGD(epochs=1, batch=50, lr=0.1)
-    server: ServerOptimizer = field(default_factory=ServerOptimizer)
-    schedule: Schedule = field(default_factory=Schedule)
-    subspace: Kind = "signs"
-    dimension: int | None = None
-    agreed_seed: int = 0
-    clip: float | None = None
-    noise: AdditiveNoise | None = None
-    secure: bool = False
-    client_private: ClassVar[Literal[True]] = True
-    serves_unlabeled: ClassVar[bool] = True
-    asks_unlabeled: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_averaging(self.clip, self.noise, self.secure, self.local)
-        _ = self.lift  # made here, because a vectorised task must not draw initial values
-
-    @cached_property
-    def lift(self) -> Lift:
-        return Lift(self.model, self.subspace, self.dimension, self.agreed_seed)
-
-    @task
-    def fit(self, client: Client, v: Tensor, rate: Tensor) -> Sent:
-        """Local SGD on v; sends v_new − v."""
-        objective = Supervised(self.model).at(self.lift)
-        fitted, loss = self.local.train(objective, v, client, rate=rate * (self.model.size / self.lift.k))
-        return send(update=fitted - v, loss=loss)
-
-    @fit.into
-    def _sums(self) -> list[Release]:
-        return averaged(self.clip, self.noise, self.secure, weight=SIZE)
-
-    def start(self, seed: int) -> State:
-        return begun("v", torch.zeros(self.lift.k), self.server)
-
-    def round(self, state: State, federation: Federation) -> State:
-        cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
-        replies = cohort.ask(self.fit, v=state.v, rate=self.schedule(federation.round))
-        return moved(state, "v", replies, self.server, federation)
-
-    def personalize(self, state: State, cohort: Cohort) -> Tensor:
-        return self.lift(state.v).expand(len(cohort), -1)

@@ -4,38 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor
 
 from unalike.core.checks import at_least
 from unalike.core.client import Client
-from unalike.core.device import beside
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
 from unalike.core.release import SIZE, Release
 from unalike.core.task import Sent, send, task
+from unalike.core.torch_internals import to_device_of
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Params, divergence, loss_of, scores
 from unalike.learn.schedules import Schedule
-from unalike.learn.server import ServerOptimizer
-from unalike.methods.averaging import averaged, check_averaging, moved
-from unalike.methods.newcomers import NOBODY, newcomers, with_answered
-from unalike.privacy.mechanisms import AdditiveNoise
+from unalike.methods import Presets, ozkara2022
+from unalike.methods.averaging import Averaging
+from unalike.methods.newcomers import NOBODY, PersonalModels, with_answered
 
 
 @dataclass(frozen=True)
-class FML:
+class FML(Averaging, PersonalModels):
     """Every client trains a private model, which stays, and a copy of the common "meme" model, which is averaged.
 
     The private model's loss is α·f + (1 − α)·KL(p_meme ‖ p_private), the meme's β·f + (1 − β)·KL(p_private ‖ p_meme);
     both move at once, and neither loss reaches the other's parameters. Memes are weighted by declared sizes, as in
     FedAvg. Here both models have one architecture and start alike, from ``agreed_seed``.
 
-    A newcomer, or a client that was never sampled, starts its private model from the meme and trains both for as many
-    steps as ``newcomer_rounds`` have; without labels it gets the meme. ``clip``, ``noise`` and ``secure`` are as in
-    FedAvg.
+    The other fields are those of ``Averaging`` and ``PersonalModels``; a newcomer starts from the meme and trains both.
     """
 
     model: Model
@@ -44,17 +41,13 @@ class FML:
     alpha: float = 0.5
     beta: float = 0.5
     schedule: Schedule = field(default_factory=Schedule)
-    newcomer_rounds: int = 1
-    agreed_seed: int = 0
-    clip: float | None = None
-    noise: AdditiveNoise | None = None
-    secure: bool = False
-    serves_unlabeled: ClassVar[bool] = True
-    asks_unlabeled: ClassVar[bool] = False
-    client_private: ClassVar[Literal[True]] = True
+    presets: ClassVar[Presets] = {
+        "paper": {},  # the defaults
+        "ozkara2022": ozkara2022(alpha=0.25, beta=0.25),  # P3 §4.1
+    }
 
     def __post_init__(self) -> None:
-        check_averaging(self.clip, self.noise, self.secure, self.local)
+        self.check_privacy(self.local)
         for name in ("alpha", "beta"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)}; expected at least 0 and at most 1")
@@ -69,28 +62,22 @@ class FML:
     @task
     def fit(self, client: Client, meme: Tensor, rate: Tensor) -> Sent:
         """Mutual training; sends the change of the meme."""
-        start = {"private": client.kept.get("private", beside(self.first, client.n)), "meme": meme}
+        start = {"private": client.kept.get("theta", to_device_of(self.first, client.n)), "meme": meme}
         after, loss = self.local.minimise(self._loss, start, client, labels=True, rate=rate)
         assert isinstance(after, dict)
-        return send(update=after["meme"] - meme, loss=loss, keep={"private": after["private"]})
+        return send(update=after["meme"] - meme, loss=loss, keep={"theta": after["private"]})
 
     @fit.into
-    def sums(self) -> list[Release]:
-        """What the server sees: the mean change of the meme, and the loss if nothing is protected."""
-        return averaged(self.clip, self.noise, self.secure, SIZE)
+    def releases(self) -> list[Release]:
+        return self.mean_update(self.local, weight=SIZE)
 
     @task
     def join(self, client: Client, meme: Tensor) -> Sent:
         """The private model of a newcomer; a client that has one keeps it."""
         start: Params = {"private": meme, "meme": meme}
-        after, _ = self.local.times(self.newcomer_rounds).minimise(self._loss, start, client, labels=True)
+        after, _ = self.local.repeat(self.newcomer_rounds).minimise(self._loss, start, client, labels=True)
         assert isinstance(after, dict)
-        return send(keep={"private": client.kept.get("private", after["private"])})
-
-    @task(stays="private")
-    def own(self, client: Client, meme: Tensor) -> Sent:
-        """The private model, or the meme where there is none."""
-        return send(private=client.kept.get("private", meme))
+        return send(keep={"theta": client.kept.get("theta", after["private"])})
 
     def _loss(self, params: Params, batch: Batch) -> Tensor:
         """Both losses; what a model learns from is detached, so each reaches its own model alone."""
@@ -102,15 +89,12 @@ class FML:
         return batch.mean(own + shared)
 
     def start(self, seed: int) -> State:
-        return State(meme=self.first, ids=NOBODY)
+        return self.first_state("meme", self.first).replace(ids=NOBODY)
 
     def round(self, state: State, federation: Federation) -> State:
-        cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
+        cohort = self.sample(federation, self.cohort)
         replies = cohort.ask(self.fit, meme=state.meme, rate=self.schedule(federation.round))
-        return with_answered(moved(state, "meme", replies, ServerOptimizer(), federation), cohort, replies)
+        return with_answered(self.server_step(state, "meme", replies, federation), cohort, replies)
 
     def personalize(self, state: State, cohort: Cohort) -> Models:
-        new = newcomers(state, cohort)
-        if len(new) and self.newcomer_rounds:
-            new.ask(self.join, meme=state.meme, into=[])
-        return cohort.ask(self.own, meme=state.meme).held("private")
+        return self.own_models(state, cohort, self.join, state.meme, meme=state.meme)

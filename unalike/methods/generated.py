@@ -1,25 +1,221 @@
-"""What methods share whose server makes clients' models by a hypernetwork: their exchange, and the server's step."""
+"""What methods share whose server makes clients' models by a hypernetwork.
+
+Their fields, the exchange of models for updates, and the server's step; the descriptors of data that clients send, with
+noise where a newcomer wants it, their scale, and how far a newcomer is from those who trained.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.func import vjp
 
+from unalike.core.checks import one_of
+from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Replies, each
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import Each, Mean
+from unalike.core.release import Each, Mean, Release
 from unalike.core.task import Task
+from unalike.learn.local import LocalSGD
 from unalike.learn.server import ServerOptimizer
+from unalike.methods.newcomers import NOBODY
+from unalike.methods.problem import Problem
+from unalike.networks.hypernet import Initial, Size, first_values, hypernetwork
+from unalike.privacy.mechanisms import Gaussian, Laplace
+
+MOST_REMEMBERED = 1000  # clients whose descriptors a state has
+_REMEMBERED = "kept by the server with the client's id, to tell how far newcomers are from those who trained"
+SENSITIVITY = 2.0  # of a sum of points on the unit sphere when one is replaced; of their mean: 2/n (P2, Lemma 2)
 
 
-def calibrated(state: State, federation: Federation, clients: int, describe: Task, **network: Any) -> State:
+@dataclass(frozen=True)
+class GeneratedModels:
+    """A hypernetwork h at the server, with parameters η_h, makes a client's model θ = h(v) of its descriptor v.
+
+    - ``descriptor``: length l of v; None: a quarter of the number of training clients.
+    - ``size``: hidden layers of h, S 1, M 3 or L 5; ``layers``: another number of them.
+    - ``initial``: h's first values, "near" a usual model or those of "pytorch".
+    - ``server``: its optimizer; ``clip``: bound on the norm of the gradients of all networks together.
+    - ``lambda_h``: regularisation of h by decay.
+    """
+
+    problem: Problem
+    cohort: int | float = 5
+    local: LocalSGD = LocalSGD(steps=50, batch=32, lr=2e-3, momentum=0.9, weight_decay=5e-5)
+    _: KW_ONLY
+    server: ServerOptimizer = ServerOptimizer("adam", lr=2e-4, warmup=10)
+    descriptor: int | None = None
+    size: Size = "M"
+    layers: int | None = None
+    initial: Initial = "near"
+    clip: float = 50.0
+    lambda_h: float = 1e-3
+
+    @property
+    def model(self) -> Model:
+        return self.problem.model
+
+    @property
+    def length(self) -> int:
+        """l, the length of a descriptor."""
+        return self.descriptor if self.descriptor is not None else max(1, round(self.problem.clients / 4))
+
+    @cached_property
+    def hypernet(self) -> Model:
+        """h, sized for the problem."""
+        return hypernetwork(self.length, self.problem.model, self.size, self.layers, self.initial)
+
+    def first_hypernet(self, seed: int) -> Tensor:
+        """η_h before the first round."""
+        return first_values(self.hypernet, self.problem.model, seed, self.initial)
+
+    def exchange(self, state: State, cohort: Cohort, v: Tensor, fit: Task) -> tuple[Tensor, Tensor, Replies]:
+        """Send models h(v), receive updates: the gradients of η_h [p] and of each client's v [C, l], and the replies.
+
+        They are of the mean loss over the clients that answered, with Δθ in the place of −∂L/∂θ; that of v is 0 for who
+        did not answer. The updates are no sum: each passes through h at its own client's v.
+        """
+        shift, scale = state.get("shift", 0.0), state.get("scale", 1.0)
+        theta, pull = vjp(lambda eta, v: self.hypernet(eta, (v - shift) * scale), state.hypernet, v)[:2]
+        replies = cohort.ask(fit, theta=each(theta), into=[Each("update"), Mean("loss")])
+        delta = torch.zeros_like(theta).index_copy_(0, replies.answered, replies["update"])
+        g_h, g_v = pull(-delta / len(replies.answered))
+        return g_h, g_v, replies
+
+    def descend(
+        self,
+        state: State,
+        gradients: Mapping[str, Tensor],
+        decay: Mapping[str, float],
+        rates: Mapping[str, float] | None = None,
+        beta: float | None = None,
+        weight_decay: float = 0.0,
+    ) -> State:
+        """A step of the named networks down their gradients, clipped together; ``rates`` gives some their own.
+
+        The gradient of λ‖η‖² enters as decay, η ← (1 − 2βλ)η (T1 Alg. 8, lines 17-18), with β the network's rate (then
+        plain SGD does the same with the gradient) or another ``beta``. ``weight_decay``: w·η is added to every clipped
+        gradient, and so to momentum, as PyTorch's SGD does. ``server.begin`` puts moments into the state.
+        """
+        norm = math.hypot(*(float(torch.linalg.vector_norm(gradient)) for gradient in gradients.values()))
+        factor = -min(1.0, self.clip / max(norm, 1e-12))
+        for name, gradient in gradients.items():
+            optimizer = replace(self.server, lr=(rates or {}).get(name, self.server.lr))
+            kept = 1 - 2 * (optimizer.lr if beta is None else beta) * decay.get(name, 0.0)
+            direction = gradient * factor if weight_decay == 0 else gradient * factor - weight_decay * state[name]
+            state = optimizer.move(state if kept == 1 else state.replace(**{name: state[name] * kept}), name, direction)
+        return state
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientDescriptors:
+    """Clients describe their data to the server by the mean of what a network makes of their rows.
+
+    - ``remember``: the server keeps the latest descriptors of up to 1,000 training clients with their ids, and tells a
+      newcomer how far it is from them. The transcript says so. It never does where ``newcomer_epsilon`` is set.
+    - ``secure``: the clients' gradients of that network are summed under masks, each clipped to ``gradient_clip``. The
+      other two exchanges cannot be sums: the server makes each client's model of its own descriptor, and passes each
+      update through h at that descriptor.
+    - ``newcomer_epsilon``, ``newcomer_delta``: a newcomer protects each of its rows by noise on its descriptor. On the
+      unit sphere one of n rows moves the mean by at most 2/n. ``newcomer_noise``: "gaussian" is made for this L2
+      distance; "laplace" needs the L1 distance, which is up to 2√l/n in l coordinates, and has δ = 0.
+    """
+
+    remember: bool = True
+    secure: bool = False
+    gradient_clip: float | None = None
+    newcomer_epsilon: float | None = None
+    newcomer_delta: float = 0.01
+    newcomer_noise: Literal["gaussian", "laplace"] = "gaussian"
+
+    def check_descriptors(self) -> None:
+        """Refuse settings that do not fit together."""
+        one_of(self, "newcomer_noise")
+        if self.secure and self.gradient_clip is None:
+            raise ValueError("secure sums need a bound; set gradient_clip=..., the most that a gradient may be long")
+        _ = self.noise
+
+    @property
+    def noise(self) -> Gaussian | Laplace | None:
+        """A newcomer's mechanism; the analytic calibration needs less Gaussian noise than the papers' formulas."""
+        if self.newcomer_epsilon is None:
+            return None
+        if self.newcomer_noise == "laplace":
+            return Laplace(self.newcomer_epsilon)
+        return Gaussian.for_budget(self.newcomer_epsilon, self.newcomer_delta)
+
+    def with_protection(self, epsilon: float | None, delta: float) -> Self:
+        """The same method for newcomers who protect each of their rows by (ε, δ)."""
+        return replace(self, newcomer_epsilon=epsilon, newcomer_delta=delta)
+
+    def distance_by_one_row(self, length: int) -> float:
+        """How far one row can move a sum of points with so many coordinates, in the norm that the noise is made for."""
+        return SENSITIVITY * (length**0.5 if self.newcomer_noise == "laplace" else 1.0)  # ‖u‖₁ ≤ √l·‖u‖₂
+
+    def noisy_descriptor(self, length: int, rows: int | None) -> list[Release]:
+        """How a newcomer's descriptor leaves it: a mean of at most ``rows`` rows; the newcomer knows of how many."""
+        if self.noise is None:
+            return []
+        sensitivity = _OfAMean(self.distance_by_one_row(length), rows)
+        return [Each("descriptor", noise=self.noise, sensitivity=sensitivity, unit="point")]
+
+    def training_descriptor(self) -> list[Release]:
+        """How a training client's descriptor leaves it."""
+        return [Each("descriptor", note=_REMEMBERED if self.remembers else None)]
+
+    def mean_gradient(self) -> list[Release]:
+        """How the gradient of the describing network leaves the clients."""
+        return [Mean("gradient", clip=self.gradient_clip, secure=self.secure)]
+
+    @property
+    def remembers(self) -> bool:
+        """Does the server keep descriptors?"""
+        return self.remember and self.newcomer_epsilon is None
+
+    def first_memory(self, length: int) -> dict[str, Tensor]:
+        """The part of a state before anybody has described itself; ``calibrate`` finds shift and scale."""
+        memory = {"remembered.ids": NOBODY, "remembered.v": torch.zeros(0, length)}
+        return {"shift": torch.zeros(length), "scale": torch.zeros(()), **memory}
+
+    def with_memory(self, state: State, cohort: Cohort, v: Tensor) -> State:
+        """The state with the descriptors [C, l] that a cohort just sent, in the place of those that it sent before."""
+        if not self.remembers:
+            return state
+        rest = ~torch.isin(state["remembered.ids"], cohort.ids)
+        ids = torch.cat([cohort.ids, state["remembered.ids"][rest]])[:MOST_REMEMBERED]
+        v = torch.cat([v.detach(), state["remembered.v"][rest]])[:MOST_REMEMBERED]
+        return state.with_part("remembered", {"ids": ids, "v": v})
+
+    def nearest(self, state: State, sent: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
+        """How far newcomers are from the nearest training client, and training clients from the nearest of the others,
+        in units of the normalised descriptors. None: fewer than two are remembered.
+        """
+        known = state.part("remembered")["v"]
+        if len(known) < 2:
+            return None
+        among = torch.cdist(known, known).masked_fill(torch.eye(len(known), dtype=torch.bool), torch.inf)
+        return torch.cdist(sent["descriptor"], known).amin(1) * state.scale, among.amin(1) * state.scale
+
+
+@dataclass(frozen=True)
+class _OfAMean:
+    """How far one of a client's rows moves the mean over all of them, or over at most ``rows``."""
+
+    of_one: float
+    rows: int | None
+
+    def __call__(self, client: Client) -> Tensor:
+        return self.of_one / (client.n if self.rows is None else client.n.clamp(max=self.rows))
+
+
+def calibrate(state: State, federation: Federation, clients: int, describe: Task, **network: Any) -> State:
     """The state with the descriptors' ``shift`` and ``scale``, from a few clients; they stay what they are.
 
     A fresh network gives all clients nearly the same descriptor. Centred and with a deviation of 1, clients differ
@@ -29,45 +225,3 @@ def calibrated(state: State, federation: Federation, clients: int, describe: Tas
     v = federation.sample(count, labeled=True).ask(describe, **network)["descriptor"]
     spread = (v - v.mean(0)).square().mean().sqrt()
     return state.replace(shift=v.mean(0), scale=1 / spread if float(spread) > 0 else torch.ones(()))
-
-
-def exchanged(hypernet: Model, state: State, cohort: Cohort, v: Tensor, fit: Task) -> tuple[Tensor, Tensor, Replies]:
-    """Models h(v) out, updates back: the gradients of η_h [p] and of each client's v [C, l], and the replies.
-
-    They are of the mean loss over the clients that answered, with Δθ in the place of −∂L/∂θ; that of v is 0 for who did
-    not answer.
-    """
-    shift, scale = state.get("shift", 0.0), state.get("scale", 1.0)
-    theta, pull = vjp(lambda eta, v: hypernet(eta, (v - shift) * scale), state.hypernet, v)[:2]
-    replies = cohort.ask(fit, theta=each(theta), into=[Each("update"), Mean("loss")])
-    delta = torch.zeros_like(theta).index_copy_(0, replies.answered, replies["update"])
-    g_h, g_v = pull(-delta / len(replies.answered))
-    return g_h, g_v, replies
-
-
-def descend(
-    state: State,
-    gradients: Mapping[str, Tensor],
-    server: ServerOptimizer,
-    clip: float,
-    decay: Mapping[str, float],
-    rates: Mapping[str, float] | None = None,
-    *,
-    beta: float | None = None,
-    weight_decay: float = 0.0,
-) -> State:
-    """A step of the named networks down their gradients, clipped together to the norm ``clip``.
-
-    The gradient of λ‖η‖² enters as decay, η ← (1 − 2βλ)η (T1 Alg. 8, lines 17-18), with the network's step size as β,
-    for which with plain SGD it is the same as adding it, or with another ``beta``. ``weight_decay``: w·η is added to
-    every clipped gradient, and so to momentum, as PyTorch's SGD does. ``rates`` gives a network a step size of its
-    own. Moments are in the state as ``server.NAME.…``; ``server.begin`` puts them there.
-    """
-    norm = math.hypot(*(float(torch.linalg.vector_norm(gradient)) for gradient in gradients.values()))
-    factor = -min(1.0, clip / max(norm, 1e-12))
-    for name, gradient in gradients.items():
-        optimizer = replace(server, lr=(rates or {}).get(name, server.lr))
-        kept = 1 - 2 * (optimizer.lr if beta is None else beta) * decay.get(name, 0.0)
-        direction = gradient * factor if weight_decay == 0 else gradient * factor - weight_decay * state[name]
-        state = optimizer.move(state if kept == 1 else state.replace(**{name: state[name] * kept}), name, direction)
-    return state

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -22,11 +22,10 @@ from unalike.core.release import SIZE, Release
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.schedules import Schedule
-from unalike.learn.server import ServerOptimizer
-from unalike.methods.averaging import averaged, begun, check_averaging, moved
+from unalike.methods import Presets
+from unalike.methods.averaging import ONE_PASS, Averaging
 from unalike.methods.problem import Problem
 from unalike.networks.heads import without_head
-from unalike.privacy.mechanisms import AdditiveNoise
 
 GRID = 11  # λ = 0, 0.1, …, 1
 
@@ -101,35 +100,31 @@ class _Remembers(nn.Module):
 
 
 @dataclass(frozen=True)
-class KNNPer:
+class KNNPer(Averaging):
     """FedAvg, and then every client with labels mixes the common model with its k nearest own samples in φ.
 
-    - ``rows``: how many samples a client remembers; of more, it draws so many.
+    - ``rows``: the most samples that a client remembers; if it has more, it draws this many of them.
     - ``neighbours``: candidates for k. λ is one of 0, 0.1, …, 1. Both are chosen by the client, on its validation rows,
       or where it has none on its training rows, each without itself.
     - ``scale``: of the kernel. Scott (2026) found 100 to be the best of 0.1, 1, 10, 100.
 
-    A newcomer needs no training. A client without labels gets the common model. Steps of the class are the authors', by
-    name they are FedAvg's; ``--preset paper`` has the authors' steps and candidates for k.
+    A newcomer needs no training. A client without labels gets the common model.
     """
 
     problem: Problem
     cohort: int | float = 10
-    local: LocalSGD = LocalSGD(epochs=1, batch=128, lr=0.05)
-    server: ServerOptimizer = field(default_factory=ServerOptimizer)
+    local: LocalSGD = ONE_PASS
     schedule: Schedule = field(default_factory=Schedule)
     neighbours: tuple[int, ...] = (5, 10)
     scale: float = 1.0
     rows: int = 512
-    clip: float | None = None
-    noise: AdditiveNoise | None = None
-    secure: bool = False
     serves_unlabeled: ClassVar[bool] = True
-    asks_unlabeled: ClassVar[bool] = False
-    client_private: ClassVar[Literal[True]] = True
+    presets: ClassVar[Presets] = {  # the authors' code
+        "paper": {"local": {"epochs": 1, "batch": 128, "lr": 0.05}, "neighbours": list(range(1, 11))}
+    }
 
     def __post_init__(self) -> None:
-        check_averaging(self.clip, self.noise, self.secure, self.local)
+        self.check_privacy(self.local)
         if self.problem.classes is None:
             raise ValueError("kNN-Per mixes probabilities of classes, but the targets are numbers; use another method")
         if not self.neighbours or min(self.neighbours) < 1 or max(self.neighbours) > self.rows or not self.scale > 0:
@@ -153,8 +148,8 @@ class KNNPer:
         return send(update=fitted - theta, loss=loss)
 
     @fit.into
-    def sums(self) -> list[Release]:
-        return averaged(self.clip, self.noise, self.secure, weight=SIZE)
+    def releases(self) -> list[Release]:
+        return self.mean_update(self.local, weight=SIZE)
 
     @task(stays="theta")
     def remember(self, client: Client, theta: Tensor) -> Sent:
@@ -200,12 +195,12 @@ class KNNPer:
     # The server's side
 
     def start(self, seed: int) -> State:
-        return begun("theta", self.problem.model.init(seed), self.server)
+        return self.first_state("theta", self.problem.model.init(seed))
 
     def round(self, state: State, federation: Federation) -> State:
-        cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
+        cohort = self.sample(federation, self.cohort)
         replies = cohort.ask(self.fit, theta=state.theta, rate=self.schedule(federation.round))
-        return moved(state, "theta", replies, self.server, federation)
+        return self.server_step(state, "theta", replies, federation)
 
     def personalize(self, state: State, cohort: Cohort) -> Models:
         memory = cohort.ask(self.remember, theta=state.theta).held("theta")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -11,12 +11,14 @@ from torch import Tensor
 
 from unalike.core.checks import at_least
 from unalike.core.client import Client
-from unalike.core.device import beside
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
 from unalike.core.task import Sent, send, task
+from unalike.core.torch_internals import to_device_of
 from unalike.learn.local import LocalSGD
+from unalike.methods import Presets
+from unalike.methods.averaging import ONE_PASS
 
 
 @dataclass(frozen=True)
@@ -25,18 +27,20 @@ class Local:
 
     All have the same budget. A round is one call of ``local`` at every client with labels. A newcomer, or a client that
     missed a round, makes up for what it lacks when it wants a model. The first parameters come from ``agreed_seed``,
-    which everybody knows, so nothing is sent at all.
+    which all clients know, so nothing is sent at all.
 
-    ``calls``: so many calls in all, however many rounds there are: a training client stops there, and a newcomer makes
-    as many. ``--preset paper`` has 200 calls of an epoch each for both (Scott, 2026, §4.4), in batches of 32 with
-    momentum 0.9; its rate was searched for and is not told.
+    ``calls``: the number of calls in all, however many rounds there are. A training client stops there, and a newcomer
+    makes as many. ``--preset paper`` has 200 calls of an epoch each for both (Scott, 2026, §4.4).
     """
 
     model: Model
-    local: LocalSGD = field(default_factory=LocalSGD)
+    local: LocalSGD = ONE_PASS
     agreed_seed: int = 0
     calls: int | None = None
     serves_unlabeled: ClassVar[bool] = False
+    presets: ClassVar[Presets] = {  # T1 §4.4, which does not state its rate
+        "paper": {"local": {"epochs": 1, "batch": 32, "lr": 0.01, "momentum": 0.9}, "calls": 200}
+    }
     asks_unlabeled: ClassVar[bool] = False
     not_client_private: ClassVar[str] = "no client sends anything, so there is nothing that noise could protect"
     trains_newcomers: ClassVar[Literal[True]] = True
@@ -52,15 +56,15 @@ class Local:
 
     @task
     def fit(self, client: Client) -> Sent:
-        return send(keep={"theta": self.local(self.model, self._now(client), client)})
+        return send(keep={"theta": self.local(self.model, self._theta(client), client)})
 
     @task(stays="theta")
-    def own(self, client: Client) -> Sent:
-        return send(theta=self._now(client))
+    def personal_model(self, client: Client) -> Sent:
+        return send(theta=self._theta(client))
 
-    def _now(self, client: Client) -> Tensor:
+    def _theta(self, client: Client) -> Tensor:
         """The client's parameters so far."""
-        return client.kept.get("theta", beside(self.first, client.n))
+        return client.kept.get("theta", to_device_of(self.first, client.n))
 
     def start(self, seed: int) -> State:
         none = torch.zeros(0, dtype=torch.int64)
@@ -81,4 +85,4 @@ class Local:
             lacking = torch.where(same.any(1), lacking, self.calls)
         for call in range(int(lacking.max())):
             cohort.only((lacking > call).nonzero().flatten()).ask(self.fit, into=[])
-        return cohort.ask(self.own).held("theta")
+        return cohort.ask(self.personal_model).held("theta")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -16,29 +16,30 @@ from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import Mean, Release, Stays
-from unalike.core.roster import Declared
+from unalike.core.release import Mean, Release
+from unalike.core.roster import Declarations
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Supervised
 from unalike.learn.schedules import Schedule
-from unalike.privacy.dpsgd import PointPrivacy, Steps
+from unalike.methods.averaging import ONE_PASS
 
 
 @dataclass(frozen=True)
 class MRMTL:
-    """Every client minimises f_k(w) + λ/2·‖w − w̄‖² from the w_k that it kept, and sends w_k − w̄, of which the server
-    adds the mean to w̄. With ``local.private`` the steps are those of DP-SGD; λ·(w − w̄) has nothing of a client's data
-    beyond w and is added to the private gradient.
+    """Every client minimises f_k(w) + λ/2·‖w − w̄‖² from the w_k that it kept, and sends w_k − w̄. The server adds the
+    mean of these to w̄. With ``local.private`` the steps are those of DP-SGD; λ·(w − w̄) holds no data beyond w and is
+    added to the private gradient.
 
-    A client that was never asked, a newcomer say, has w̄.
+    A client that was never asked, such as a newcomer, has w̄.
     """
 
     model: Model
     cohort: int | float = 1.0
-    local: LocalSGD = field(default_factory=LocalSGD)
+    local: LocalSGD = ONE_PASS
     strength: float = 0.1  # λ
     schedule: Schedule = field(default_factory=Schedule)
+    point_private: ClassVar[Literal[True]] = True
     serves_unlabeled: ClassVar[bool] = True
     asks_unlabeled: ClassVar[bool] = False
     not_client_private: ClassVar[str] = "its mean of w − w̄ has no clip; DP-SGD protects points (unit = point)"
@@ -49,15 +50,12 @@ class MRMTL:
                 f"strength={self.strength}, local.weight_decay={self.local.weight_decay}; expected 0 or more, and no "
                 "weight decay beside it"
             )
-        _ = self.held_back
+        _ = self.regularised
 
     @cached_property
-    def held_back(self) -> LocalSGD:
+    def regularised(self) -> LocalSGD:
         """Training of v = w − w̄: its weight decay is the term λ/2·‖v‖²."""
         return replace(self.local, weight_decay=self.strength)
-
-    def dp_sgd(self, size: int) -> tuple[PointPrivacy, Steps] | None:
-        return None if self.local.private is None else (self.local.private, self.local.steps_of(size))
 
     @task
     def fit(
@@ -65,26 +63,21 @@ class MRMTL:
     ) -> Sent:
         before = client.kept.get("w", mean) - mean
         shifted = Supervised(self.model, origin=mean)
-        v = self.held_back(shifted, before, client, rate=rate, noise=noise, batch=batch)
+        v = self.regularised(shifted, before, client, rate=rate, noise=noise, batch=batch)
         return send(update=v, keep={"w": mean + v})
 
     @fit.into
-    def sums(self) -> list[Release]:
+    def releases(self) -> list[Release]:
         return [Mean("update", cost=None if self.local.private is None else self.local.cost)]
 
     @fit.derive
-    def own(self, declared: Declared) -> dict[str, Tensor]:
+    def privacy_inputs(self, declared: Declarations) -> dict[str, Tensor]:
         """DP-SGD's noise and batch size, from what a client declares."""
-        return self.local.own(declared)
+        return self.local.private_inputs(declared)
 
-    @task
-    def mine(self, client: Client, mean: Tensor) -> Sent:
+    @task(stays="theta")
+    def personal_model(self, client: Client, mean: Tensor) -> Sent:
         return send(theta=client.kept.get("w", mean))
-
-    @mine.into
-    def stays(self) -> list[Release]:
-        """A personal model does not leave its client."""
-        return [Stays("theta")]
 
     def start(self, seed: int) -> State:
         return State(mean=self.model.init(seed))
@@ -95,4 +88,4 @@ class MRMTL:
         return state.replace(mean=state.mean + replies["update"]) if "update" in replies else state
 
     def personalize(self, state: State, cohort: Cohort) -> Models:
-        return cohort.ask(self.mine, mean=state.mean).held("theta")
+        return cohort.ask(self.personal_model, mean=state.mean).held("theta")

@@ -7,7 +7,7 @@ labels. Algorithm 1 prints the steps with the sign of ascent; here Δw = new −
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
@@ -21,28 +21,19 @@ from unalike.core.draws import Draws, key
 from unalike.core.federation import Cohort, Federation, each
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import Each, Mean, Release
+from unalike.core.release import Mean, Release
 from unalike.core.task import Sent, send, task
-from unalike.learn.local import LocalSGD
-from unalike.learn.server import ServerOptimizer
-from unalike.methods.generated import calibrated, descend, exchanged
-from unalike.methods.newcomers import nearest_met, nobody_met, with_met
-from unalike.methods.pfedhn import no_ids, only_rows, rows_of, with_ids
-from unalike.methods.problem import Problem
-from unalike.networks.hypernet import Initial, Size, first_values, generate, hypernetwork
+from unalike.methods import Presets
+from unalike.methods.generated import ClientDescriptors, GeneratedModels, calibrate
+from unalike.methods.pfedhn import PFedHN, no_ids, only_rows, rows_of, with_ids
+from unalike.networks.hypernet import generate
 from unalike.networks.sets import Encoder, set_encoder
-from unalike.privacy.mechanisms import Gaussian
 
 _TABLE = 1  # domain of the seed
-SENSITIVITY = 2.0  # of a sum of points on the unit sphere when one of them is replaced; of their mean: 2/n (Lemma 2)
-
-
-def _moved_by_a_sample(client: Client) -> Tensor:
-    return SENSITIVITY / client.n
 
 
 @dataclass(frozen=True)
-class ODPFL:
+class ODPFL(GeneratedModels, ClientDescriptors):
     """Models for unlabeled newcomers by a set encoder and a hypernetwork (Amosy et al., 2022, Alg. 1).
 
     - ``encoder``: "deepset" (for images that of App. C), "deepset-once" (App. C for feature vectors, too),
@@ -55,38 +46,41 @@ class ODPFL:
       (App. B.2). The h of the first phase is kept: with it and their own descriptors the clients of the federation are
       served, because fine-tuning h for newcomers makes their models worse. ``descriptor_lr``: the rate of the clients'
       own descriptors in the first phase.
-    - ``newcomer_epsilon``, ``newcomer_delta``: a newcomer protects each of its samples by noise on its descriptor (§7).
-    - ``lambda_h``, ``lambda_g``: decay of h and g. ``weight_decay``: of h, g and v, added to their gradients.
-    - ``size``, ``layers``, ``initial``: of h, see PeFLL. ``calibration``: 0 leaves descriptors as g gives them.
+    - ``lambda_g``: decay of g. ``weight_decay``: of h, g and v, added to their gradients.
+    - ``calibration``: as in PeFLL; 0 leaves descriptors as g gives them.
 
-    Not in the paper: ``server.warmup``, ``calibration`` and ``clip`` (see PeFLL), and 50 batches drawn afresh where
-    Alg. 1 has epochs. ``--preset paper`` has its epochs, SGD with momentum and weight decay, no warm-up and no
-    calibration. App. C names what was searched, not what was found: the preset has pFedHN's own values, and K = 5
-    epochs, where they are among those. In the first of two phases g takes one step a round at the server, by the
-    gradients that clients send, where App. B.2 trains it at them.
+    Newcomers protect samples as in §7. Not in the paper: ``server.warmup``, ``calibration`` and ``clip`` (see PeFLL),
+    and 50 batches drawn afresh where Alg. 1 has epochs; ``--preset paper`` has its epochs, SGD with momentum and weight
+    decay. In the first of two phases g takes one step a round at the server, by the gradients that clients send, where
+    App. B.2 trains it at them.
+
+    Theorem 1 bounds a newcomer's error by the training loss, an ε of Baxter (2000) and half the mean distance between
+    its data and the clients'. It is not shown for a run: ε needs the capacity of h and g, which nobody knows.
     """
 
-    problem: Problem
     cohort: int | float = 0.1
-    local: LocalSGD = LocalSGD(steps=50, batch=32, lr=2e-3, momentum=0.9, weight_decay=5e-5)
-    server: ServerOptimizer = ServerOptimizer("adam", lr=2e-4, warmup=10)
     encoder: Encoder = "deepset"
     rows: int | None = None
-    descriptor: int | None = None
-    size: Size = "M"
-    layers: int | None = None
-    initial: Initial = "near"
     two_phase: int | None = None
     descriptor_lr: float = 1e-2
-    newcomer_epsilon: float | None = None
-    newcomer_delta: float = 0.01
     calibration: int = 20
-    clip: float = 50.0
-    lambda_h: float = 1e-3
     lambda_g: float = 1e-3
     weight_decay: float = 0.0
     encoder_lr: float | None = None
-
+    presets: ClassVar[Presets] = {
+        "paper": {
+            **PFedHN.presets["paper"],  # P2 App. C names the grids that were searched, not what was found in them
+            "cohort": 0.1,  # App. C
+            "layers": 3,  # App. C
+            "encoder": "deepset-once",  # App. C
+            "encoder_lr": 1e-2,  # App. C searches it
+            "lambda_g": 0.0,
+            "calibration": 0,
+            # Alg. 1 has K epochs; App. C searches K and the weight decay
+            "local": {"steps": "none", "epochs": 5, "batch": 64, "lr": 5e-3}
+            | {"momentum": 0.9, "weight_decay": 1e-4, "clip": 50.0},
+        }
+    }
     serves_unlabeled: ClassVar[bool] = True
     asks_unlabeled: ClassVar[bool] = False
     not_client_private: ClassVar[str] = (
@@ -95,50 +89,25 @@ class ODPFL:
 
     def __post_init__(self) -> None:
         at_least(self, rows=1, two_phase=1)
-        if self.newcomer_epsilon is not None:
-            if self.sensitivity(1) is None:
-                raise ValueError(
-                    f"a private descriptor needs encoder='sphere' and all rows at once, because only there one sample "
-                    f"is known to move it by at most 2/n; got encoder={self.encoder!r} and rows={self.rows}"
-                )
-            _ = self.noise
+        self.check_descriptors()
+        if self.newcomer_epsilon is not None and self.sensitivity(1) is None:
+            raise ValueError(
+                f"a private descriptor needs encoder='sphere' and all rows at once, because only there one sample "
+                f"is known to move it by at most 2/n; got encoder={self.encoder!r} and rows={self.rows}"
+            )
         if self.problem.kind == "tokens":
             raise ValueError("the set encoders read images and features, not tokens; use 'pefll' with labels='ignored'")
         _ = self.network, self.hypernet
-
-    @property
-    def model(self) -> Model:
-        return self.problem.model
-
-    @property
-    def length(self) -> int:
-        """Of a descriptor; N/4 unless set (App. C)."""
-        return self.descriptor if self.descriptor is not None else max(1, round(self.problem.clients / 4))
 
     @cached_property
     def network(self) -> Model:
         """g, sized for the problem."""
         return set_encoder(self.encoder, self.problem.input_shape, self.length)
 
-    @cached_property
-    def hypernet(self) -> Model:
-        """h, sized for the problem."""
-        return hypernetwork(self.length, self.model, self.size, self.layers, self.initial)
-
-    @property
-    def noise(self) -> Gaussian | None:
-        """A newcomer's mechanism, by the analytic calibration, which needs less noise than the paper's formula."""
-        if self.newcomer_epsilon is None:
-            return None
-        return Gaussian.for_budget(self.newcomer_epsilon, self.newcomer_delta)
-
-    def protecting(self, epsilon: float | None, delta: float) -> ODPFL:
-        """The same method for newcomers who protect each of their samples by (ε, δ)."""
-        return replace(self, newcomer_epsilon=epsilon, newcomer_delta=delta)
-
     def sensitivity(self, samples: int) -> float | None:
-        """2/n, if one sample is known to move a descriptor by so little: on the sphere, all samples at once."""
-        return SENSITIVITY / samples if self.encoder == "sphere" and self.rows is None else None
+        """How far one sample can move a descriptor, if that is known: on the sphere, with all samples at once."""
+        known = self.encoder == "sphere" and self.rows is None
+        return self.distance_by_one_row(self.length) / samples if known else None
 
     # The clients' side
 
@@ -148,17 +117,18 @@ class ODPFL:
         split = client.draws.bits(1)[0]
         return send(descriptor=self._encode(client, encoder, split), keep={"split": split})
 
+    @describe.into
+    def descriptor_release(self) -> list[Release]:
+        return self.training_descriptor()
+
     @task
     def introduce(self, client: Client, encoder: Tensor) -> Sent:
         """A newcomer's descriptor; all that ever leaves it."""
         return send(descriptor=self._encode(client, encoder, client.draws.bits(1)[0]))
 
     @introduce.into
-    def introduction(self) -> list[Release]:
-        """One sample moves the descriptor by at most 2/n (§7, Lemma 2), which each newcomer knows for itself."""
-        if self.noise is None:
-            return []
-        return [Each("descriptor", noise=self.noise, sensitivity=_moved_by_a_sample, unit="point")]
+    def newcomer_release(self) -> list[Release]:
+        return self.noisy_descriptor(self.length, None)
 
     @task
     def fit(self, client: Client, theta: Tensor) -> Sent:
@@ -173,12 +143,21 @@ class ODPFL:
         _, back = vjp(lambda gamma: self._encode(client, gamma, split), encoder)[:2]
         return send(gradient=back(cotangent)[0])
 
+    @backpropagate.into
+    def gradient_release(self) -> list[Release]:
+        return self.mean_gradient()
+
     @task
     def imitate(self, client: Client, encoder: Tensor, target: Tensor) -> Sent:
         """Two phases: the gradient of ‖g(x) − e‖², by which the encoder learns the client's descriptor e (eq. 10)."""
         split = client.draws.bits(1)[0]
-        came, back = vjp(lambda gamma: self._encode(client, gamma, split), encoder)[:2]
-        return send(gradient=back(2 * (came - target))[0], gap=(came - target).square().mean())
+        v, back = vjp(lambda gamma: self._encode(client, gamma, split), encoder)[:2]
+        return send(gradient=back(2 * (v - target))[0], gap=(v - target).square().mean())
+
+    @imitate.into
+    def imitation_release(self) -> list[Release]:
+        gap = [] if self.secure else [Mean("gap")]  # a number for the display alone, which has no mask
+        return [*self.mean_gradient(), *gap]
 
     def _encode(self, client: Client, encoder: Tensor, split: Tensor) -> Tensor:
         """g of the client's samples, all together or as the mean over random parts of ``rows`` samples."""
@@ -187,19 +166,18 @@ class ODPFL:
         parts = -(-client.capacity // self.rows)
         order = Draws(split).permutation(client.n, client.capacity)
         place = torch.arange(parts * self.rows)
-        own = (place < client.n).reshape(parts, self.rows)
+        real = (place < client.n).reshape(parts, self.rows)
         index = order[torch.where(place < client.n, place, 0)].reshape(parts, self.rows)
-        encoded = vmap(lambda index, own: self.network(encoder, client.x[index], own))(index, own)
-        return (encoded * own.sum(1, keepdim=True)).sum(0) / client.n
+        encoded = vmap(lambda index, real: self.network(encoder, client.x[index], real))(index, real)
+        return (encoded * real.sum(1, keepdim=True)).sum(0) / client.n
 
     # The server's side
 
     def start(self, seed: int) -> State:
         state = State(
-            hypernet=first_values(self.hypernet, self.model, seed, self.initial),
+            hypernet=self.first_hypernet(seed),
             encoder=self.network.init(seed + 1),
-            shift=torch.zeros(self.length),
-            scale=torch.zeros(()),
+            **self.first_memory(self.length),
         )
         names = ["hypernet", "encoder"]
         if self.two_phase is not None:
@@ -207,26 +185,25 @@ class ODPFL:
             state = state.replace(descriptors=table, **no_ids(self.problem.clients))
             state = state.replace(first=state.hypernet.clone(), learned=torch.zeros(len(table), dtype=torch.bool))
             names.append("descriptors")
-        state = state.replace(**nobody_met(self.length))
         return self.server.begin(state, *names)
 
     def round(self, state: State, federation: Federation) -> State:
         if self.two_phase is not None and federation.round <= self.two_phase:
             return self._first_phase(state, federation)
         if float(state.scale) == 0:
-            state = self._calibrated(state, federation)
+            state = self._calibrate(state, federation)
         cohort = federation.sample(self.cohort, labeled=True)
         described = cohort.ask(self.describe, encoder=state.encoder)
         cohort, v = cohort.only(described.answered), described["descriptor"]
-        state = with_met(state, cohort, v)
-        g_h, g_v, fitted = exchanged(self.hypernet, state, cohort, v, self.fit)
+        state = self.with_memory(state, cohort, v)
+        g_h, g_v, fitted = self.exchange(state, cohort, v, self.fit)
         federation.report(loss=fitted["loss"])
         gradients = {"hypernet": g_h}
         if self.two_phase is None:
             cohort, g_v = cohort.only(fitted.answered), g_v[fitted.answered] * len(fitted.answered)
-            backward = cohort.ask(self.backpropagate, encoder=state.encoder, cotangent=each(g_v), into=Mean("gradient"))
+            backward = cohort.ask(self.backpropagate, encoder=state.encoder, cotangent=each(g_v))
             gradients["encoder"] = backward["gradient"]
-        return self._stepped(state, gradients)
+        return self._step(state, gradients)
 
     def personalize(self, state: State, cohort: Cohort) -> Tensor:
         if self.two_phase is None:
@@ -242,10 +219,6 @@ class ODPFL:
     def learned(self) -> dict[str, str]:
         """Where the state has h and g, by which newcomers are served, and where those that it began with."""
         return {"hypernet": "hypernet", "encoder": "encoder"}
-
-    def nearest(self, state: State, sent: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-        """How far newcomers are from those who trained: between their descriptors and the latest of training."""
-        return nearest_met(state, sent["descriptor"])
 
     def models(self, state: State, v: Tensor) -> Tensor:
         """w [C, d] = h(e): what the server makes of descriptors."""
@@ -264,26 +237,27 @@ class ODPFL:
         cohort = federation.sample(self.cohort, labeled=True)
         rows, _ = rows_of(state, cohort)
         v = state.descriptors[rows]
-        g_h, g_v, fitted = exchanged(self.hypernet, state, cohort, v, self.fit)
+        g_h, g_v, fitted = self.exchange(state, cohort, v, self.fit)
         federation.report(loss=fitted["loss"])
-        learned = cohort.ask(self.imitate, encoder=state.encoder, target=each(v), into=[Mean("gradient"), Mean("gap")])
-        federation.report(encoder_gap=learned["gap"])
+        taught = cohort.ask(self.imitate, encoder=state.encoder, target=each(v))
+        if not self.secure:
+            federation.report(encoder_gap=taught["gap"])
         g_table = torch.zeros_like(state.descriptors).index_copy_(0, rows, g_v)
-        gradients = {"hypernet": g_h, "descriptors": g_table, "encoder": learned["gradient"]}
-        came = rows[fitted.answered]
-        after = only_rows(came, state, self._stepped(state, gradients))
-        having = state.learned.index_fill(0, came, True)
-        return after.replace(first=after.hypernet.clone(), learned=having)
+        gradients = {"hypernet": g_h, "descriptors": g_table, "encoder": taught["gradient"]}
+        moved_rows = rows[fitted.answered]
+        after = only_rows(moved_rows, state, self._step(state, gradients))
+        learned = state.learned.index_fill(0, moved_rows, True)
+        return after.replace(first=after.hypernet.clone(), learned=learned)
 
-    def _stepped(self, state: State, gradients: Mapping[str, Tensor]) -> State:
+    def _step(self, state: State, gradients: Mapping[str, Tensor]) -> State:
         """The state after a step of these networks."""
         rates = {"descriptors": self.descriptor_lr}
         if self.encoder_lr is not None:
             rates["encoder"] = self.encoder_lr
         decay = {"hypernet": self.lambda_h, "encoder": self.lambda_g}
-        return descend(state, gradients, self.server, self.clip, decay, rates, weight_decay=self.weight_decay)
+        return self.descend(state, gradients, decay, rates, weight_decay=self.weight_decay)
 
-    def _calibrated(self, state: State, federation: Federation) -> State:
+    def _calibrate(self, state: State, federation: Federation) -> State:
         if self.calibration == 0:
             return state.replace(scale=torch.ones(()))
-        return calibrated(state, federation, self.calibration, self.describe, encoder=state.encoder)
+        return calibrate(state, federation, self.calibration, self.describe, encoder=state.encoder)

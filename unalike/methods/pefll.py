@@ -6,9 +6,8 @@ v(S) = mean of φ(x, y) over S, embedding network φ with parameters η_v, hyper
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -23,43 +22,25 @@ from unalike.core.draws import Draws
 from unalike.core.federation import Cohort, Federation, Models, each
 from unalike.core.method import State
 from unalike.core.model import Model
-from unalike.core.release import Each, Mean, Release
+from unalike.core.release import Release
 from unalike.core.task import Sent, send, task
-from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Objective, Params, Supervised
-from unalike.learn.server import ServerOptimizer
-from unalike.methods.generated import calibrated, descend, exchanged
-from unalike.methods.newcomers import nearest_met, nobody_met, with_met
-from unalike.methods.problem import Problem
-from unalike.networks.classes import class_bias, only_classes
+from unalike.methods import Presets
+from unalike.methods.generated import ClientDescriptors, GeneratedModels, calibrate
 from unalike.networks.embeddings import Labels, embedding_network
-from unalike.networks.hypernet import Initial, Size, first_values, generate, hypernetwork
-from unalike.privacy.mechanisms import Gaussian, Laplace
+from unalike.networks.heads import class_bias, only_classes
+from unalike.networks.hypernet import Size, generate
 
 NETWORKS = ("hypernet", "embedding")  # η_h and η_v in the state
-SENSITIVITY = 2.0  # of a sum of points on the unit sphere when one is replaced; of their mean: 2/n
 
 
 @dataclass(frozen=True)
-class _MovedByARow:
-    """How far one of a client's rows moves the mean over all of them, or over so many."""
-
-    of_one: float  # how far the only row moves it
-    rows: int | None
-
-    def __call__(self, client: Client) -> Tensor:
-        return self.of_one / (client.n if self.rows is None else client.n.clamp(max=self.rows))
-
-
-@dataclass(frozen=True)
-class PeFLL:
+class PeFLL(GeneratedModels, ClientDescriptors):
     """Personalized models from a hypernetwork fed with client descriptors (Scott et al., 2024).
 
-    The defaults are the paper's, but for ``size``, ``steady``, ``server.warmup``, ``describe_share``,
-    ``newcomer_rows``, ``decay``, ``local.weight_decay`` (it acts as λ_θ = 2.5e-5; the paper's is 0) and ``initial``:
-    ``--preset paper`` has the paper's. Adam, its rate, ``clip`` and momentum are those of the authors' code, in place
-    of the plain steps of Alg. 8; the preset has its bound of 50 on clients' gradients, too. A client gets η_v twice a
-    round; Scott (2026) counts it once.
+    The defaults are the paper's, but for those that ``--preset paper`` changes, and ``server.warmup``: Adam's first
+    whole steps threw the generated models off (on CIFAR-10 a loss of hundreds in round 2). Adam, its rate, ``clip`` and
+    momentum are those of the authors' code, in place of the plain steps of Alg. 8.
 
     A round is three exchanges: the clients describe themselves, fit the model that the server makes of the description,
     and backpropagate what the server makes of their updates. Together they are one step on the objective (4.1),
@@ -68,54 +49,56 @@ class PeFLL:
     - ``labels``: how they enter φ: as "planes" of an image, "linear"ly beside the features, "alone" (one linear map of
       the label, which Scott (2026) takes for CIFAR-100), or "ignored", which serves unlabeled clients too; "auto" takes
       planes for images from 16×16 on, else "linear".
-    - ``descriptor``: its length l; None: a quarter of the number of training clients.
-    - ``size``: hidden layers of h, S 1, M 3 or L 5; ``layers``: another number of them. The paper has M, drawn with
-      four layers (Table B.3; two in the first version of the paper), which after as many rounds serves newcomers with
-      a new combination of classes worse. ``initial``: h's first values, "near" a usual model or those of "pytorch".
+    - ``embedding_width``: φ is a network with one hidden layer of this width (Table B.7), which labels join linearly;
+      None: a LeNet for images, a network of two layers for features.
+    - ``size``, ``layers``: the paper has M, drawn with four layers (Table B.3; two in the first version of the paper),
+      which after as many rounds serves newcomers with a new combination of classes worse.
     - ``describe_rows``: rows of the batch that φ averages in training, at most ``describe_share`` of a client's: by
       default half, so that its descriptor differs from round to round and h does not memorise it. The paper has no such
       share. ``newcomer_rows``: rows in ``personalize``, where the paper has 32 again; None: all rows.
-    - ``calibration``: so many clients' descriptors give, before the first round, the mean of each coordinate and the
+    - ``calibration``: this many clients' descriptors give, before the first round, the mean of each coordinate and the
       one scale by which descriptors are normalised; the authors' code takes two numbers from the first client for that.
-    - ``sphere``: φ's points are put on the unit sphere. Then one row of n moves a descriptor by at most 2/n, and a
-      newcomer can protect its rows (§4.3): ``newcomer_epsilon``, ``newcomer_delta``, ``newcomer_noise``. "gaussian"
-      noise is made for the L2 distance 2/n. "laplace" noise needs the L1 distance, which is up to 2√l/n, and has δ = 0.
+    - ``sphere``: φ's points are put on the unit sphere, which a private descriptor needs (§4.3).
     - ``mask_labels``: a client gives classes that it does not have a score of −∞, in training too (Scott 2026,
       B.1.3: afterwards).
-    - ``steady``: newcomers are served by the running mean of (η_h, η_v) over about so many rounds, because a round of a
-      few clients moves them a lot; 1 is the paper's, the last round alone.
-    - ``server.warmup``: Adam's first whole steps threw the generated models off (on CIFAR-10 a loss of hundreds in
-      round 2).
-    - ``clip``: bound on the norm of the whole gradient.
+    - ``steady``: newcomers are served by the running mean of (η_h, η_v) over about this many rounds, because a round of
+      a few clients moves them a lot; 1 is the paper's, the last round alone.
     - ``lambda_h``, ``lambda_v``: regularisation by decay, η ← (1 − 2βλ)η (Alg. 8, lines 17-18). ``decay``: β is the
       rate of the "server", or as in the paper's analysis (B.54, B.76, B.87) that of the "clients" times their k steps,
-      which makes the decay of a round 2e-4 in place of 4e-7.
+      which makes the decay of a round 2e-4 in place of 4e-7. ``lambda_theta`` is λ_θ; the default
+      ``local.weight_decay`` acts as λ_θ = 2.5e-5.
+
+    Theorem 2 bounds the mean squared gradient of (4.1) over the rounds. It is not shown for a run: its constants are
+    bounds on gradients, smoothness and dissimilarity over all parameters, which no run can measure, and its steps are
+    plain ones at the clients' rate.
     """
 
-    problem: Problem
-    cohort: int | float = 5
-    local: LocalSGD = LocalSGD(steps=50, batch=32, lr=2e-3, momentum=0.9, weight_decay=5e-5)
-    server: ServerOptimizer = ServerOptimizer("adam", lr=2e-4, warmup=10)
     labels: Labels = "auto"
-    descriptor: int | None = None
-    size: Size = "S"
-    layers: int | None = None
-    initial: Initial = "near"
+    embedding_width: int | None = None
+    size: Size = field(default="S", kw_only=True)
     describe_rows: int | None = 32
     describe_share: float = 0.5
     newcomer_rows: int | None = None
     calibration: int = 20
     sphere: bool = False
-    newcomer_epsilon: float | None = None
-    newcomer_delta: float = 0.01
-    newcomer_noise: Literal["gaussian", "laplace"] = "gaussian"
     mask_labels: bool = False
     steady: int = 10
-    clip: float = 50.0
-    lambda_h: float = 1e-3
     lambda_v: float = 1e-3
     lambda_theta: float = 0.0
     decay: Literal["server", "clients"] = "server"
+    presets: ClassVar[Presets] = {
+        "paper": {
+            "cohort": 0.05,  # T1 §4.4, for CIFAR-10 and CIFAR-100; five clients for FEMNIST
+            "layers": 4,  # Table B.3
+            "initial": "pytorch",  # T1 names no other
+            "steady": 1,  # Alg. 7: the networks as training left them
+            "describe_share": 1.0,  # Alg. 8, line 6
+            "newcomer_rows": 32,  # T1 §4.4: one batch, as in training
+            "decay": "clients",  # (B.54), (B.76)
+            "server": {"warmup": 1},  # none
+            "local": {"weight_decay": 0.0, "clip": 50.0},  # T1 §4.4; the bound is that of the authors' code
+        }
+    }
     asks_unlabeled: ClassVar[bool] = False
     not_client_private: ClassVar[str] = (
         "the hypernetwork is trained through each client's own update, which the server sees by itself"
@@ -124,14 +107,14 @@ class PeFLL:
     def __post_init__(self) -> None:
         above(self, clip=0, calibration=0)
         at_least(self, steady=1, lambda_h=0, lambda_v=0, lambda_theta=0, describe_rows=1, newcomer_rows=1)
-        one_of(self, "newcomer_noise", "decay")
-        if self.newcomer_epsilon is not None:
-            if not self.sphere:
-                raise ValueError(
-                    "a private descriptor needs sphere=true, because only on the unit sphere one row is known to move "
-                    "it by at most 2/n"
-                )
-            _ = self.noise
+        at_least(self, embedding_width=1)
+        one_of(self, "decay")
+        self.check_descriptors()
+        if self.newcomer_epsilon is not None and not self.sphere:
+            raise ValueError(
+                "a private descriptor needs sphere=true, because only on the unit sphere one row is known to move it "
+                "by at most 2/n"
+            )
         if not 0 < self.describe_share <= 1:
             raise ValueError(f"describe_share={self.describe_share}; expected a share above 0, up to 1")
         if self.decay == "clients" and (self.local.steps is None or isinstance(self.local.lr, Mapping)):
@@ -142,51 +125,23 @@ class PeFLL:
             class_bias(self.model, self.problem.classes)  # refuses a model that has none
         _ = self.embedding, self.hypernet  # made here, because a vectorised task must not draw initial values
 
-    @property
-    def model(self) -> Model:
-        return self.problem.model
-
     @cached_property
     def embedding(self) -> Model:
         """φ, sized for the problem."""
-        problem = self.problem
-        return embedding_network(problem.input_shape, problem.kind, problem.classes, self.length, self.labels)
-
-    @cached_property
-    def hypernet(self) -> Model:
-        """h, sized for the problem."""
-        return hypernetwork(self.length, self.model, self.size, self.layers, self.initial)
-
-    @property
-    def length(self) -> int:
-        """l, the length of a descriptor."""
-        return self.descriptor if self.descriptor is not None else max(1, round(self.problem.clients / 4))
+        problem, width = self.problem, self.embedding_width
+        return embedding_network(problem.input_shape, problem.kind, problem.classes, self.length, self.labels, width)
 
     @property
     def serves_unlabeled(self) -> bool:
         return self.labels == "ignored" and not self.mask_labels
 
-    @property
-    def noise(self) -> Gaussian | Laplace | None:
-        """A newcomer's mechanism."""
-        if self.newcomer_epsilon is None:
-            return None
-        if self.newcomer_noise == "laplace":
-            return Laplace(self.newcomer_epsilon)
-        return Gaussian.for_budget(self.newcomer_epsilon, self.newcomer_delta)
-
-    def protecting(self, epsilon: float | None, delta: float) -> PeFLL:
-        """The same method for newcomers who protect each of their rows by (ε, δ)."""
-        return replace(self, newcomer_epsilon=epsilon, newcomer_delta=delta)
-
     def sensitivity(self, samples: int) -> float | None:
         """How far one of so many rows can move a descriptor, in the norm that the noise is made for."""
         if not self.sphere:
             return None
-        longest = 1.0 if self.newcomer_noise == "gaussian" else math.sqrt(self.length)  # ‖u‖₁ ≤ √l·‖u‖₂
-        return SENSITIVITY * longest / min(samples, self.newcomer_rows or samples)
+        return self.distance_by_one_row(self.length) / min(samples, self.newcomer_rows or samples)
 
-    def masking(self, masked: bool) -> PeFLL:
+    def with_masking(self, masked: bool) -> PeFLL:
         """The same method with or without ``mask_labels``."""
         return replace(self, mask_labels=masked)
 
@@ -198,27 +153,25 @@ class PeFLL:
         batch = client.draws.bits(1)[0]
         return send(descriptor=self._describe_batch(client, embedding, batch), keep={"batch": batch})
 
+    @describe.into
+    def descriptor_release(self) -> list[Release]:
+        return self.training_descriptor()
+
     @task
     def introduce(self, client: Client, embedding: Tensor) -> Sent:
         """Alg. 7, lines 2-4: the descriptor of a client that only wants a model."""
         return send(descriptor=self._describe(client, embedding, client.draws.bits(1)[0], self.newcomer_rows))
 
     @introduce.into
-    def introduction(self) -> list[Release]:
-        """Each newcomer knows for itself how far one of its rows moves its descriptor."""
-        if self.noise is None:
-            return []
-        of_one = self.sensitivity(1)
-        assert of_one is not None
-        moved = _MovedByARow(of_one, self.newcomer_rows)
-        return [Each("descriptor", noise=self.noise, sensitivity=moved, unit="point")]
+    def newcomer_release(self) -> list[Release]:
+        return self.noisy_descriptor(self.length, self.newcomer_rows)
 
     @task
     def fit(self, client: Client, theta: Tensor) -> Sent:
         """Alg. 8, lines 10-11: local SGD on f_i from the generated θ; sends Δθ = θ_new − θ."""
         # the gradient of λ_θ‖θ‖² is 2·λ_θ·θ, which is what weight decay adds
         local = replace(self.local, weight_decay=self.local.weight_decay + 2 * self.lambda_theta)
-        objective = self._masked(client) if self.mask_labels else Supervised(self.model)
+        objective = self._masked_loss(client) if self.mask_labels else Supervised(self.model)
         fitted, loss = local.train(objective, theta, client)
         return send(update=fitted - theta, loss=loss)
 
@@ -229,10 +182,14 @@ class PeFLL:
         _, back = vjp(lambda eta: self._describe_batch(client, eta, batch), embedding)[:2]
         return send(gradient=back(cotangent)[0])
 
+    @backpropagate.into
+    def gradient_release(self) -> list[Release]:
+        return self.mean_gradient()
+
     @task(stays="theta")
     def mask(self, client: Client, theta: Tensor) -> Sent:
         """Label masking at the client, where the result stays."""
-        return send(theta=only_classes(self.model, theta, self._present(client)))
+        return send(theta=only_classes(self.model, theta, self._present_classes(client)))
 
     def _describe_batch(self, client: Client, embedding: Tensor, batch: Tensor) -> Tensor:
         """v of a training batch."""
@@ -248,11 +205,11 @@ class PeFLL:
         index = torch.arange(client.capacity)
         if rows is not None:
             index = Draws(batch).permutation(client.n, client.capacity)[:rows]
-        own = torch.arange(len(index)) < (client.n if most is None else most)
+        real = torch.arange(len(index)) < (client.n if most is None else most)
         points = self.embedding(embedding, client.x[index], *self._labels(client, index))
         if self.sphere:
             points = points / torch.linalg.vector_norm(points, dim=1, keepdim=True).clamp(min=1e-12)
-        return torch.where(own[:, None], points, 0).sum(0) / own.sum()
+        return client.tame(torch.where(real[:, None], points, 0)).sum(0) / real.sum()
 
     def _labels(self, client: Client, index: Tensor) -> list[Tensor]:
         """What φ reads of the labels; a row that lacks its label has no class, in whichever way labels enter."""
@@ -261,8 +218,8 @@ class PeFLL:
         y = client.labels(-1 if self.problem.classes else 0) if client.partly_labeled else client.y
         return [y[index]]
 
-    def _masked(self, client: Client) -> Objective:
-        present = self._present(client)
+    def _masked_loss(self, client: Client) -> Objective:
+        present = self._present_classes(client)
 
         def objective(theta: Params, batch: Batch) -> Tensor:
             assert isinstance(theta, Tensor) and batch.y is not None
@@ -271,7 +228,7 @@ class PeFLL:
 
         return objective
 
-    def _present(self, client: Client) -> Tensor:
+    def _present_classes(self, client: Client) -> Tensor:
         """[classes] which classes the client has."""
         assert self.problem.classes is not None
         client = client.with_labels
@@ -280,38 +237,33 @@ class PeFLL:
     # The server's side
 
     def start(self, seed: int) -> State:
-        hypernet = first_values(self.hypernet, self.model, seed, self.initial)
+        hypernet = self.first_hypernet(seed)
         embedding = self.embedding.init(seed + 1)
-        state = State(hypernet=hypernet, embedding=embedding, shift=torch.zeros(self.length), scale=torch.zeros(()))
-        state = state.replace(**nobody_met(self.length))
+        state = State(hypernet=hypernet, embedding=embedding, **self.first_memory(self.length))
         state = state.replace(rounds=torch.zeros(()), **{f"steady.{name}": state[name] for name in NETWORKS})
         return self.server.begin(state, *NETWORKS)
 
     def round(self, state: State, federation: Federation) -> State:
         if float(state.scale) == 0:
-            state = calibrated(state, federation, self.calibration, self.describe, embedding=state.embedding)
+            state = calibrate(state, federation, self.calibration, self.describe, embedding=state.embedding)
         cohort = federation.sample(self.cohort, labeled=True)
         described = cohort.ask(self.describe, embedding=state.embedding)
         cohort, v = cohort.only(described.answered), described["descriptor"]
-        state = with_met(state, cohort, v)
-        g_h, g_v, fitted = exchanged(self.hypernet, state, cohort, v, self.fit)
+        state = self.with_memory(state, cohort, v)
+        g_h, g_v, fitted = self.exchange(state, cohort, v, self.fit)
         federation.report(loss=fitted["loss"])
         cohort, g_v = cohort.only(fitted.answered), g_v[fitted.answered] * len(fitted.answered)
-        backward = cohort.ask(self.backpropagate, embedding=state.embedding, cotangent=each(g_v), into=Mean("gradient"))
+        backward = cohort.ask(self.backpropagate, embedding=state.embedding, cotangent=each(g_v))
         gradients = {"hypernet": g_h, "embedding": backward["gradient"]}
         decay = {"hypernet": self.lambda_h, "embedding": self.lambda_v}
-        state = descend(state, gradients, self.server, self.clip, decay, beta=self._beta)
-        return self._steadied(state.replace(rounds=state.rounds + 1))
+        beta = None  # the server's rate
+        if self.decay == "clients":
+            assert self.local.steps is not None and not isinstance(self.local.lr, Mapping)
+            beta = self.local.lr * self.local.steps
+        state = self.descend(state, gradients, decay, beta=beta)
+        return self._average_networks(state.replace(rounds=state.rounds + 1))
 
-    @property
-    def _beta(self) -> float | None:
-        """β of the decay; None: the server's rate."""
-        if self.decay == "server":
-            return None
-        assert self.local.steps is not None and not isinstance(self.local.lr, Mapping)
-        return self.local.lr * self.local.steps
-
-    def _steadied(self, state: State) -> State:
+    def _average_networks(self, state: State) -> State:
         """The state with its running means moved on: of all rounds at first, later of about the last ``steady``."""
         share = 1 / min(float(state.rounds), self.steady)
         means = {name: torch.lerp(state[f"steady.{name}"], state[name], share) for name in NETWORKS}
@@ -330,10 +282,6 @@ class PeFLL:
     def learned(self) -> dict[str, str]:
         """Where the state has η_h and η_v, by which newcomers are served, and where those that it began with."""
         return {f"steady.{name}": name for name in NETWORKS}
-
-    def nearest(self, state: State, sent: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-        """How far newcomers are from those who trained: between their descriptors and the latest of training."""
-        return nearest_met(state, sent["descriptor"])
 
     def models(self, state: State, v: Tensor) -> Tensor:
         """θ [C, d] = h(v): what the server makes of descriptors."""

@@ -24,40 +24,37 @@ from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Params, Supervised
 from unalike.learn.schedules import Schedule
-from unalike.learn.server import ServerOptimizer
-from unalike.methods.averaging import averaged, begun, check_averaging, moved
-from unalike.privacy.mechanisms import AdditiveNoise
+from unalike.methods import Presets, ozkara2022
+from unalike.methods.averaging import ONE_PASS, Averaging
 
 
 @dataclass(frozen=True)
-class PerFedAvg:
+class PerFedAvg(Averaging):
     """Clients train w so that w − α∇f_i(w) is good for them, and the server takes the mean.
 
     ``order="first"`` leaves out the Hessian in ∇F_i(w) = (I − α∇²f_i(w))∇f_i(w − α∇f_i(w)), as Scott (2026) and the
     authors' FO variant do; ``"exact"`` differentiates through the step. The paper draws a batch for the step and
     another for the gradient behind it (and a third for the Hessian): here they are the even and the odd rows of one
     batch, and with ``local.batch=None`` all rows serve for both. Everybody, a newcomer too, gets w after
-    ``adapt_steps`` steps of rate α on all of its rows. Defaults of the class are those of the experiments that pFedMe's
-    authors published for it; so is ``--preset paper``. By name it has FedAvg's steps and α = 0.1.
+    ``adapt_steps`` steps of rate α on all of its rows.
     """
 
     model: Model
     cohort: int | float = 10
-    local: LocalSGD = LocalSGD(steps=20, batch=20, lr=0.001)
-    server: ServerOptimizer = field(default_factory=ServerOptimizer)
+    local: LocalSGD = ONE_PASS
     schedule: Schedule = field(default_factory=Schedule)
-    alpha: float = 0.02
+    alpha: float = 0.1
     order: Literal["first", "exact"] = "first"
     adapt_steps: int = 1
-    clip: float | None = None
-    noise: AdditiveNoise | None = None
-    secure: bool = False
     serves_unlabeled: ClassVar[bool] = False
-    asks_unlabeled: ClassVar[bool] = False
-    client_private: ClassVar[Literal[True]] = True
+    presets: ClassVar[Presets] = {
+        # of the experiments that pFedMe's authors published for it
+        "paper": {"local": {"epochs": "none", "steps": 20, "batch": 20, "lr": 0.001}, "alpha": 0.02},
+        "ozkara2022": ozkara2022(0.075, alpha=0.001),  # P3 §4.1
+    }
 
     def __post_init__(self) -> None:
-        check_averaging(self.clip, self.noise, self.secure, self.local)
+        self.check_privacy(self.local)
         if self.local.batch == 1:
             raise ValueError("local.batch=1; a batch has a row for the client's own step and another behind it: give 2")
         at_least(self, alpha=0, adapt_steps=0)
@@ -78,8 +75,8 @@ class PerFedAvg:
         return send(update=fitted - w, loss=value)
 
     @fit.into
-    def sums(self) -> list[Release]:
-        return averaged(self.clip, self.noise, self.secure)
+    def releases(self) -> list[Release]:
+        return self.mean_update(self.local)
 
     @task(stays="theta")
     def adapt(self, client: Client, w: Tensor) -> Sent:
@@ -87,12 +84,12 @@ class PerFedAvg:
         return send(theta=LocalSGD(steps=self.adapt_steps, batch=None, lr=self.alpha)(self.model, w, client))
 
     def start(self, seed: int) -> State:
-        return begun("w", self.model.init(seed), self.server)
+        return self.first_state("w", self.model.init(seed))
 
     def round(self, state: State, federation: Federation) -> State:
-        cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
+        cohort = self.sample(federation, self.cohort)
         replies = cohort.ask(self.fit, w=state.w, rate=self.schedule(federation.round))
-        return moved(state, "w", replies, self.server, federation)
+        return self.server_step(state, "w", replies, federation)
 
     def personalize(self, state: State, cohort: Cohort) -> Models:
         return cohort.ask(self.adapt, w=state.w).held("theta")

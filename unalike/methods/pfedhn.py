@@ -7,7 +7,6 @@ computing it from the client's data, so a newcomer must have its own optimised o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -18,50 +17,46 @@ from unalike.core.client import Client
 from unalike.core.draws import Draws, key
 from unalike.core.federation import Cohort, Federation
 from unalike.core.method import State
-from unalike.core.model import Model
 from unalike.core.task import Sent, send, task
-from unalike.learn.local import LocalSGD
 from unalike.learn.server import ServerOptimizer
-from unalike.methods.generated import descend, exchanged
-from unalike.methods.problem import Problem
-from unalike.networks.hypernet import Initial, Size, first_values, generate, hypernetwork
+from unalike.methods import Presets
+from unalike.methods.generated import GeneratedModels
+from unalike.networks.hypernet import generate
 
 _TABLE, _NEWCOMERS = 1, 2  # domains of the seed
 
 
 @dataclass(frozen=True)
-class PFedHN:
+class PFedHN(GeneratedModels):
     """θ_i = h(v_i) with v_i learned by the server beside h.
 
     In a round only the v_i of clients that answered move, with any server optimizer: the others' v and moments rest (an
     adaptive optimizer corrects its bias by the rounds of all). A training client that never answered has a random v.
 
-    - ``descriptor``: length l of v; None: a quarter of the number of training clients.
     - ``descriptor_lr``: the step of the v_i.
     - ``newcomer_rounds``: exchanges in which a newcomer's v, random at first, is optimised with h fixed, by
       ``newcomer_lr``; an evaluation of unseen clients takes as long, so evaluate seldom.
-    - ``size``, ``layers``, ``initial``: of h, see PeFLL. ``lambda_h``: decay of h. ``weight_decay``: of h and v, added
-      to their gradients.
+    - ``weight_decay``: of h and v, added to their gradients.
 
-    The defaults are PeFLL's, for comparisons with it. ``--preset paper`` has those of pFedHN's authors: SGD with a rate
-    of 1e-2, momentum of 0.9 and weight decay of 1e-3 on h and v, four layers, batches of 64 at a local rate of 5e-3,
-    and a bound of 50 on gradients; the cohort stays 5 where they take one client a step, and rests as above.
+    The defaults are PeFLL's, for comparisons with it. ``--preset paper`` has those of pFedHN's authors; the cohort
+    stays 5 where they take one client a step. No exchange can be a secure sum: each client's update moves its own v.
     """
 
-    problem: Problem
-    cohort: int | float = 5
-    local: LocalSGD = LocalSGD(steps=50, batch=32, lr=2e-3, momentum=0.9, weight_decay=5e-5)
-    server: ServerOptimizer = ServerOptimizer("adam", lr=2e-4, warmup=10)
-    descriptor: int | None = None
     descriptor_lr: float = 1e-2
-    size: Size = "M"
-    layers: int | None = None
-    initial: Initial = "near"
     newcomer_rounds: int = 20
     newcomer_lr: float = 0.1
-    clip: float = 50.0
-    lambda_h: float = 1e-3
     weight_decay: float = 0.0
+    presets: ClassVar[Presets] = {
+        "paper": {  # the defaults of the authors' code
+            "layers": 4,
+            "initial": "pytorch",
+            "server": {"kind": "momentum", "lr": 1e-2, "beta1": 0.9, "warmup": 1},
+            "descriptor_lr": 1e-2,
+            "lambda_h": 0.0,
+            "weight_decay": 1e-3,
+            "local": {"steps": 50, "epochs": "none", "batch": 64, "lr": 5e-3, "momentum": 0.9, "clip": 50.0},
+        }
+    }
     serves_unlabeled: ClassVar[bool] = False  # a newcomer's descriptor is learned from its labels
     asks_unlabeled: ClassVar[bool] = False
     not_client_private: ClassVar[str] = (
@@ -72,20 +67,6 @@ class PFedHN:
         at_least(self, newcomer_rounds=0)
         _ = self.hypernet
 
-    @property
-    def model(self) -> Model:
-        return self.problem.model
-
-    @property
-    def length(self) -> int:
-        """l, the length of a descriptor."""
-        return self.descriptor if self.descriptor is not None else max(1, round(self.problem.clients / 4))
-
-    @cached_property
-    def hypernet(self) -> Model:
-        """h, sized for the problem."""
-        return hypernetwork(self.length, self.model, self.size, self.layers, self.initial)
-
     @task
     def fit(self, client: Client, theta: Tensor) -> Sent:
         """Local SGD from the generated model; sends Δθ."""
@@ -95,7 +76,7 @@ class PFedHN:
     def start(self, seed: int) -> State:
         table = Draws(key(seed, _TABLE)).normal(self.problem.clients, self.length)
         state = State(
-            hypernet=first_values(self.hypernet, self.model, seed, self.initial),
+            hypernet=self.first_hypernet(seed),
             descriptors=table,
             **no_ids(self.problem.clients),
         )
@@ -110,12 +91,12 @@ class PFedHN:
         cohort = federation.sample(self.cohort, labeled=True)
         rows, _ = rows_of(state, cohort)
         v = state.descriptors[rows]
-        g_h, g_v, fitted = exchanged(self.hypernet, state, cohort, v, self.fit)
+        g_h, g_v, fitted = self.exchange(state, cohort, v, self.fit)
         federation.report(loss=fitted["loss"])
         g_table = torch.zeros_like(state.descriptors).index_copy_(0, rows, g_v)
         gradients = {"hypernet": g_h, "descriptors": g_table}
         decay, rates = {"hypernet": self.lambda_h}, {"descriptors": self.descriptor_lr}
-        after = descend(state, gradients, self.server, self.clip, decay, rates, weight_decay=self.weight_decay)
+        after = self.descend(state, gradients, decay, rates, weight_decay=self.weight_decay)
         return only_rows(rows[fitted.answered], state, after), cohort.only(fitted.answered)
 
     def personalize(self, state: State, cohort: Cohort) -> Tensor:
@@ -138,7 +119,7 @@ class PFedHN:
         optimizer = ServerOptimizer("adam", lr=self.newcomer_lr)
         moments: dict[str, Tensor] = optimizer.start(v)
         for _ in range(self.newcomer_rounds):
-            _, g_v, _ = exchanged(self.hypernet, state, cohort, v, self.fit)
+            _, g_v, _ = self.exchange(state, cohort, v, self.fit)
             v, moments = optimizer.step(v, -g_v, moments)
         return v
 

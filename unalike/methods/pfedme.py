@@ -7,7 +7,7 @@ the common model, θ̂_i(w) = argmin f_i(θ) + λ/2·‖θ − w‖² the person
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor
 from torch.func import grad_and_value
@@ -22,19 +22,18 @@ from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Objective, Params, Supervised, penalised
 from unalike.learn.schedules import Schedule
-from unalike.learn.server import ServerOptimizer
-from unalike.methods.averaging import averaged, begun, check_averaging, moved
-from unalike.privacy.mechanisms import AdditiveNoise
+from unalike.methods import Presets, ozkara2022
+from unalike.methods.averaging import Averaging
 
 
 @dataclass(frozen=True)
-class PFedMe:
+class PFedMe(Averaging):
     """A step at a client: θ̃ ≈ θ̂_i(w) on a batch by ``inner_steps`` (K) steps of ``inner_lr``, then w ← w − ηλ(w − θ̃).
 
-    The server moves w by β times the mean change of the clients' w, all counting the same; ``server.lr`` is β. The
+    The server moves w by β times the mean change of the clients' w, which all count the same; ``server.lr`` is β. The
     model of every client, seen or new, is θ̂_i(w) of the final w, found by ``personal`` from w (Scott, 2026: 20
-    epochs); the authors' code scores the θ̃ of the last batch instead. Defaults are the authors'; Scott (2026) has K =
-    3, Ozkara et al. (2022) have K = 3, λ = 0.5 and η = 0.2.
+    epochs); the authors' code scores the θ̃ of the last batch instead. The other defaults are the authors'; Scott (2026)
+    has K = 3, Ozkara et al. (2022) have K = 3, λ = 0.5 and η = 0.2.
     """
 
     model: Model
@@ -43,18 +42,16 @@ class PFedMe:
     lambda_: float = 15.0
     inner_steps: int = 5
     inner_lr: float = 0.1
-    personal: LocalSGD = LocalSGD(epochs=20, batch=20, lr=0.1)
-    server: ServerOptimizer = field(default_factory=ServerOptimizer)
+    personal: LocalSGD = LocalSGD(epochs=20, batch=10, lr=0.05)
     schedule: Schedule = field(default_factory=Schedule)
-    clip: float | None = None
-    noise: AdditiveNoise | None = None
-    secure: bool = False
     serves_unlabeled: ClassVar[bool] = False
-    asks_unlabeled: ClassVar[bool] = False
-    client_private: ClassVar[Literal[True]] = True
+    presets: ClassVar[Presets] = {
+        "paper": {"personal": {"epochs": 20, "batch": 20, "lr": 0.1}},  # all else is theirs
+        "ozkara2022": ozkara2022(0.2, lambda_=0.5, inner_steps=3),  # P3 §4.1; it names no inner rate
+    }
 
     def __post_init__(self) -> None:
-        check_averaging(self.clip, self.noise, self.secure, self.local)
+        self.check_privacy(self.local)
         above(self, lambda_=0, inner_lr=0)
         at_least(self, inner_steps=1)
         if self.lambda_ * self.inner_lr >= 2:
@@ -86,8 +83,8 @@ class PFedMe:
         return send(update=fitted - w, loss=loss)
 
     @fit.into
-    def sums(self) -> list[Release]:
-        return averaged(self.clip, self.noise, self.secure)
+    def releases(self) -> list[Release]:
+        return self.mean_update(self.local)
 
     @task(stays="theta")
     def adapt(self, client: Client, w: Tensor) -> Sent:
@@ -95,12 +92,12 @@ class PFedMe:
         return send(theta=self.personal(self.near(w), w, client))
 
     def start(self, seed: int) -> State:
-        return begun("w", self.model.init(seed), self.server)
+        return self.first_state("w", self.model.init(seed))
 
     def round(self, state: State, federation: Federation) -> State:
-        cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
+        cohort = self.sample(federation, self.cohort)
         replies = cohort.ask(self.fit, w=state.w, rate=self.schedule(federation.round))
-        return moved(state, "w", replies, self.server, federation)
+        return self.server_step(state, "w", replies, federation)
 
     def personalize(self, state: State, cohort: Cohort) -> Models:
         return cohort.ask(self.adapt, w=state.w).held("theta")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,9 +26,8 @@ from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, InTurns, Moves, Supervised
 from unalike.learn.schedules import Schedule
-from unalike.methods.averaging import averaged, check_averaging
-from unalike.methods.newcomers import NOBODY, newcomers, with_answered
-from unalike.privacy.mechanisms import AdditiveNoise
+from unalike.methods.averaging import ProtectedMean
+from unalike.methods.newcomers import NOBODY, PersonalModels, with_answered
 
 _EMPTY = 1e-3  # a component with a smaller share of the cohort stays as it is
 
@@ -40,7 +39,7 @@ def responsibilities(theta: Tensor, weights: Tensor, centers: Tensor, scale: Ten
 
 
 @dataclass(frozen=True)
-class LearnedPrior:
+class LearnedPrior(ProtectedMean, PersonalModels):
     """A client's loss is its mean loss plus R(θ)/n: the n-th part of −ln of the prior's density at its model.
 
     The model stays with its client. What is summed is what the next Γ needs. *gaussian* and *mixture*: how likely the
@@ -51,15 +50,16 @@ class LearnedPrior:
 
     The best joint σ or b is 0, with all models alike, so ``floor`` is their least; ``scale`` is their first.
 
-    Where σ is small and rows are few, R/n is far steeper than f, and the paper's gradient step with a rate η that suits
-    f overshoots the prior's centre by more in every step. So a step here is the paper's as long as that does not
-    happen, and no longer: with λ = strength/n · Σ_l r_l/σ_l², the curvature of R/n at responsibilities r, the rate is
-    at most 1/λ (momentum comes on top). Rests of f + R/n stay where they are. The Laplace prior's pull takes a
-    coordinate to μ and not beyond, so R is rounded off within η·strength/(n·b) of μ.
+    Where σ is small and rows are few, R/n is far steeper than f, and the paper's gradient step at a rate η that suits f
+    overshoots the prior's centre by more in every step. So the rate is at most 1/λ, with λ = strength/n · Σ_l r_l/σ_l²
+    the curvature of R/n at responsibilities r (momentum comes on top); minima of f + R/n stay where they are. The
+    Laplace prior's pull takes a coordinate to μ and not beyond, so R is rounded off within η·strength/(n·b) of μ.
 
-    ``strength`` multiplies R; 1 is (12). A newcomer, or a client that was never sampled, trains from the mean centre
-    for as many steps as ``newcomer_rounds`` have; without labels it gets that. ``clip``, ``noise`` and ``secure`` are
-    as in FedAvg.
+    A prior with a known covariance between clients, which is multi-task learning (§3.6), is ``mr-mtl`` where all pairs
+    of clients are equally close. For any other covariance the server would have to see every client's model.
+
+    ``strength`` multiplies R; 1 is (12). The other fields are those of ``ProtectedMean`` and ``PersonalModels``; a
+    newcomer starts from the mean centre.
     """
 
     model: Model
@@ -71,17 +71,9 @@ class LearnedPrior:
     scale: float = 0.1
     floor: float = 0.01
     schedule: Schedule = field(default_factory=Schedule)
-    newcomer_rounds: int = 1
-    agreed_seed: int = 0
-    clip: float | None = None
-    noise: AdditiveNoise | None = None
-    secure: bool = False
-    serves_unlabeled: ClassVar[bool] = True
-    asks_unlabeled: ClassVar[bool] = False
-    client_private: ClassVar[Literal[True]] = True
 
     def __post_init__(self) -> None:
-        check_averaging(self.clip, self.noise, self.secure, self.local)
+        self.check_privacy(self.local)
         one_of(self, "prior")
         at_least(self, components=1, newcomer_rounds=0)
         above(self, strength=0, scale=0, floor=0)
@@ -107,7 +99,7 @@ class LearnedPrior:
             return (theta - centers[0]).abs().sum() / b + theta.numel() * torch.log(2 * b)
         return -torch.logsumexp(responsibilities(theta, weights, centers, scale), 0)
 
-    def _trained(
+    def _train(
         self, client: Client, start: Tensor, gamma: dict[str, Tensor], local: LocalSGD, rate: Tensor | float = 1.0
     ) -> tuple[Tensor, Tensor]:
         """The client's model after local steps on its loss plus R/n, and the mean of both."""
@@ -149,7 +141,7 @@ class LearnedPrior:
         """Local SGD on the client's own model; sends its share of the next Γ."""
         gamma = {"weights": weights, "centers": centers, "scale": scale}
         start = client.kept.get("theta", weights @ centers)
-        theta, loss = self._trained(client, start, gamma, self.local, rate)
+        theta, loss = self._train(client, start, gamma, self.local, rate)
         return send(update=self.share(theta, **gamma).flatten(), loss=loss, keep={"theta": theta})
 
     def share(self, theta: Tensor, weights: Tensor, centers: Tensor, scale: Tensor) -> Tensor:
@@ -162,22 +154,16 @@ class LearnedPrior:
         return belongs * torch.cat([away, away.square().mean(1, keepdim=True), one], 1)
 
     @fit.into
-    def sums(self) -> list[Release]:
-        """What the server sees: the mean share, and the loss if nothing is protected."""
-        return averaged(self.clip, self.noise, self.secure)
+    def releases(self) -> list[Release]:
+        return self.mean_update(self.local)
 
     @task
     def join(self, client: Client, weights: Tensor, centers: Tensor, scale: Tensor) -> Sent:
         """The model of a newcomer; a client that has one keeps it."""
         gamma = {"weights": weights, "centers": centers, "scale": scale}
-        local = self.local.times(self.newcomer_rounds)
-        theta, _ = self._trained(client, weights @ centers, gamma, local)
+        local = self.local.repeat(self.newcomer_rounds)
+        theta, _ = self._train(client, weights @ centers, gamma, local)
         return send(keep={"theta": client.kept.get("theta", theta)})
-
-    @task(stays="theta")
-    def own(self, client: Client, weights: Tensor, centers: Tensor) -> Sent:
-        """The client's model, or the mean centre where there is none."""
-        return send(theta=client.kept.get("theta", weights @ centers))
 
     # The server's side
 
@@ -191,7 +177,7 @@ class LearnedPrior:
         )
 
     def round(self, state: State, federation: Federation) -> State:
-        cohort = federation.sample(self.cohort, poisson=self.noise is not None, labeled=True)
+        cohort = self.sample(federation, self.cohort)
         gamma: dict[str, Any] = {name: state[name] for name in ("weights", "centers", "scale")}
         replies = cohort.ask(self.fit, **gamma, rate=self.schedule(federation.round))
         state = with_answered(state, cohort, replies)
@@ -199,9 +185,9 @@ class LearnedPrior:
             federation.report(loss=replies["loss"])
         if "update" not in replies:
             return state
-        return state.replace(**self.moved(replies["update"].reshape(len(state.centers), -1), **gamma))
+        return state.replace(**self.next_prior(replies["update"].reshape(len(state.centers), -1), **gamma))
 
-    def moved(self, mean: Tensor, weights: Tensor, centers: Tensor, scale: Tensor) -> dict[str, Tensor]:
+    def next_prior(self, mean: Tensor, weights: Tensor, centers: Tensor, scale: Tensor) -> dict[str, Tensor]:
         """The next Γ from the mean share [k, d + 2]."""
         step, spread, count = mean[:, :-2], mean[:, -2], mean[:, -1]
         if self.prior == "laplace":
@@ -218,7 +204,5 @@ class LearnedPrior:
         }
 
     def personalize(self, state: State, cohort: Cohort) -> Models:
-        new = newcomers(state, cohort)
-        if len(new) and self.newcomer_rounds:
-            new.ask(self.join, weights=state.weights, centers=state.centers, scale=state.scale, into=[])
-        return cohort.ask(self.own, weights=state.weights, centers=state.centers).held("theta")
+        gamma = {name: state[name] for name in ("weights", "centers", "scale")}
+        return self.own_models(state, cohort, self.join, state.weights @ state.centers, **gamma)

@@ -13,18 +13,20 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
+from unalike.core.checks import at_least
 from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import State
 from unalike.core.model import Model
 from unalike.core.release import Each, Release
-from unalike.core.roster import Declared
+from unalike.core.roster import Declarations
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.robust_pca import robust_pca
 from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
-from unalike.privacy.dpsgd import PointPrivacy, Steps
+from unalike.methods import Presets
+from unalike.methods.averaging import ONE_PASS
 
 Weights = Literal["robust", "epsilon", "projected", "size", "uniform", "oracle"]
 
@@ -35,13 +37,14 @@ class RobustHDP:
 
     - ``weights``: how the server chooses w_i.
       robust: w_i ∝ 1/‖S_i‖², from robust PCA of M = L + S in every round; nothing that a client declares is used.
-      epsilon (WeiAvg): w_i ∝ ε_i. Where nobody declares an ε, all have the same.
+      epsilon (WeiAvg): w_i ∝ ε_i. Where no client declares an ε, all weigh the same.
       projected (PFA): w_i ∝ ε_i, and the updates of clients with small ε are projected on the span of the first
-      ``dimensions`` singular vectors of the others' updates; two-means of ε decides who is who.
+      ``dimensions`` singular vectors of the others' updates; two-means of ε divides the clients.
       size (DPFedAvg): w_i ∝ N̄_i. uniform: all the same. oracle: w_i ∝ 1/σ_i² from what clients declare (Eq. 3.6).
-    - ``rows``: p′. Larger models are decomposed in blocks of so many rows, whose estimates are averaged (§3.5.5).
-    - ``least_epsilon``: everybody's noise is made for the smallest ε of all, Malekmohammadi's "minimum ε"; a recipe's
-      ``[privacy] epsilons`` obeys it.
+    - ``rows``: p′. Larger models are decomposed in blocks of p′ rows, whose estimates are averaged (§3.5.5).
+      ``blocks``: Q, the number of blocks, from the first on; None: all. The experiments have Q = 1.
+    - ``least_epsilon``: the noise of all clients is made for the smallest ε of all, Malekmohammadi's "minimum ε"; a
+      recipe's ``[privacy] epsilons`` obeys it.
 
     Neighbours: one point of a client is added or removed, and N̄ is public. Malekmohammadi speaks of replacement, but
     the accountants there assume add/remove, too. Without ``local.private`` nothing is protected.
@@ -49,13 +52,22 @@ class RobustHDP:
 
     model: Model
     cohort: int | float = 1.0
-    local: LocalSGD = field(default_factory=LocalSGD)
+    local: LocalSGD = ONE_PASS
     weights: Weights = "robust"
     rows: int = 200_000
+    blocks: int | None = None
     dimensions: int = 1
     least_epsilon: bool = False
     server: ServerOptimizer = field(default_factory=ServerOptimizer)
     schedule: Schedule = field(default_factory=Schedule)
+    point_private: ClassVar[Literal[True]] = True
+    presets: ClassVar[Presets] = {
+        "paper": {  # T2 §3.6 with uniform batch sizes and §3.5.5; c and δ are those of its experiments
+            "local": {"epochs": 1, "batch": 128},
+            "blocks": 1,
+            "privacy": {"clip": 3.0, "delta": 1e-4},
+        }
+    }
     serves_unlabeled: ClassVar[bool] = True
     asks_unlabeled: ClassVar[bool] = False
     not_client_private: ClassVar[str] = (
@@ -65,11 +77,7 @@ class RobustHDP:
     def __post_init__(self) -> None:
         if self.weights not in get_args(Weights):
             raise ValueError(f"weights={self.weights!r}; expected one of {', '.join(get_args(Weights))}")
-        if self.rows < 1 or self.dimensions < 1:
-            raise ValueError(f"rows={self.rows}, dimensions={self.dimensions}; expected at least 1")
-
-    def dp_sgd(self, size: int) -> tuple[PointPrivacy, Steps] | None:
-        return None if self.local.private is None else (self.local.private, self.local.steps_of(size))
+        at_least(self, rows=1, blocks=1, dimensions=1)
 
     @task
     def fit(
@@ -79,14 +87,14 @@ class RobustHDP:
         return send(update=self.local(self.model, theta, client, rate=rate, noise=noise, batch=batch) - theta)
 
     @fit.into
-    def each_update(self) -> list[Release]:
+    def releases(self) -> list[Release]:
         """The server sees every update, which its client has made private."""
         return [Each("update", cost=None if self.local.private is None else self.local.cost)]
 
     @fit.derive
-    def own(self, declared: Declared) -> dict[str, Tensor]:
+    def privacy_inputs(self, declared: Declarations) -> dict[str, Tensor]:
         """A client's noise z_i and batch size b_i, from what it declares."""
-        return self.local.own(declared)
+        return self.local.private_inputs(declared)
 
     def start(self, seed: int) -> State:
         theta = self.model.init(seed)
@@ -98,23 +106,23 @@ class RobustHDP:
         cohort = federation.sample(self.cohort, labeled=True).within_budget(self.fit)
         replies = cohort.ask(self.fit, theta=state.theta, rate=self.schedule(federation.round))
         if "update" not in replies:
-            return state  # everybody's budget is spent
+            return state  # the budgets of all are spent
         answered, updates = cohort.only(replies.answered), replies["update"]
-        w = self.weigh(updates, answered.declared)
-        if self.weights == "projected" and answered.declared.epsilon is not None:
-            updates = projected(updates, answered.declared.epsilon, self.dimensions)
+        w = self.weigh(updates, answered.declarations)
+        if self.weights == "projected" and answered.declarations.epsilon is not None:
+            updates = projected(updates, answered.declarations.epsilon, self.dimensions)
         direction = (w @ updates.to(torch.float64)).to(updates.dtype)
         theta, moments = self.server.step(state.theta, direction, state.part("server"))
         return state.replace(theta=theta, ids=answered.ids, weights=w).with_part("server", moments)
 
-    def apart(self, state: State) -> dict[str, Tensor]:
+    def distinctions(self, state: State) -> dict[str, Tensor]:
         return {"ids": state.ids, "weight": state.weights}
 
-    def weigh(self, updates: Tensor, declared: Declared) -> Tensor:
+    def weigh(self, updates: Tensor, declared: Declarations) -> Tensor:
         """[C] w, which add up to 1, for updates [C, p]."""
         same = torch.ones(len(updates), dtype=torch.float64)
         if self.weights == "robust":
-            return _normal(_inverse(noise_of(updates, self.rows)))
+            return _normal(_inverse(noise_of(updates, self.rows, self.blocks)))
         if self.weights == "oracle":
             return _normal(_inverse(declared_noise(self.local, declared)))
         if self.weights in ("epsilon", "projected"):
@@ -125,20 +133,22 @@ class RobustHDP:
         return state.theta.expand(len(cohort), -1)
 
 
-def noise_of(updates: Tensor, rows: int) -> Tensor:
-    """[C] σ̂_i² = ‖S_i‖² of updates [C, p] (Alg. 1, lines 7-10), averaged over blocks of ``rows`` parameters."""
+def noise_of(updates: Tensor, rows: int, blocks: int | None = None) -> Tensor:
+    """[C] σ̂_i² = ‖S_i‖² of updates [C, p] (Alg. 1, lines 7-10), averaged over the first blocks of ``rows`` parameters.
+
+    There are ⌊p/rows⌋ blocks, the last of which ends at p. A smaller model is one block.
+    """
     m = updates.T
-    blocks = max(1, len(m) // rows)
-    ends = [*(rows * (block + 1) for block in range(blocks - 1)), len(m)]
+    ends = [*range(rows, len(m) - rows + 1, rows), len(m)][:blocks]
     found = [robust_pca(m[max(0, end - rows) : end])[1].square().sum(0) for end in ends]
     return torch.stack(found).mean(0)
 
 
-def declared_noise(local: LocalSGD, declared: Declared) -> Tensor:
+def declared_noise(local: LocalSGD, declared: Declarations) -> Tensor:
     """[C] σ_i²/(p·η²) of Eq. 3.5: as many steps as a round has, each with noise of variance (z_i·c/b_i)²."""
     if local.private is None:
         raise ValueError("the oracle knows the noise of DP-SGD, and there is none: give local.private")
-    made = zip(local.noises(declared), declared.bound.tolist(), strict=True)
+    made = zip(local.noise_and_steps(declared), declared.bound.tolist(), strict=True)
     found = [steps.count * (z * local.private.clip / (steps.rate * size)) ** 2 for (z, steps), size in made]
     return torch.tensor(found, dtype=torch.float64)
 
@@ -165,7 +175,7 @@ def large(epsilon: Tensor) -> Tensor:
 
 
 def _inverse(variance: Tensor) -> Tensor:
-    """1/σ²; the noise of nobody counts as less than 1e-12 of the largest."""
+    """1/σ²; no client's noise counts as less than 1e-12 of the largest."""
     most = variance.max()
     return 1 / variance.clamp(min=1e-12 * most) if most > 0 else torch.ones_like(variance)
 

@@ -9,23 +9,23 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from unalike.core.checks import did_you_mean
 from unalike.core.outside import is_path, load
-from unalike.core.suggest import nearest
 from unalike.networks.classifiers import (
     CNN,
     MLP,
-    CharLSTM,
     Dense,
     LeNet,
     LeNet5,
     LeNetEmbedding,
     Linear,
     Logistic,
-    ResNet18,
-    ResNet20,
+    SignalCNN,
     SmallCNN,
     lenet_reads,
 )
+from unalike.networks.lstm import CharLSTM
+from unalike.networks.resnets import ResNet18, ResNet20, ResNet34
 
 
 @dataclass(frozen=True)
@@ -38,17 +38,19 @@ class _Entry:
 _CATALOG = {
     "logistic": _Entry(Logistic, "one linear map: logistic or linear regression"),
     "linear": _Entry(
-        Linear, "one weight for each feature, in double precision: convex problems (Malekmohammadi et al. 2021)"
+        Linear, "one weight for each feature and no intercept, for convex problems (Malekmohammadi et al. 2021)"
     ),
     "mlp": _Entry(MLP, "ReLU network, hidden=(64,); for features"),
     "dense": _Entry(Dense, "two layers of 500 and dropout, for features (Amosy et al. 2022, App. C)"),
     "small-cnn": _Entry(SmallCNN, "two 3x3 convolutions; for tiny images such as 8x8 digits"),
+    "cnn1d": _Entry(SignalCNN, "two 1-D convolutions; for signals [length] or [channels, length]"),
     "lenet": _Entry(LeNet, "PeFLL's client model (Scott 2026, Table B.1; Amosy et al. 2022, App. C)"),
     "lenet-5": _Entry(LeNet5, "AdaPeD's client model, half as wide as lenet (Ozkara et al. 2022; LeCun et al. 1998)"),
     "lenet-embedding": _Entry(LeNetEmbedding, "PeFLL's embedding network, image and label in (Scott 2026, Table B.2)"),
     "cnn": _Entry(CNN, "FLowDUP's client model, about 150,000 parameters (Scott 2026, C.1.2; McMahan et al. 2017)"),
     "resnet20": _Entry(ResNet20, "ResNet20 without batch norm (Scott 2026, B.1.3; He et al. 2016)"),
     "resnet18": _Entry(ResNet18, "ResNet18 with group norm (Scott 2026, C.1.2; He et al. 2016)"),
+    "resnet34": _Entry(ResNet34, "ResNet34 with group norm (Malekmohammadi; He et al. 2016)"),
     "lstm": _Entry(CharLSTM, "next-character LSTM of LEAF (Scott 2026, B.1.3; Caldas et al. 2018)", reads_tokens=True),
 }
 
@@ -83,7 +85,9 @@ def build(name: str, input_shape: Sequence[int], classes: int, kind: str | None 
         return _from_outside(name, shape, classes, options)
     known = name.lower().replace("_", "-")
     if known not in _CATALOG:
-        raise ValueError(f"no architecture {name!r}{nearest(known, _CATALOG)} (or give a path, as in 'file.py:Class')")
+        raise ValueError(
+            f"no architecture {name!r}{did_you_mean(known, _CATALOG)} (or give a path, as in 'file.py:Class')"
+        )
     entry = _CATALOG[known]
     if kind is not None and (kind == "tokens") != entry.reads_tokens:
         reads = "tokens" if entry.reads_tokens else "numbers"

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from unalike.core.model import Model
-from unalike.networks.classifiers import MLP, CharLSTM, LeNet, LeNetEmbedding, lenet_reads
+from unalike.networks.classifiers import MLP, LeNet, LeNetEmbedding, lenet_reads
+from unalike.networks.lstm import CharLSTM
 
 Labels = Literal["auto", "planes", "linear", "alone", "ignored"]
 LABEL_WIDTH = 16  # of a label's linear embedding, where it joins the features
@@ -26,12 +27,19 @@ def label_vectors(y: Tensor, classes: int | None) -> Tensor:
 class VectorEmbedding(nn.Module):
     """A ReLU network on the flattened features, which a linear embedding of the label joins at its input."""
 
-    def __init__(self, input_shape: Sequence[int], classes: int | None, descriptor: int, labels: bool = True) -> None:
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        classes: int | None,
+        descriptor: int,
+        labels: bool = True,
+        hidden: Sequence[int] = (120, 84),
+    ) -> None:
         super().__init__()
         self.classes, self.labels = classes, labels
         if labels:
             self.label = nn.Linear(classes or 1, LABEL_WIDTH, bias=False)
-        self.network = MLP((math.prod(input_shape) + (LABEL_WIDTH if labels else 0),), descriptor, hidden=(120, 84))
+        self.network = MLP((math.prod(input_shape) + (LABEL_WIDTH if labels else 0),), descriptor, hidden=hidden)
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         x = x.flatten(1)
@@ -76,14 +84,27 @@ class SumEmbedding(nn.Module):
 
 
 def embedding_network(
-    input_shape: Sequence[int], kind: str, classes: int | None, descriptor: int, labels: Labels
+    input_shape: Sequence[int],
+    kind: str,
+    classes: int | None,
+    descriptor: int,
+    labels: Labels,
+    width: int | None = None,
 ) -> Model:
     """φ for this kind of input; "auto" lets labels enter as planes beside an image that LeNet can read, else linearly.
 
-    With planes, or with labels ignored, such an image gets the network of T1 Table B.2.
+    With planes, or with labels ignored, such an image gets the network of T1 Table B.2. With a ``width`` φ is a network
+    with one hidden layer, the MLP of T1 Table B.7, for images and features.
     """
     if descriptor < 1:
         raise ValueError(f"descriptor={descriptor}; expected a length of at least 1")
+    if width is not None:
+        if kind == "tokens" or labels not in ("auto", "linear", "ignored"):
+            raise ValueError(
+                f"embedding_width={width} makes φ a network of pixels or features, which labels join linearly; got "
+                f"{kind} with labels={labels!r}: leave embedding_width out, or use labels='linear' or 'ignored'"
+            )
+        return Model(VectorEmbedding(input_shape, classes, descriptor, labels != "ignored", hidden=(width,)))
     lenet = kind == "image" and lenet_reads(input_shape)
     if labels == "auto":
         labels = "planes" if lenet and classes is not None else "linear"

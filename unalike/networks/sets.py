@@ -32,7 +32,7 @@ def max_over(points: Tensor, own: Tensor) -> Tensor:
     return torch.where(own.any(), largest, 0)
 
 
-def _pooled(points: Tensor, own: Tensor) -> Tensor:
+def _mean_and_max(points: Tensor, own: Tensor) -> Tensor:
     """Mean of the first half of the coordinates, maximum of the second (P2 App. C)."""
     half = points.shape[1] // 2
     return torch.cat([mean_over(points[:, :half], own), max_over(points[:, half:], own)])
@@ -55,7 +55,7 @@ class DeepSet(nn.Module):
         self.psi = MLP((width,), descriptor, hidden=() if lenet_reads(input_shape) else (250,))
 
     def forward(self, x: Tensor, own: Tensor) -> Tensor:
-        descriptor: Tensor = self.psi(_pooled(self.phi(x).relu(), own)[None])[0]
+        descriptor: Tensor = self.psi(_mean_and_max(self.phi(x).relu(), own)[None])[0]
         return descriptor
 
 
@@ -73,7 +73,7 @@ class DeepSetOnce(nn.Module):
 
     def forward(self, x: Tensor, own: Tensor) -> Tensor:
         points = self.phi(x if isinstance(self.phi, LeNet) else x.flatten(1)).relu()
-        descriptor: Tensor = self.psi(_pooled(points, own)[None])[0]
+        descriptor: Tensor = self.psi(_mean_and_max(points, own)[None])[0]
         return descriptor
 
 
@@ -101,7 +101,8 @@ class DeepSetEvery(nn.Module):
         first = F.max_pool2d(self.conv1(x), 2).relu()
         second = F.max_pool2d(self.conv2(first), 2).relu()
         pooled = [
-            _pooled(layer(maps.flatten(1)).relu(), own) for layer, maps in ((self.flat1, first), (self.flat2, second))
+            _mean_and_max(layer(maps.flatten(1)).relu(), own)
+            for layer, maps in ((self.flat1, first), (self.flat2, second))
         ]
         descriptor: Tensor = self.psi(torch.cat(pooled)[None])[0]
         return descriptor
@@ -137,7 +138,7 @@ class DSS(nn.Module):
             x = F.max_pool2d(layer(self.own2, self.set2, x), 2).relu()
         x = layer(self.own3, self.set3, x.flatten(1)).relu()
         x = layer(self.own4, self.set4, x).relu()
-        descriptor: Tensor = self.psi(_pooled(x, own))
+        descriptor: Tensor = self.psi(_mean_and_max(x, own))
         return descriptor
 
 

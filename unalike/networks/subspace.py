@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unalike.core.device import beside
 from unalike.core.draws import Draws, key
+from unalike.core.torch_internals import to_device_of
 
 Kind = Literal["kronecker", "signs", "identity"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -38,7 +38,7 @@ class Kronecker:
     def __call__(self, v: Tensor) -> Tensor:
         across, along = self.left.shape[1], self.right.shape[1]
         square = F.pad(v, (0, across * along - self.columns)).reshape(across, along)
-        return (beside(self.left, v) @ square @ beside(self.right, v).T).reshape(-1)[: self.rows]
+        return (to_device_of(self.left, v) @ square @ to_device_of(self.right, v).T).reshape(-1)[: self.rows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class Signs:
     signs: Tensor  # [d], ±c
 
     def __call__(self, v: Tensor) -> Tensor:
-        return _copies(v, self.shifts)[: self.rows] * beside(self.signs, v)
+        return _copies(v, self.shifts)[: self.rows] * to_device_of(self.signs, v)
 
 
 def _copies(v: Tensor, shifts: tuple[int, ...]) -> Tensor:

@@ -7,7 +7,7 @@ accounted for: a run without noise does not pay for it.
 from unalike.privacy.account import BARE, Unaccountable
 from unalike.privacy.ledger import Budget, BudgetExceeded, Charge, Ledger
 from unalike.privacy.masks.protocol import ProtocolError, SecureClient, SecureServer, SecureSumAborted
-from unalike.privacy.masks.session import Ring, Session
+from unalike.privacy.masks.session import Ring, SecureSession
 from unalike.privacy.mechanisms import (
     AdditiveNoise,
     Exponential,
@@ -41,8 +41,8 @@ __all__ = [
     "Sampling",
     "SecureClient",
     "SecureServer",
+    "SecureSession",
     "SecureSumAborted",
-    "Session",
     "SystemDraws",
     "Unaccountable",
     "clip",

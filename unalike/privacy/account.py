@@ -48,9 +48,9 @@ def account(parts: Iterable[tuple[Event, int]]) -> Account:
     for event, count in parts:
         for leaf, times in leaves(event, count):
             if not isinstance(leaf, NonPrivate):
-                from unalike.privacy import accountant
+                from unalike.privacy.losses import largest_loss
 
-                accountant.check_known(leaf)
+                largest_loss(leaf)  # refuses an unknown event
             counts[leaf] = counts.get(leaf, 0) + times
     return frozenset((event, count) for event, count in counts.items() if count > 0)
 

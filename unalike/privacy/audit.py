@@ -138,7 +138,7 @@ def proven_noise(scores: Tensor, member: Tensor, released: Account, confidence: 
     fn = upper_bound(int((tested_in < threshold).sum()), len(tested_in), error)
 
     def possible(factor: float) -> bool:
-        return allows(accountant.scaled(released, factor), fp, fn)
+        return allows(accountant.scale_noise(released, factor), fp, fn)
 
     low, high = 1.0, 1.0  # outwards from what was promised: curves of little noise take long
     if possible(1.0):

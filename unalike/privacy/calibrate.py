@@ -22,7 +22,7 @@ _TOLERANCE = 1e-4  # relative, in the noise multiplier; the answer errs on the p
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunCost:
     """What a run of Gaussian releases will cost: ``rounds`` rounds, each of a fresh cohort drawn by ``sampling``."""
 
     noise_multiplier: float
@@ -33,7 +33,7 @@ class Plan:
     method: str
 
 
-def plan(
+def predict_cost(
     noise_multiplier: float,
     rounds: int,
     sampling: Sampling = Everyone(),
@@ -41,7 +41,7 @@ def plan(
     delta: float,
     also: Sequence[DpEvent] = (),
     once: Sequence[float] = (),
-) -> Plan:
+) -> RunCost:
     """ε of a run that releases one Gaussian sum a round (and the events ``also``, of the same cohort) to the end.
 
     once: noise multipliers of Gaussian sums over everybody that come once in the run, besides.
@@ -53,7 +53,7 @@ def plan(
 
     released = _run(noise_multiplier, rounds, sampling, tuple(also), tuple(once))
     epsilon = accountant.epsilon(released, delta)
-    return Plan(noise_multiplier, rounds, sampling, epsilon, delta, accountant.method(released))
+    return RunCost(noise_multiplier, rounds, sampling, epsilon, delta, accountant.method(released))
 
 
 @lru_cache(maxsize=256)
@@ -65,7 +65,7 @@ def noise_multiplier(
     also: tuple[DpEvent, ...] = (),
     once: tuple[float, ...] = (),
 ) -> float:
-    """The least noise multiplier with which the run of ``plan`` stays within (ε, δ)."""
+    """The least noise multiplier with which the run of ``predict_cost`` stays within (ε, δ)."""
     check_at_least(rounds, 1, "rounds", "give how many rounds the run will have")
     return least_noise(lambda z: _run(z, rounds, sampling, also, once), epsilon, delta)
 

@@ -333,27 +333,27 @@ _DIGITS = _digits_of_inverse_e(63)
 
 @torch.library.custom_op("unalike::discrete_gaussian", mutates_args=(), tags=RANDOM)
 def _gaussian_op(like: Tensor, sigma: Tensor, shape: Sequence[int]) -> Tensor:
-    return _drawn(discrete_gaussian, sigma, shape)
+    return _sample(discrete_gaussian, sigma, shape)
 
 
 @torch.library.custom_op("unalike::discrete_laplace", mutates_args=(), tags=RANDOM)
 def _laplace_op(like: Tensor, scale: Tensor, shape: Sequence[int]) -> Tensor:
-    return _drawn(discrete_laplace, scale, shape)
+    return _sample(discrete_laplace, scale, shape)
 
 
 @torch.library.custom_op("unalike::exponential_choice", mutates_args=(), tags=RANDOM)
 def _choice_op(like: Tensor, scores: Tensor, scale: Tensor) -> Tensor:
-    return _chosen(scores, scale)
+    return _choose(scores, scale)
 
 
 def gaussian_noise(sigma: int | Tensor, shape: Sequence[int], like: Tensor | None = None) -> Tensor:
     """Discrete Gaussian noise of this shape (int64). Inside ``vmap``, ``like`` must be a tensor of the client's own."""
-    return cast(Tensor, _gaussian_op(_own(like), torch.as_tensor(sigma), list(shape)))
+    return cast(Tensor, _gaussian_op(_like_or_nothing(like), torch.as_tensor(sigma), list(shape)))
 
 
 def laplace_noise(scale: int | Tensor, shape: Sequence[int], like: Tensor | None = None) -> Tensor:
     """Discrete Laplace noise of this shape (int64), likewise."""
-    return cast(Tensor, _laplace_op(_own(like), torch.as_tensor(scale), list(shape)))
+    return cast(Tensor, _laplace_op(_like_or_nothing(like), torch.as_tensor(scale), list(shape)))
 
 
 def exponential_choice(scores: Tensor, scale: int | Tensor, like: Tensor | None = None) -> Tensor:
@@ -362,14 +362,14 @@ def exponential_choice(scores: Tensor, scale: int | Tensor, like: Tensor | None 
     A candidate is drawn uniformly and accepted with probability exp(−(largest − score)/scale), until one is. ``scale``
     is one number, or one for each row of scores.
     """
-    return cast(Tensor, _choice_op(_own(like), scores, torch.as_tensor(scale)))
+    return cast(Tensor, _choice_op(_like_or_nothing(like), scores, torch.as_tensor(scale)))
 
 
-def _own(like: Tensor | None) -> Tensor:
+def _like_or_nothing(like: Tensor | None) -> Tensor:
     return torch.zeros(0) if like is None else like
 
 
-def _drawn(sample: Any, scale: Tensor, shape: Sequence[int]) -> Tensor:
+def _sample(sample: Any, scale: Tensor, shape: Sequence[int]) -> Tensor:
     count = math.prod(shape)
     if scale.ndim == 0:
         return torch.from_numpy(sample(int(scale), count)).reshape(tuple(shape))
@@ -377,7 +377,7 @@ def _drawn(sample: Any, scale: Tensor, shape: Sequence[int]) -> Tensor:
     return torch.from_numpy(sample(each.numpy(), count)).reshape(tuple(shape))
 
 
-def _chosen(scores: Tensor, scale: Tensor) -> Tensor:
+def _choose(scores: Tensor, scale: Tensor) -> Tensor:
     rows = scores.reshape(-1, scores.shape[-1]).numpy()
     scales = scale.to(torch.int64).expand(scores.shape[:-1]).reshape(-1).numpy()
     gaps = rows.max(axis=1, keepdims=True) - rows

@@ -47,7 +47,7 @@ class Steps:
         check_at_least(size, 1, "size", "a client without data takes no steps")
         return cls(min(1.0, batch / size), count)
 
-    def rounded(self) -> Steps:
+    def round_up(self) -> Steps:
         """The next rate and count of a short list (16 for each doubling): they cost at least as much.
 
         Clients of a thousand sizes then share a few dozen calibrations; the noise is at most a few per cent too much.
@@ -95,7 +95,7 @@ class LocalCost:
 
     events: tuple[DpEvent, ...]  # in cohort order
     clip: float
-    noise: str  # for the transcript
+    noise: tuple[tuple[str, str | float], ...] = (("kind", "DP-SGD"),)  # for the transcript; the kind comes first
 
     def charges(self, clients: Sequence[int]) -> list[Charge]:
         """One charge for all clients with equal events."""
@@ -112,10 +112,10 @@ class PointPrivacy:
     """DP-SGD at the clients: every sample's gradient is clipped to ``clip``, and every step has noise.
 
     The noise is ``noise_multiplier`` · clip for everybody; or, with ``epsilon`` and ``delta``, each client's own, found
-    from its number of samples so that ``rounds`` rounds of training cost it no more than that. With ``own`` the (ε, δ)
-    are those that each client declares. ``batches``: clients declare batch sizes of their own, out of these,
-    ascending. ``also``: noise multipliers of Gaussian sums that the run releases besides, once each. Neighbours differ
-    by one point that is added or removed; the size N̄ is public.
+    from its number of samples so that ``rounds`` rounds of training cost it no more than that. With ``per_client`` each
+    client declares its own (ε, δ). ``batches``: clients declare batch sizes of their own, out of these, ascending.
+    ``also``: noise multipliers of Gaussian sums that the run releases besides, once each. Neighbours differ by one
+    point that is added or removed; the size N̄ is public.
     """
 
     clip: float = 1.0
@@ -124,7 +124,7 @@ class PointPrivacy:
     delta: float | None = None
     rounds: int | None = None
     rounded: bool = False  # calibrate for rounded steps: for clients of very many sizes
-    own: bool = False
+    per_client: bool = False
     batches: tuple[int, ...] | None = None
     also: tuple[float, ...] = ()
 
@@ -132,10 +132,10 @@ class PointPrivacy:
         check_positive(self.clip, "the clip bound", "give the largest norm that one point's gradient may have")
         if self.noise_multiplier is not None:
             check_positive(self.noise_multiplier, "noise_multiplier", "it is standard deviation / clip")
-        elif self.rounds is None or (not self.own and (self.epsilon is None or self.delta is None)):
+        elif self.rounds is None or (not self.per_client and (self.epsilon is None or self.delta is None)):
             raise ValueError(
-                "DP-SGD needs noise: give noise_multiplier, or rounds and either epsilon and delta or own=True, from "
-                "which it is found"
+                "DP-SGD needs noise: give noise_multiplier, or rounds and either epsilon and delta or "
+                "per_client=True, from which it is found"
             )
         else:
             check_at_least(self.rounds, 1, "rounds", "give in how many rounds a client takes part at most")
@@ -145,21 +145,23 @@ class PointPrivacy:
         if self.batches is not None and (self.batches != tuple(sorted(set(self.batches))) or min(self.batches) < 1):
             raise ValueError(f"batches={self.batches}; expected different batch sizes of at least 1, ascending")
 
-    def accounted(self, steps: Steps) -> Steps:
+    def charged_steps(self, steps: Steps) -> Steps:
         """What a client that takes these steps in a round is charged with."""
-        return steps.rounded() if self.rounded else steps
+        return steps.round_up() if self.rounded else steps
 
     def multiplier(self, steps: Steps, epsilon: float | None = None, delta: float | None = None) -> float:
         """The noise multiplier of a client that is charged with these steps in every round and declares (ε, δ)."""
         if self.noise_multiplier is not None:
             return self.noise_multiplier
-        if not self.own:
+        if not self.per_client:
             epsilon, delta = self.epsilon, self.delta
         if epsilon is None or delta is None or self.rounds is None:
             raise ValueError("every client has its own (ε, δ) here, but this one declares none: see Roster.epsilon")
         others = tuple(Gaussian(z).event() for z in self.also)
         return noise_for(epsilon, delta, Steps(steps.rate, steps.count * self.rounds), also=others)
 
-    def __str__(self) -> str:
+    def cost(self, events: Sequence[DpEvent]) -> LocalCost:
+        """What training has cost the clients of a cohort, by the events of each."""
         z = self.noise_multiplier
-        return "DP-SGD(noise by client)" if z is None else f"DP-SGD(noise_multiplier={z:g})"
+        noise = () if z is None else (("noise_multiplier", z),)
+        return LocalCost(tuple(events), self.clip, (("kind", "DP-SGD"), *noise))

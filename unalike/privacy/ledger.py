@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -182,10 +182,6 @@ class Ledger:
     def epsilons(self, delta: float) -> dict[ClientId, float]:
         """ε of every client that has releases of its own; all others have ``epsilon(delta, client=...)`` alike."""
         return {client: self.epsilon(delta, client=client) for client in self._clients}
-
-    def newcomer_epsilons(self, delta: float) -> dict[ClientId, float]:
-        """ε of every newcomer that was asked something."""
-        return {newcomer: self.epsilon(delta, newcomer=newcomer) for newcomer in self._newcomers}
 
     def worst(self, delta: float, coarseness: int = 1) -> float:
         """The largest ε of anybody, newcomers included; a ``coarseness`` above 1 is faster and errs upwards."""
@@ -380,6 +376,14 @@ class Ledger:
         ledger._seen = bool(ledger._shared) if against is None else bool(against["seen"])
         ledger._of_all = NOTHING if against is None else released(against["most"])
         return ledger
+
+
+def epsilon_together(ledgers: Sequence[Ledger], delta: float) -> float:
+    """ε of several runs on the same data, for somebody who is the worst off in each of them."""
+    from unalike.privacy import accountant
+
+    worst = [max(one._everybody(), key=lambda spent: accountant.quick_bound(spent, delta)) for one in ledgers]
+    return accountant.epsilon(combine(*worst), delta)
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class SystemDraws:
         last = torch.iinfo(torch.int64).max - capacity + index
         return torch.argsort(torch.where(index >= n, last, order), stable=True)
 
-    def chosen(self, total: int, how: int | float) -> Tensor:
+    def choose(self, total: int, how: int | float) -> Tensor:
         """Some of 0..total−1: each with this probability on its own (a float), or so many of them (an int)."""
         if isinstance(how, int):
             return self.permutation(total, total)[:how]

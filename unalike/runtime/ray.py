@@ -4,7 +4,7 @@ A worker is a process (an actor of Ray) with a ``Host``: it loads its clients' r
 This side has no row. It sends each worker its part of a request, waits, and passes on what comes back. What all clients
 of a request share is put into Ray's object store once, and every worker reads it once.
 
-A worker that dies is started again by Ray. It is told once more what it is, finds on disk what its clients keep, and is
+A worker that dies is started again by Ray. It gets its set-up calls again, finds on disk what its clients keep, and is
 asked again under the same serial; its journal sees to it that nothing is trained or charged twice.
 
 Ray runs any code that whoever reaches its ports sends, and listens on every interface: see docs/scale.md on how to keep
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before ray is imported: nothing is reported to anybody
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # before ray is imported: no usage is reported
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # its own warning asks for this
 
 os.environ.setdefault("RAY_worker_niceness", "0")  # else workers wait for whatever else the machine has to do
@@ -33,8 +33,9 @@ from unalike.core import wire
 from unalike.core.request import Program, Reply, Request
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema
-from unalike.runtime.routes import Drop, Routes
-from unalike.runtime.shard.host import Failed, Host, NotReady, OutOfMemory, result, unpacked, version
+from unalike.runtime.shard.host import Failed, Host, NotReady, OutOfMemory, result, version
+from unalike.runtime.shard.journal import unpack
+from unalike.runtime.simulate import Drop, Routes
 
 Lost = Literal["again", "failed"]
 START = 120.0  # seconds that a worker may take to start, or to start again
@@ -77,10 +78,13 @@ class Workers:
     - ``count``: how many; None: one for each processor of the cluster.
     - ``address``: of a cluster that runs already, as ``ray start`` prints it; None starts one on this machine, for as
       long as this object is open.
+    - ``sites``: what a worker may load, as ``module:Class``.
     - ``options``: of each worker, for Ray, e.g. ``{"resources": {"hospital": 1}}``.
     """
 
-    def __init__(self, count: int | None = None, address: str | None = None, **options: Any) -> None:
+    def __init__(
+        self, count: int | None = None, address: str | None = None, sites: Sequence[str] = (), **options: Any
+    ) -> None:
         if count is not None and count < 1:
             raise ValueError(f"workers={count}; expected at least 1")
         cores = os.cpu_count() or 1
@@ -100,8 +104,11 @@ class Workers:
             **{"num_cpus": 1, "max_restarts": -1, "max_task_retries": 0, **options}  # what is asked again, we ask
         )
         self.count = count or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        self._actors = [self._make.remote() for _ in range(self.count)]
-        self._told: list[dict[str, tuple[bytes, ...]]] = [{} for _ in range(self.count)]
+        self._sites = tuple(sites)
+        self._actors = [self._make.remote(self._sites) for _ in range(self.count)]
+        self._setup: list[dict[str, tuple[bytes, ...]]] = [{} for _ in range(self.count)]
+        # digests of the arrays that each worker was sent since it started
+        self.received: list[set[str]] = [set() for _ in range(self.count)]
         try:
             self.check()
         except (TimeoutError, RayError) as error:
@@ -156,7 +163,7 @@ class Workers:
     def wait(
         self, number: int, future: Any, patience: float | None = None, tick: Callable[[], None] | None = None
     ) -> bytes:
-        """The answer to a call. ``TimeoutError`` after so many seconds, ``RayError`` if the worker has died."""
+        """The answer to a call. ``TimeoutError`` after ``patience`` seconds, ``RayError`` if the worker has died."""
         until = None if patience is None else time.monotonic() + patience
         while True:
             left = TICK if until is None else min(TICK, until - time.monotonic())
@@ -174,7 +181,7 @@ class Workers:
         return self.each(what, [data] * self.count)
 
     def each(self, what: str, data: Sequence[tuple[bytes, ...]]) -> list[bytes]:
-        """A call to every worker, with data of its own."""
+        """A call to every worker, each with its own data."""
         futures = [self.begin(number, what, *own) for number, own in enumerate(data)]
         return [self._result(number, what, own, futures[number]) for number, own in enumerate(data)]
 
@@ -192,40 +199,41 @@ class Workers:
         for number in range(self.count):
             self.begin(number, what, *data)
 
-    # What a worker must know
+    # Set-up
 
     def tell(self, what: str, data: Sequence[tuple[bytes, ...]]) -> list[bytes]:
-        """A call to every worker that is part of what it is: one that starts again is told the same."""
+        """A set-up call to every worker; one that starts again gets it again."""
         answers = self.each(what, data)
-        for told, own in zip(self._told, data, strict=True):
-            self._remember(told, what, own)
+        for setup, own in zip(self._setup, data, strict=True):
+            self._remember(setup, what, own)
         return answers
 
     @staticmethod
-    def _remember(told: dict[str, tuple[bytes, ...]], what: str, data: tuple[bytes, ...]) -> None:
+    def _remember(setup: dict[str, tuple[bytes, ...]], what: str, data: tuple[bytes, ...]) -> None:
         order = ("load", "settle", "learn", "use", "plans")
         if what in ("load", "settle"):  # what came after it is about another shard
             for later in order[order.index(what) :]:
-                told.pop(later, None)
-        told[what] = data
+                setup.pop(later, None)
+        setup[what] = data
 
     def remember(self, number: int, what: str, *data: bytes) -> None:
-        """To be told to a worker that starts again."""
-        self._remember(self._told[number], what, data)
+        """Keep a set-up call for a worker that starts again."""
+        self._remember(self._setup[number], what, data)
 
     def revive(self, number: int) -> None:
-        """Wait until a worker that died is back, and tell it what it is."""
+        """Wait until a worker that died is back, and tell it what it is. It has forgotten all arrays."""
+        self.received[number].clear()
         until, last = time.monotonic() + START, ""
         while time.monotonic() < until:
             try:
                 left = max(1.0, until - time.monotonic())
                 self._check(number, self.wait(number, self.begin(number, "version"), left))
-                for what, data in self._told[number].items():
+                for what, data in self._setup[number].items():
                     result(self.wait(number, self.begin(number, what, *data), left), self.name(number))
                 return
             except ray.exceptions.ActorDiedError as error:  # Ray has given it up: start one in its place
                 last = str(error)
-                self._actors[number] = self._make.remote()
+                self._actors[number] = self._make.remote(self._sites)
             except (RayError, NotReady) as error:
                 last = str(error)
                 time.sleep(0.1)
@@ -234,6 +242,15 @@ class Workers:
     def kill(self, number: int) -> None:
         """End a worker that hangs; Ray starts it again."""
         ray.kill(self._actors[number], no_restart=False)
+
+
+@dataclass(frozen=True)
+class _Ask:
+    """One worker's part of a request, encoded, and the arrays that it names."""
+
+    part: Request
+    data: bytes
+    arrays: Mapping[str, tuple[int, Any]]
 
 
 class RayRuntime:
@@ -257,84 +274,104 @@ class RayRuntime:
     ) -> None:
         self.workers, self.program, self.deadline, self.lost = workers, program, deadline, lost
         self._routes = Routes(rosters, drop)
-        self.roster, self.shards = self._routes.roster, self._routes.shards
+        self.roster, self.shard_count = self._routes.roster, self._routes.shards
+        for received in workers.received:  # workers that were settled anew begin without arrays
+            received.clear()
         self._gone: set[int] = set()  # workers to be brought back before they are asked again
         self.tallies = [Tally(number, len(roster)) for number, roster in enumerate(rosters)]
-        # is told whom it waits for, and once all have answered, nobody
+        # called with the workers it waits for, and with none once all have answered
         self.waiting: Callable[[list[int], float], None] = lambda late, seconds: None
 
     def deliver(self, request: Request) -> Iterator[Reply]:
-        shared: Any = wire.encode(request.shared) if request.shared else b""
-        stored = ray.put(shared) if len(shared) > INLINE else shared
-        size, bare = len(shared), replace(request, shared={})
         futures: dict[int, Any] = {}  # of workers that have not been listened to
+        stored: dict[str, tuple[int, Any]] = {}  # arrays by digest: bytes, and where Ray has them
+        for name, digest in request.named.items():
+            data = wire.encode({"": request.shared[name]})
+            stored[digest] = len(data), ray.put(data) if len(data) > INLINE else data
 
         def answers(number: int, part: Request) -> Iterator[Reply]:
-            data = part.encode()
             if number in self._gone:  # it was given up in an earlier ask
                 self._revive(number)
-            self.tallies[number].bytes_down += len(data) + size
-            futures[number] = self.workers.begin(number, "answer", data, stored)
-            return self._replies(number, part, (data, stored), futures)
+            ask = _Ask(part, part.encode(), stored)
+            missing = [one for one in stored if one not in self.workers.received[number]]
+            futures[number] = self._begin(number, ask, missing)
+            return self._replies(number, ask, futures)
 
-        begun = time.monotonic()
-        yield from self._routes.deliver(bare, answers)
-        self.waiting([], time.monotonic() - begun)
+        start = time.monotonic()
+        yield from self._routes.deliver(request.head(), answers)
+        self.waiting([], time.monotonic() - start)
 
-    def _replies(self, number: int, part: Request, data: tuple[Any, ...], futures: dict[int, Any]) -> Iterator[Reply]:
-        tally, begun = self.tallies[number], time.monotonic()
+    def _begin(self, number: int, ask: _Ask, missing: Sequence[str]) -> Any:
+        """Send a worker its part of an ask, with the arrays that it lacks."""
+        self.tallies[number].bytes_down += len(ask.data) + sum(ask.arrays[one][0] for one in missing)
+        self.workers.received[number] |= set(ask.arrays)
+        return self.workers.begin(number, "answer", ask.data, *(ask.arrays[one][1] for one in missing))
+
+    def _replies(self, number: int, ask: _Ask, futures: dict[int, Any]) -> Iterator[Reply]:
+        tally, start = self.tallies[number], time.monotonic()
         tally.asks += 1
+        answer = self._answer(number, ask, futures)
+        tally.last = time.monotonic() - start
+        tally.waited += tally.last
+        if isinstance(answer, bytes):
+            tally.bytes_up += len(answer)
+            try:
+                about, *frames = unpack(answer)
+                seconds, cpu = (float(json.loads(about)[name]) for name in ("seconds", "cpu"))
+                replies = [Reply.decode(frame) for frame in frames]
+                tally.seconds, tally.cpu = tally.seconds + seconds, tally.cpu + cpu
+            except (ValueError, TypeError, KeyError) as error:  # costs its own clients and nobody else's
+                answer = f"its worker sent nonsense: {error}"
+        if isinstance(answer, str):
+            replies = [ask.part.reply(failed=dict.fromkeys(range(len(ask.part.ids)), answer))]
+        for reply in replies:
+            tally.answered += len(reply.rows)
+            tally.failed += len(reply.failed)
+            yield reply
+
+    def _answer(self, number: int, ask: _Ask, futures: dict[int, Any]) -> bytes | str:
+        """What a worker answers; why it does not, where it is lost."""
+        start, why = time.monotonic(), "was not ready"
 
         def tick() -> None:
             done, _ = ray.wait(list(futures.values()), num_returns=len(futures), timeout=0)
             late = [one for one, future in futures.items() if future not in done]
-            self.waiting(late, time.monotonic() - begun)
-
-        def all_failed(why: str) -> Reply:
-            tally.failed += len(part.ids)
-            return part.reply(failed=dict.fromkeys(range(len(part.ids)), why))
+            self.waiting(late, time.monotonic() - start)
 
         try:
             for _ in range(TRIES):
                 try:
-                    answer = result(
-                        self.workers.wait(number, futures[number], self.deadline, tick), self.workers.name(number)
-                    )
-                    break
+                    return self._wait(number, ask, futures, tick)
+                except wire.Lacking:
+                    why = "lacked arrays that it had just been sent"
                 except NotReady:
                     self._revive(number)
                 except TimeoutError:
-                    tally.missed += 1
+                    self.tallies[number].missed += 1
                     self.workers.kill(number)
                     self._gone.add(number)
-                    yield all_failed(f"its worker did not answer within {self.deadline:g} s")
-                    return
+                    return f"its worker did not answer within {self.deadline:g} s"
                 except (RayError, OutOfMemory) as error:
                     if isinstance(error, OutOfMemory):  # a fresh process has all its memory
                         self.workers.kill(number)
                     if self.lost == "failed":
                         self._gone.add(number)
-                        yield all_failed(f"its worker was lost in this ask ({type(error).__name__})")
-                        return
+                        return f"its worker was lost in this ask ({type(error).__name__})"
                     why = "ran out of memory" if isinstance(error, OutOfMemory) else "died"
                     self._revive(number)
-                futures[number] = self.workers.begin(number, "answer", *data)
-            else:
-                yield all_failed(f"its worker {why} {TRIES} times in this ask")
-                return
+                futures[number] = self._begin(number, ask, list(ask.arrays))
+            return f"its worker {why} {TRIES} times in this ask"
         finally:
             del futures[number]
-        frames = unpacked(answer)
-        tally.last = time.monotonic() - begun
-        tally.waited += tally.last
-        about = json.loads(next(frames))
-        tally.seconds, tally.cpu = tally.seconds + about["seconds"], tally.cpu + about["cpu"]
-        tally.bytes_up += len(answer)
-        for frame in frames:
-            reply = Reply.decode(frame)
-            tally.answered += len(reply.rows)
-            tally.failed += len(reply.failed)
-            yield reply
+
+    def _wait(self, number: int, ask: _Ask, futures: dict[int, Any], tick: Callable[[], None]) -> bytes:
+        """Wait for a worker's answer; one that has forgotten some arrays gets all of them again."""
+        name = self.workers.name(number)
+        try:
+            return result(self.workers.wait(number, futures[number], self.deadline, tick), name)
+        except wire.Lacking:
+            futures[number] = self._begin(number, ask, list(ask.arrays))
+            return result(self.workers.wait(number, futures[number], self.deadline, tick), name)
 
     def _revive(self, number: int) -> None:
         self.tallies[number].restarts += 1
@@ -365,7 +402,7 @@ class RayRuntime:
         return [{**asdict(tally), "rate": tally.rate} for tally in self.tallies]
 
 
-def settled(
+def start_runtime(
     workers: Workers,
     settings: str,
     mine: Sequence[Any],
@@ -390,4 +427,4 @@ def settled(
     return RayRuntime(workers, rosters, program, lost=lost, **how)
 
 
-__all__ = ["Failed", "RayRuntime", "Tally", "WorkerError", "Workers", "settled"]
+__all__ = ["Failed", "RayRuntime", "Tally", "WorkerError", "Workers", "start_runtime"]

@@ -1,18 +1,96 @@
-"""The runtime that everybody uses first: one shard, or several, in this process."""
+"""Shards in this process, the runtime that everybody uses first, and the routes to shards that all runtimes share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from unalike.core import wire
+from unalike.core.draws import Draws, key
 from unalike.core.request import Program, Reply, Request
+from unalike.core.roster import Roster
 from unalike.core.schema import Schema
-from unalike.runtime.routes import Drop, Routes
 from unalike.runtime.shard.shard import Shard
+
+Drop = float | Callable[[int, Draws], bool]
+Answers = Callable[[int, Request], Iterator[Reply]]  # (shard, its part of a request): what its clients say
+
+
+class Routes:
+    """Brings each shard its part of a request.
+
+    drop: fraction of clients that fail to answer, or a function (client id, draws) -> bool; to rehearse failures. Asks
+        that only measure reach everybody.
+    """
+
+    def __init__(self, rosters: Sequence[Roster], drop: Drop = 0.0) -> None:
+        if isinstance(drop, float | int) and not 0 <= drop <= 1:
+            raise ValueError(f"drop={drop}; expected a fraction from 0 to 1")
+        self.shards, self.drop = len(rosters), drop
+        self.roster = rosters[0] if len(rosters) == 1 else Roster.joined(rosters)
+        self._home = torch.zeros(0, dtype=torch.int64)  # [clients] the shard of each, in the order of sorted ids
+        if len(rosters) > 1:
+            owner = torch.cat([torch.full((len(roster),), i) for i, roster in enumerate(rosters)])
+            self._home = owner[torch.argsort(torch.cat([roster.ids for roster in rosters]))]
+        self._numbered = torch.equal(self.roster.ids, torch.arange(len(self.roster)))  # an id is a position
+
+    def deliver(self, request: Request, answers: Answers) -> Iterator[Reply]:
+        """All replies to a request, shard after shard.
+
+        Every shard has its part before the first is listened to. They are listened to in their order, whichever is
+        ready first: sums are merged as replies come, so that a repeated run has the same bits.
+        """
+        if self.shards == 1 and not self.drop:
+            yield from answers(0, request) if len(request.ids) else ()
+            return
+        rows = torch.arange(len(request.ids))
+        if self.drop and request.purpose != "measure":
+            gone = self._dropped(request)
+            if bool(gone.any()):
+                why = "did not answer (simulated drop-out)"
+                yield request.reply(failed=dict.fromkeys(rows[gone].tolist(), why))
+                rows = rows[~gone]
+        asked = []
+        for number, own in self.homes(request.ids[rows]):
+            mine = rows[own]
+            part = request if len(mine) == len(request.ids) else request.only(mine)
+            asked.append((number, mine, answers(number, part)))
+        for number, mine, replies in asked:
+            for reply in replies:
+                try:
+                    placed = reply.at(mine)
+                except wire.WireError as error:  # one bad shard costs its own clients and nobody else's
+                    failed = dict.fromkeys(mine.tolist(), f"its shard sent nonsense: {error}")
+                    yield replace(request.reply(failed=failed), shard=number)
+                    break
+                yield placed if number == 0 else replace(placed, shard=number)
+
+    def homes(self, ids: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """The shards where some of these clients live, and the positions of those."""
+        if self.shards == 1:
+            if len(ids):
+                yield 0, torch.arange(len(ids))
+            return
+        place = (ids if self._numbered else torch.searchsorted(self.roster.ids, ids)).clamp(0, len(self.roster) - 1)
+        if not torch.equal(self.roster.ids[place], ids):
+            raise ValueError(f"client {int(ids[self.roster.ids[place] != ids][0])} lives in no shard")
+        home = self._home[place]
+        for number in range(self.shards):
+            mine = (home == number).nonzero().flatten()
+            if len(mine):
+                yield number, mine
+
+    def _dropped(self, request: Request) -> Tensor:
+        """[C] who fails to answer; a client's draw is its own, so that it does not depend on the others."""
+        keys = key(request.key, -2, request.ids)
+        if callable(self.drop):
+            draws = Draws(key(request.key, -2))
+            return torch.tensor([bool(self.drop(int(client), draws)) for client in request.ids], dtype=torch.bool)
+        return ((keys >> 11) & ((1 << 53) - 1)).to(torch.float64) * 2.0**-53 < self.drop
 
 
 class Simulation:
@@ -26,6 +104,10 @@ class Simulation:
         self.shards, self.program, self.strict = shards, program, strict
         self._routes = Routes([shard.roster for shard in shards], drop)
         self.roster = self._routes.roster
+
+    @property
+    def shard_count(self) -> int:
+        return len(self.shards)
 
     def deliver(self, request: Request) -> Iterator[Reply]:
         return self._routes.deliver(request, self._answers)
@@ -64,7 +146,7 @@ class Simulation:
         self.roster = replace(self.roster, schema=schema)
 
     def look(self, run: str, handle: str, ids: Tensor) -> Tensor:
-        """What clients hold under a handle: a view that only a simulation has, and a client of its own array."""
+        """What clients hold under a handle; only a simulation can see it."""
         homes = list(self._routes.homes(ids))
         found = [self.shards[number].look(run, handle, ids[mine]) for number, mine in homes]
         order = torch.cat([mine for _, mine in homes])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -12,13 +12,14 @@ from torch import Tensor
 from unalike.analytics.estimation.shared import (
     AfterRound,
     Channel,
+    Estimates,
     EstimationError,
     Estimator,
-    Learned,
+    PriorFit,
     check_clients,
     check_positive,
     features,
-    unwatched,
+    ignore_round,
 )
 from unalike.core.client import Client
 from unalike.core.federation import Federation, Replies, each
@@ -60,6 +61,8 @@ class GaussianMeans(Estimator):
     channel: Channel = Channel()
     radius: float | None = None
     bound: float | None = None
+    kind = "gaussian"
+    loss = "mean"
 
     def __post_init__(self) -> None:
         for name in ("sigma_theta", "sigma_x", "bound"):
@@ -77,6 +80,28 @@ class GaussianMeans(Estimator):
                     "largest magnitude of the population's mean, or bound, that of a client's mean"
                 )
 
+    @property
+    def can_sweep(self) -> bool:
+        """Are the deviations and a bound known, as messages in bits or with noise need them?"""
+        return None not in (self.sigma_theta, self.sigma_x) and (self.radius is not None or self.bound is not None)
+
+    def with_messages(self, bits: int | None = None, epsilon: float | None = None) -> GaussianMeans:
+        """The same estimator, whose messages travel in bits, with noise, or as they are."""
+        return replace(self, channel=replace(self.channel, bits=bits, epsilon=epsilon))
+
+    def theory(self, federation: Federation, found: Estimates) -> dict[str, float]:
+        """The closed form of Theorems 1 and 2 with the prior that was used, for clients of the average size."""
+        size = federation.roster.bound.double().mean().item()
+        deviations = (found.prior[name] for name in ("sigma_theta", "sigma_x", "sigma_q"))
+        dim = found.estimate.shape[1]
+        theory = {"closed_form_mse": gaussian_mse(dim, size, len(federation.roster), *deviations)}
+        known, own = self.mu is not None, found.prior["sigma_theta"] ** 2
+        noise = found.prior["sigma_x"] ** 2
+        if own + noise > 0 and self.channel.is_bare:  # (46) of a known prior, (47) of an estimated mean
+            more = 0.0 if known else noise**2 / (len(federation.roster) * size)
+            theory["lower_bound"] = dim * (own * noise + more) / (size * own + noise)
+        return theory
+
     @task
     def summarize(self, client: Client, unit: Tensor) -> Sent:
         """X̄_i in the channel's unit, and what the deviations are estimated from where they are unknown."""
@@ -91,12 +116,16 @@ class GaussianMeans(Estimator):
         return [mean, Sum("noise")] if self.sigma_x is None or self.sigma_theta is None else [mean]
 
     @task
-    def combine(self, client: Client, mu: Tensor, spread: Tensor, noise: Tensor) -> Sent:
-        """θ̂_i from the client's own mean and the prior; it stays here. ``spread``: σθ² + σ_q²/(m−1)."""
+    def combine(self, client: Client, mu: Tensor, spread: Tensor, noise: Tensor, doubt: float) -> Sent:
+        """θ̂_i from the client's own mean and the prior; it stays here. ``spread``: σθ² + σ_q²/(m−1).
+
+        Its error is that of Theorems 1 and 2 for the client's own n; ``doubt`` is 1/m, and 0 of a known prior.
+        """
         local = client.mean(client.x.to(torch.float64))
         both = spread + noise / client.n
         a = torch.where(both > 0, spread / torch.where(both > 0, both, 1.0), 0.0)
-        return send(keep={"estimate": a * local + (1 - a) * mu, "local": local})
+        deviation = (noise / client.n * ((1 - a) * doubt + a)).sqrt().expand(local.shape)
+        return send(keep={"estimate": a * local + (1 - a) * mu, "local": local, "deviation": deviation})
 
     def coordinate_bound(self, clients: int, samples: int) -> float | None:
         """b, beyond which a coordinate of X̄ lies with probability at most 2/(mn)."""
@@ -106,16 +135,16 @@ class GaussianMeans(Estimator):
         reach = math.sqrt(math.log(clients**2 * samples))
         return self.radius + (self.sigma_theta + self.sigma_x / math.sqrt(samples)) * reach
 
-    def fit(self, federation: Federation, after_round: AfterRound = unwatched) -> Learned:
+    def fit(self, federation: Federation, after_round: AfterRound = ignore_round) -> PriorFit:
         """One message from every client, one answer to it; nothing at all with a known prior."""
         dim = features(federation.roster)
         cohort = federation.everyone()
         if self.mu is not None:
             assert self.sigma_theta is not None and self.sigma_x is not None
             known = torch.full((dim,), self.mu, dtype=torch.float64)
-            cohort.ask(self.combine, into=[], mu=known, spread=self.sigma_theta**2, noise=self.sigma_x**2)
+            cohort.ask(self.combine, into=[], mu=known, spread=self.sigma_theta**2, noise=self.sigma_x**2, doubt=0.0)
             prior = {"mu": known.tolist(), "sigma_theta": self.sigma_theta, "sigma_x": self.sigma_x, "sigma_q": 0.0}
-            return Learned(prior)
+            return PriorFit(prior)
         clients = check_clients(federation.roster)
         bound = self.coordinate_bound(clients, int(federation.roster.bound.min()))
         unit = torch.tensor(self.channel.unit(bound, dim), dtype=torch.float64)
@@ -125,7 +154,7 @@ class GaussianMeans(Estimator):
         spread, noise = self._deviations(messages, replies)
         channel = self.channel.variance(bound, dim)
         extra = channel / max(1, len(messages) - 1)
-        cohort.ask(self.combine, into=[], mu=mu, spread=spread + extra, noise=noise)
+        cohort.ask(self.combine, into=[], mu=mu, spread=spread + extra, noise=noise, doubt=1 / len(messages))
         prior = {
             "mu": mu.tolist(),
             "sigma_theta": math.sqrt(spread),
@@ -133,7 +162,7 @@ class GaussianMeans(Estimator):
             "sigma_q": math.sqrt(channel),
             "bound": bound,
         }
-        return Learned(prior, notes=[_ALIKE] if spread == 0 else [])
+        return PriorFit(prior, notes=[_ALIKE] if spread == 0 else [])
 
     def _deviations(self, messages: Tensor, replies: Replies) -> tuple[float, float]:
         """σθ² and σx², given or estimated: σx² pooled within clients, σθ² the means' variance beyond σx²·mean(1/n)."""
@@ -161,9 +190,8 @@ class BernoulliRates(Estimator):
 
     With ``epsilon`` a client sends one two-valued report, ε0-private. Two values have no variance beyond that of their
     mean, so the page's private weight (Theorem 4) is at least n/(n+1) whatever the clients are; "exact" has every
-    second client report the pair moment instead of the rate, which costs each of them the same ε0. What the noise
-    leaves in doubt (the variance of μ̂, one standard error of σ̂²) is added to σ̂², so that strong noise leads back to
-    the client's own rate.
+    second client report the pair moment instead of the rate. What the noise leaves in doubt (the variance of μ̂, one
+    standard error of σ̂²) is added to σ̂², so that strong noise leads back to the client's own rate.
     """
 
     alpha: float | None = None
@@ -171,6 +199,8 @@ class BernoulliRates(Estimator):
     form: Form = "exact"
     bits: int | None = None
     epsilon: float | None = None
+    kind = "bernoulli"
+    loss = "mean"
 
     def __post_init__(self) -> None:
         if (self.alpha is None) != (self.beta is None):
@@ -180,6 +210,32 @@ class BernoulliRates(Estimator):
         if self.form not in get_args(Form):
             raise EstimationError(f"form must be 'exact', 'moments' or 'plug-in', got {self.form!r}")
         Channel(self.bits, self.epsilon)
+
+    can_sweep = True
+
+    def with_messages(self, bits: int | None = None, epsilon: float | None = None) -> BernoulliRates:
+        """The same estimator, whose messages travel in bits, as two-valued reports, or as they are."""
+        return replace(self, bits=bits, epsilon=epsilon)
+
+    def theory(self, federation: Federation, found: Estimates) -> dict[str, float]:
+        """Of a Beta prior: the risk of §5.2 where it is known, else the bound of Theorem 3, or 4 with ``epsilon``.
+
+        For clients of the average size, with the moments and the weight that were used.
+        """
+        mu, precision = float(found.prior["mu"]), found.prior["precision"]
+        n, m = federation.roster.bound.double().mean().item(), len(federation.roster)
+        inside, a = mu * (1 - mu), 0.0 if precision is None else n / (precision + n)
+        noise = inside / n * (1.0 if precision is None else precision / (precision + 1))
+        spread = 0.0 if precision is None else inside / (precision + 1)
+        if self.alpha is not None:
+            return {"expected_mse": a**2 * noise + (1 - a) ** 2 * spread}
+        if self.bits is not None:
+            return {}
+        doubt, name = 3 * math.log(4 * m**2 * n) / (m - 1), "theorem_3_bound"
+        if self.epsilon is not None:
+            factor = ((math.exp(self.epsilon) + 1) / (math.exp(self.epsilon) - 1)) ** 2
+            doubt, name = factor * doubt / 9, "theorem_4_bound"
+        return {name: a**2 * noise + (1 - a) ** 2 * (spread + doubt)}
 
     @task
     def moments(self, client: Client) -> Sent:
@@ -208,16 +264,18 @@ class BernoulliRates(Estimator):
         """p̂_i; ``precision`` is α+β, infinite where clients do not differ."""
         local = client.mean(_flips(client)).reshape(1)
         a = client.n / (precision + client.n)
-        return send(keep={"estimate": a * local + (1 - a) * mu, "local": local})
+        estimate = a * local + (1 - a) * mu
+        deviation = (estimate * (1 - estimate) / (precision + client.n + 1)).sqrt()  # of a Beta posterior
+        return send(keep={"estimate": estimate, "local": local, "deviation": deviation})
 
-    def fit(self, federation: Federation, after_round: AfterRound = unwatched) -> Learned:
+    def fit(self, federation: Federation, after_round: AfterRound = ignore_round) -> PriorFit:
         """One message from every client, one answer to it; nothing at all with a known prior."""
-        features(federation.roster, wanted=1)
+        features(federation.roster, expect=1)
         cohort = federation.everyone()
         if self.alpha is not None and self.beta is not None:
             total = self.alpha + self.beta
             cohort.ask(self.combine, into=[], mu=self.alpha / total, precision=total)
-            return Learned({"mu": self.alpha / total, "precision": total})
+            return PriorFit({"mu": self.alpha / total, "precision": total})
         check_clients(federation.roster, 3, "leave-one-out estimation")
         sizes = federation.roster.bound
         if self.form == "exact" and int(sizes.min()) < 2:
@@ -226,7 +284,7 @@ class BernoulliRates(Estimator):
                 f"client {name} has a single sample, which says nothing about how p² is spread; leave it out, or use "
                 "form='plug-in'"
             )
-        rate, pair = self._arrived(federation)
+        rate, pair = self._gather_reports(federation)
         mu, variance = _leave_one_out(rate), _variance_without(rate)
         if self.form != "exact":
             precision = _ratio(mu * (1 - mu), variance) - (1 if self.form == "moments" else 0)
@@ -244,9 +302,9 @@ class BernoulliRates(Estimator):
         notes = [_ALIKE] if bool(precision.isinf().all()) else []
         middle = float(precision.median())
         prior = {"mu": float(mu.mean()), "precision": None if math.isinf(middle) else middle}
-        return Learned(prior, notes=notes)
+        return PriorFit(prior, notes=notes)
 
-    def _arrived(self, federation: Federation) -> tuple[Tensor, Tensor]:
+    def _gather_reports(self, federation: Federation) -> tuple[Tensor, Tensor]:
         """[clients] rates and pair moments as they arrived; NaN from a client that did not send one."""
         everyone = torch.arange(len(federation.roster))
         rate, pair = self._reports()

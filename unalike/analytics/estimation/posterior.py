@@ -26,6 +26,7 @@ class Posterior:
 
     theta: Tensor  # [d] its mean (logistic: to the second order of Laplace's approximation)
     risk: Tensor  # trace of its covariance: the expected squared error of the mean (Theorem 6)
+    variance: Tensor  # [d] the diagonal of its covariance
     prior_error: Tensor  # expected ‖θ − μ‖²
     noise_error: Tensor  # expected ‖y − Xθ‖²
     log_likelihood: Tensor  # of the data, θ integrated out
@@ -63,7 +64,8 @@ def linear_posterior(client: Client, mu: Tensor, spread: Tensor, noise: Tensor) 
         solved = inverse @ r
         theta = mu + spread * (x.T @ solved)
         padding = rows - n
-        risk = d * spread - spread.square() * (x * (inverse @ x)).sum()
+        reach = x * (inverse @ x)
+        risk, variance = d * spread - spread.square() * reach.sum(), spread - spread.square() * reach.sum(0)
         fit = noise * n - noise.square() * (torch.diagonal(inverse).sum() - padding / noise)
         log_determinant = 2 * torch.diagonal(factor).log().sum() - padding * torch.log(noise)
         explained = r @ solved
@@ -73,13 +75,14 @@ def linear_posterior(client: Client, mu: Tensor, spread: Tensor, noise: Tensor) 
         covariance = torch.cholesky_solve(identity, factor)
         pull = x.T @ r / noise
         theta = mu + covariance @ pull
-        risk = torch.diagonal(covariance).sum()
+        variance = torch.diagonal(covariance)
+        risk = variance.sum()
         fit = noise * (d - risk / spread)  # trace of X·covariance·Xᵀ
         log_determinant = 2 * torch.diagonal(factor).log().sum() + n * torch.log(noise) + d * torch.log(spread)
         explained = r.square().sum() / noise - pull @ (covariance @ pull)
     error = (y - x @ theta).square().sum() + fit
     likelihood = -0.5 * (n * math.log(2 * math.pi) + log_determinant + explained)
-    return Posterior(theta, risk, (theta - mu).square().sum() + risk, error, likelihood)
+    return Posterior(theta, risk, variance, (theta - mu).square().sum() + risk, error, likelihood)
 
 
 def logistic_mode(client: Client, mu: Tensor, spread: Tensor) -> Tensor:
@@ -116,7 +119,9 @@ def logistic_posterior(client: Client, mu: Tensor, spread: Tensor) -> Posterior:
     log_determinant = 2 * torch.diagonal(factor).log().sum() + d * torch.log(spread)
     likelihood = -loss - 0.5 * (away / spread + log_determinant)
     mean = theta - 0.5 * covariance @ (x.T @ skew)
-    return Posterior(mean, risk, (mean - mu).square().sum() + risk, torch.zeros_like(risk), likelihood)
+    return Posterior(
+        mean, risk, covariance.diagonal(), (mean - mu).square().sum() + risk, torch.zeros_like(risk), likelihood
+    )
 
 
 def _curvature(x: Tensor, chance: Tensor, spread: Tensor, identity: Tensor) -> Tensor:
@@ -124,18 +129,18 @@ def _curvature(x: Tensor, chance: Tensor, spread: Tensor, identity: Tensor) -> T
     return factor
 
 
-def risk_around(client: Client, theta: Tensor, spread: Tensor, noise: Tensor, family: Family) -> Tensor:
-    """Trace of the posterior covariance around θ, for a prior of this variance."""
+def variance_around(client: Client, theta: Tensor, spread: Tensor, noise: Tensor, family: Family) -> Tensor:
+    """[d] diagonal of the posterior covariance around θ, for a prior of this variance."""
     x, _ = design(client)
     identity = torch.eye(x.shape[1], dtype=torch.float64)
     if family == "linear":
         factor = torch.linalg.cholesky(x.T @ x / noise + identity / spread)
     else:
         factor = _curvature(x, torch.sigmoid(x @ theta), spread, identity)
-    return torch.cholesky_solve(identity, factor).diagonal().sum()
+    return torch.cholesky_solve(identity, factor).diagonal()
 
 
-def alone(client: Client, family: Family) -> Tensor:
+def fit_alone(client: Client, family: Family) -> Tensor:
     """What a client finds alone: least squares of least norm, also where XᵀX is singular (17); logistic: a mode."""
     x, y = design(client)
     d = x.shape[1]

@@ -1,13 +1,10 @@
-"""Clustering of the clients' estimates by noisy sums: mixture priors with client-level privacy (P3 §2.3.3, §3.3).
+"""NoisyEM of the clients' estimates by noisy sums: mixture priors with client-level privacy (P3 §2.3.3, §3.3).
 
-P3 proposes to clip each client's estimate (Lemma 1) and to hand them to a private clustering algorithm. Here the server
-never has them. In each step it sends centres μ_l, weights p_l and one variance v, and gets Σ_i r_il·(θ_i, s_i, 1) with
-noise, where r_i says how likely client i is of each component, and s_i = ‖θ_i‖² plus its own uncertainty: from these
-sums follow the next p_l, μ_l and v, as in EM. A client's share has a norm of at most 1, so a step costs one Gaussian
-release. A variance for each component would drown in the noise, so all have the same.
-
-There are no data to start from. So the first step has one component, the mean of all; then the one with the largest
-variance in total is split in two, a step follows, and so on until there are k.
+In each step the server sends centres μ_l, weights p_l and one variance v (one for each component would drown in the
+noise), and gets Σ_i r_il·(θ_i, s_i, 1) with noise, where r_i says how likely client i is of each component, and s_i =
+‖θ_i‖² plus its own uncertainty: from these sums follow the next p_l, μ_l and v, as in EM. A client's share has a norm
+of at most 1. The first step has one component, the mean of all; then the one with the largest variance in total is
+split in two, a step follows, and so on until there are k.
 """
 
 from __future__ import annotations
@@ -20,7 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unalike.core.federation import Federation
 from unalike.core.release import Release, Sum
+from unalike.core.task import Task
 from unalike.privacy.checks import check_delta, check_epsilon
 from unalike.privacy.mechanisms import Gaussian
 
@@ -49,6 +48,32 @@ class Central:
     def release(self, uses: int) -> Release:
         return Sum("share", clip=1.0, noise=self.noise(uses), secure=self.secure)
 
+    def learn(
+        self,
+        federation: Federation,
+        question: Callable[[int], Task],
+        components: int,
+        dim: int,
+        bound: float,
+        last: int,
+        after_step: Callable[[int], object],
+    ) -> Components:
+        """The components in units of ``bound``. ``question(number)`` is the task of a step: from 1 on of the ``last``
+        ones, after which ``after_step`` is called, and below of those before."""
+        number, unit = -count_releases(components, 0), torch.tensor(bound, dtype=torch.float64)
+
+        def ask(now: Components) -> Tensor:
+            nonlocal number
+            number += 1
+            found = federation.everyone().ask(question(number), **now.inputs, unit=unit)["share"]
+            if number > 0:
+                after_step(number)
+            return found
+
+        level = self.noise(count_releases(components, last)).noise_multiplier
+        random = torch.Generator().manual_seed(federation.seed % (1 << 32))
+        return NoisyEM(ask, components, dim, level, random).run(last)
+
 
 @dataclass(frozen=True)
 class Components:
@@ -64,7 +89,7 @@ class Components:
         return {"weights": self.weights, "centers": self.centers, "variance": self.variance}
 
 
-def share(theta: Tensor, risk: Tensor, belongs: Tensor) -> Tensor:
+def client_share(theta: Tensor, risk: Tensor, belongs: Tensor) -> Tensor:
     """[k, d + 2] of one client, whose estimate and risk are in units of the bound; its norm is at most 1."""
     theta = theta / theta.norm().clamp(min=1.0)
     square = (theta.square().sum() + risk).clamp(0, 1)
@@ -72,7 +97,7 @@ def share(theta: Tensor, risk: Tensor, belongs: Tensor) -> Tensor:
     return belongs[:, None] * row / _ROW
 
 
-def moved(total: Tensor, now: Components, noise_std: float) -> Components:
+def next_components(total: Tensor, now: Components, noise_std: float) -> Components:
     """The next components from the noisy sums; one whose count is not clear of the noise stays as it is.
 
     A noisy centre is too long: the part of ‖μ_l‖² that is noise is put back into the variance.
@@ -93,7 +118,7 @@ def moved(total: Tensor, now: Components, noise_std: float) -> Components:
 
 
 @dataclass
-class Clustering:
+class NoisyEM:
     """k components from noisy sums; ``ask(components)`` gives the sum of the clients' shares."""
 
     ask: Callable[[Components], Tensor]
@@ -115,7 +140,7 @@ class Clustering:
         return now
 
     def step(self, now: Components) -> Components:
-        return moved(self.ask(now), now, self.noise_std)
+        return next_components(self.ask(now), now, self.noise_std)
 
     def split(self, now: Components) -> Components:
         """The component with the largest spread in total becomes two, on both sides of its centre."""
@@ -129,6 +154,6 @@ class Clustering:
         return Components(weights, centers, now.variance, spread)
 
 
-def uses_of(components: int, last: int) -> int:
-    """How many releases ``Clustering.run`` makes."""
+def count_releases(components: int, last: int) -> int:
+    """How many releases ``NoisyEM.run`` makes."""
     return 1 + _AFTER_SPLIT * (components - 1) + last

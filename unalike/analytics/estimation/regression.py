@@ -11,23 +11,25 @@ from torch import Tensor
 
 from unalike.analytics.estimation.posterior import (
     Family,
-    alone,
     design,
+    fit_alone,
     loss_gradient,
     posterior,
+    variance_around,
 )
 from unalike.analytics.estimation.shared import (
     ABSURD,
     AfterRound,
     Channel,
+    Estimates,
     EstimationError,
     Estimator,
-    Learned,
+    PriorFit,
     check_clients,
     check_positive,
     check_targets,
     features,
-    unwatched,
+    ignore_round,
 )
 from unalike.core.client import Client
 from unalike.core.federation import Federation
@@ -69,6 +71,18 @@ class GaussianPrior(Estimator):
     floor: float = 1e-4  # gd: of σθ² and σx²
     channel: Channel = Channel()
     bound: float | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.family
+
+    @property
+    def loss(self) -> str:
+        return self.family
+
+    def theory(self, federation: Federation, found: Estimates) -> dict[str, float]:
+        """Where the prior is known, the error that Theorem 6 expects."""
+        return {} if self.mu is None else {"expected_mse": expected_mse(federation)}
 
     def __post_init__(self) -> None:
         for name in ("sigma_theta", "sigma_x", "lr", "lr_mean", "lr_variance", "floor", "bound"):
@@ -112,7 +126,7 @@ class GaussianPrior(Estimator):
     @task
     def begin(self, client: Client) -> Sent:
         """Algorithms 2 and 3 start from what a client finds alone."""
-        return send(keep={"theta": alone(client, self.family)})
+        return send(keep={"theta": fit_alone(client, self.family)})
 
     @task
     def descend(self, client: Client, mu: Tensor, spread: Tensor, noise: Tensor) -> Sent:
@@ -135,18 +149,21 @@ class GaussianPrior(Estimator):
     def combine(self, client: Client, mu: Tensor, spread: Tensor, noise: Tensor) -> Sent:
         """The posterior mean under the learned prior; it stays here."""
         found = posterior(client, self.family, mu, spread, noise)
-        return send(keep={"estimate": found.theta, "local": alone(client, self.family), "risk": found.risk.reshape(1)})
+        own = {"local": fit_alone(client, self.family), "deviation": found.variance.sqrt()}
+        return send(keep={"estimate": found.theta, "risk": found.risk.reshape(1), **own})
 
     @task
-    def keep_last(self, client: Client, mu: Tensor) -> Sent:
+    def keep_last(self, client: Client, mu: Tensor, spread: Tensor, noise: Tensor) -> Sent:
         """Algorithms 2 and 3 end with the θ_i that the clients keep."""
-        return send(keep={"estimate": client.kept.get("theta", mu), "local": alone(client, self.family)})
+        theta = client.kept.get("theta", mu)
+        deviation = variance_around(client, theta, spread, noise, self.family).sqrt()
+        return send(keep={"estimate": theta, "local": fit_alone(client, self.family), "deviation": deviation})
 
     # The server's side
 
-    def fit(self, federation: Federation, after_round: AfterRound = unwatched) -> Learned:
+    def fit(self, federation: Federation, after_round: AfterRound = ignore_round) -> PriorFit:
         """Learn the prior in ``rounds`` asks (none if it is known), then have every client combine."""
-        check_targets(federation.roster)
+        check_targets(federation.roster, self.family)
         mu = torch.full((features(federation.roster),), self.mu or 0.0, dtype=torch.float64)
         trace: list[float] = []
         if self.mu is None:
@@ -155,15 +172,13 @@ class GaussianPrior(Estimator):
         else:
             spread, noise = self._start(federation)
         cohort = federation.everyone()
-        if self.mu is None and self.solver == "gd":
-            cohort.ask(self.keep_last, into=[], mu=mu)
-        else:
-            cohort.ask(self.combine, into=[], mu=mu, spread=_double(spread), noise=_double(noise))
+        last = self.keep_last if self.mu is None and self.solver == "gd" else self.combine
+        cohort.ask(last, into=[], mu=mu, spread=_double(spread), noise=_double(noise))
         notes = [_ALIKE] if spread < 1e-6 * max(1e-300, float(mu.square().mean())) else []
         prior: dict[str, Any] = {"mu": mu.tolist(), "sigma_theta": math.sqrt(spread)}
         if self.family == "linear":
             prior["sigma_x"] = math.sqrt(noise)
-        return Learned(prior, trace, notes)
+        return PriorFit(prior, trace, notes)
 
     def _start(self, federation: Federation) -> tuple[float, float]:
         """σθ² and σx² as given, or such that both explain half of the targets' variance."""
@@ -262,7 +277,7 @@ class OneForAll:
 
     def fit(self, federation: Federation) -> Tensor:
         """The model [d]."""
-        check_targets(federation.roster)
+        check_targets(federation.roster, self.family)
         theta = torch.zeros(features(federation.roster), dtype=torch.float64)
         if self.rounds is not None:
             for _ in range(self.rounds):

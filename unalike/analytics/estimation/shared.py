@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
 
-from unalike.analytics.failures import bad_rows
+from unalike.analytics.tables import bad_rows
 from unalike.core.client import Client
 from unalike.core.federation import Federation
 from unalike.core.release import Each
@@ -30,12 +30,12 @@ AfterRound = Callable[[int], object]
 ABSURD = 1e12  # no coefficient or variance is so large: gradient descent has diverged
 _ADVICE = (
     "its rows hold NaN or infinite values, or, where only 0 and 1 are allowed, something else: correct or remove them "
-    "(check_finite, check_flips and check_regression in analytics/estimation/problem.py say which)"
+    "(check_finite, check_flips and check_regression in analytics/estimation/samples.py say which)"
 )
 
 
-def unwatched(number: int) -> None:
-    """For whoever does not want to be told of rounds."""
+def ignore_round(number: int) -> None:
+    """What is called after each round where nobody watches."""
 
 
 class EstimationError(DataError):
@@ -63,10 +63,12 @@ class Channel:
         if self.epsilon is not None:
             check_epsilon(self.epsilon)
             check_delta(self.delta)
-            if self.calibration == "paper" and self.epsilon >= 1:
-                raise EstimationError(
-                    f"the paper's noise is proven for epsilon below 1, got {self.epsilon:g}; use the analytic one"
-                )
+        if self.calibration not in get_args(Calibration):
+            raise EstimationError(f"calibration={self.calibration!r}; expected analytic or paper (--calibration)")
+        if self.epsilon is not None and self.calibration == "paper" and self.epsilon >= 1:
+            raise EstimationError(
+                f"the paper's noise is proven for epsilon below 1, got {self.epsilon:g}; use the analytic one"
+            )
 
     @property
     def is_bare(self) -> bool:
@@ -111,7 +113,7 @@ class Channel:
 
 
 @dataclass(frozen=True)
-class Learned:
+class PriorFit:
     """What the server learned; the estimates stayed with the clients, as kept arrays "estimate" and "local"."""
 
     prior: Mapping[str, Any]
@@ -120,31 +122,51 @@ class Learned:
 
 
 @dataclass(frozen=True)
-class Estimates(Learned):
+class Estimates(PriorFit):
     """The clients' estimates, as only a simulation sees them, and what the server learned.
 
     ``local`` is what a client finds alone.
     """
 
     estimate: Tensor = field(kw_only=True)  # [clients, d]
+    deviation: Tensor = field(kw_only=True)  # [clients, d] standard error of each, by the posterior
     local: Tensor = field(kw_only=True)  # [clients, d]
     positions: Tensor = field(kw_only=True)  # [clients] in the federation: those that have an estimate
+
+    def interval(self, deviations: float = 1.96) -> tuple[Tensor, Tensor]:
+        """[clients, d] both ends of each estimate's interval, of 95 % by default."""
+        return self.estimate - deviations * self.deviation, self.estimate + deviations * self.deviation
 
 
 @task
 def read_estimate(client: Client, missing: Tensor) -> Sent:
     """For measuring in simulation: what the client kept."""
-    return send(estimate=client.kept.get("estimate", missing), local=client.kept.get("local", missing))
+    estimate, local, deviation = (client.kept.get(name, missing) for name in ("estimate", "local", "deviation"))
+    return send(estimate=estimate, local=local, deviation=deviation)
 
 
 class Estimator(Protocol):
     """What all estimators have: ``fit``, and for simulations ``estimate``."""
 
-    def fit(self, federation: Federation, after_round: AfterRound = unwatched) -> Learned:
+    @property
+    def kind(self) -> str:
+        """Its name: gaussian, bernoulli, mixture, linear or logistic."""
+        ...
+
+    @property
+    def loss(self) -> str:
+        """By which of ``samples.LOSSES`` its estimates are measured."""
+        ...
+
+    def theory(self, federation: Federation, found: Estimates) -> dict[str, float]:
+        """Errors that a theorem states for the prior that was used, by name."""
+        return {}
+
+    def fit(self, federation: Federation, after_round: AfterRound = ignore_round) -> PriorFit:
         """Learn the prior, and have every client make its estimate. ``after_round(number)`` may watch."""
         ...
 
-    def estimate(self, federation: Federation, after_round: AfterRound = unwatched) -> Estimates:
+    def estimate(self, federation: Federation, after_round: AfterRound = ignore_round) -> Estimates:
         """``fit``, and what all clients keep from it: a simulation's own view, charged to nobody."""
         learned = self.fit(federation, after_round)
         missing = torch.full((features(federation.roster),), torch.nan, dtype=torch.float64)  # then it does not answer
@@ -168,11 +190,11 @@ def gain(error: float, baseline: float) -> float | None:
 # Checks of the roster and settings, before anything is asked; rows are checked where they are read (problem.py)
 
 
-def features(roster: Roster, wanted: int | None = None) -> int:
-    """The number of features; refuses images and tokens, and another number than ``wanted``."""
+def features(roster: Roster, expect: int | None = None) -> int:
+    """The number of features; refuses images and tokens, and another number than ``expect``."""
     shape = roster.schema.shape
-    if len(shape) != 1 or (wanted is not None and shape[0] != wanted):
-        expected = "one column" if wanted == 1 else "columns of numbers"
+    if len(shape) != 1 or (expect is not None and shape[0] != expect):
+        expected = "one column" if expect == 1 else "columns of numbers"
         raise EstimationError(f"expected {expected} as features, but a sample has shape {shape}")
     return shape[0]
 
@@ -200,8 +222,14 @@ def check_components(components: int, clients: int) -> None:
         )
 
 
-def check_targets(roster: Roster) -> None:
-    """Every client must have numbers as features, and targets to regress on."""
+def check_targets(roster: Roster, family: str) -> None:
+    """Every client must have numbers as features, and targets to regress on: of a linear regression also numbers."""
     features(roster)
     if roster.schema.target == "none" or not bool(roster.labeled.all()):
         raise EstimationError("regression needs a target for every row; name its column (label_column), or y in an NPZ")
+    if family == "linear" and roster.schema.target == "class":
+        raise EstimationError(
+            "a linear regression needs numbers as targets, but these are the numbers of classes; name a column of "
+            "numbers without task='classification', and read it by read_samples(data, 'linear'), or use logistic for "
+            "two classes"
+        )

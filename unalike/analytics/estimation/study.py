@@ -1,134 +1,162 @@
-"""Run an estimator on a problem and measure it: the result as plain values, over ε₀ and bits, and cross-validated."""
+"""Estimate for every client and measure it: one result, curves over ε₀ and bits, and cross-validation.
+
+from unalike.analytics.estimation.study import GaussianMeans, estimate, read_samples
+found = estimate(GaussianMeans(), read_samples("gaussian-means"), unalike.simulate)
+print(found.estimates.prior, found.estimates.estimate, found.errors)
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from unalike.analytics.estimation.means import BernoulliRates, gaussian_mse
-from unalike.analytics.estimation.posterior import Family
-from unalike.analytics.estimation.problem import (
-    Problem,
-    Score,
+from unalike.analytics.estimation.means import BernoulliRates, GaussianMeans
+from unalike.analytics.estimation.regression import OneForAll
+from unalike.analytics.estimation.samples import (
+    Samples,
     block_of,
     check_finite,
     check_flips,
     flip_noise,
     folds,
-    score_means,
-    score_models,
+    measure_error,
+    range_notes,
+    read_samples,
 )
-from unalike.analytics.estimation.regression import OneForAll, expected_mse
-from unalike.analytics.estimation.shared import Estimates, EstimationError, Estimator, gain
+from unalike.analytics.estimation.shared import (
+    AfterRound,
+    Estimates,
+    EstimationError,
+    Estimator,
+    gain,
+    ignore_round,
+)
 from unalike.core.federation import Federation
+
+__all__ = ["BernoulliRates", "EstimationResult", "GaussianMeans", "cross_validate", "estimate", "read_samples", "sweep"]
 
 Federate = Callable[..., Federation]  # where the clients live is the caller's choice: `unalike.simulate`
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 BITS = (1, 2, 3, 4, 6, 8)
 SWEPT = len(EPSILONS) + len(BITS)
 REPEATS = 3  # noise draws for a point of a curve
-Maker = Callable[..., Estimator]  # (bits=None, epsilon=None): its messages travel in bits, or with noise
 
 
 @dataclass(frozen=True)
-class Done:
-    """Estimates, the federation that made them, and the seconds it took."""
+class EstimationResult:
+    """The clients' estimates, what they cost, and how good they are."""
 
-    found: Estimates
-    federation: Federation
+    kind: str
+    samples: Samples
+    estimates: Estimates
+    seed: int
+    epsilon: float  # by the ledger; infinite: not private
+    delta: float
+    bytes_up: int
+    bytes_down: int
     seconds: float
+    errors: Mapping[str, float]  # "personal", "local" and, of regressions, "fedavg"; empty: nothing to measure by
+    theory: Mapping[str, float]  # errors that a theorem states for the prior that was used
+
+    @property
+    def gains(self) -> dict[str, float | None]:
+        """By what share the personal error is below each of the others."""
+        return {
+            f"over_{name}": gain(self.errors["personal"], error)
+            for name, error in self.errors.items()
+            if name != "personal"
+        }
+
+    def values(self) -> dict[str, Any]:
+        """All of it as plain values, for JSON."""
+        found, samples = self.estimates, self.samples
+        private = {"epsilon": self.epsilon, "delta": self.delta, "unit": "client"}
+        return {
+            "kind": self.kind,
+            "data": samples.name,
+            "clients": len(samples.clients),
+            "dim": found.estimate.shape[1],
+            "columns": samples.columns,
+            "target": samples.target,
+            "seed": self.seed,
+            "measure": samples.measure(self.kind),
+            "mse": {"personal": None, "local": None, **self.errors},
+            "gain": {"over_local": None, **self.gains},
+            "prior": dict(found.prior),
+            "privacy": None if math.isinf(self.epsilon) else private,
+            "bytes": {"up": self.bytes_up, "down": self.bytes_down},
+            "seconds": round(self.seconds, 3),
+            "notes": [*samples.notes, *found.notes],
+            **self.theory,
+        }
 
 
-def run(problem: Problem, estimate: Callable[[Federation], Estimates], seed: int, federate: Federate) -> Done:
-    """Estimate on a federation of the problem's clients, whose rows are checked first (elsewhere they have been)."""
-    if len(problem.clients.x):
-        check_finite(problem.clients)
-    federation = federate(problem.parts, seed=seed, block=block_of(problem.clients), threads=1)
-    begin = time.perf_counter()
-    found = estimate(federation)
-    return Done(found, federation, time.perf_counter() - begin)
+def estimate(
+    estimator: Estimator,
+    samples: Samples,
+    federate: Federate,
+    *,
+    seed: int = 0,
+    delta: float | None = None,
+    one_for_all: OneForAll | None = None,
+    after_round: AfterRound = ignore_round,
+) -> EstimationResult:
+    """Estimate on a federation of these clients and measure the errors.
 
-
-def summary(
-    kind: str, data: str, problem: Problem, done: Done, score: Score | None, seed: int, delta: float
-) -> dict[str, Any]:
-    """The result as plain values."""
-    found, federation = done.found, done.federation
-    personal, local = (None, None) if score is None else _errors(score, found)
-    epsilon = federation.ledger.epsilon(delta)
-    return {
-        "kind": kind,
-        "data": data,
-        "clients": len(problem.clients),
-        "dim": found.estimate.shape[1],
-        "seed": seed,
-        "measure": problem.measure,
-        "mse": {"personal": personal, "local": local},
-        "gain": {"over_local": None if personal is None or local is None else gain(personal, local)},
-        "prior": dict(found.prior),
-        "privacy": None if math.isinf(epsilon) else {"epsilon": epsilon, "delta": delta, "unit": "client"},
-        "bytes": {"up": federation.traffic.total_up, "down": federation.traffic.total_down},
-        "seconds": round(done.seconds, 3),
-        "notes": [*problem.notes, *found.notes],
-    }
-
-
-def _errors(score: Score, found: Estimates) -> tuple[float, float]:
-    """Of the personal estimates, and of what clients find alone."""
-    return score(found.estimate, found.positions), score(found.local, found.positions)
-
-
-def closed_form_mse(problem: Problem, found: Estimates) -> float:
-    """What theory says of Gaussian means with the prior that was used, for clients of the average size."""
-    size = problem.clients.size.double().mean().item()
-    deviations = (found.prior[name] for name in ("sigma_theta", "sigma_x", "sigma_q"))
-    return gaussian_mse(found.estimate.shape[1], size, len(problem.clients), *deviations)
-
-
-def regression_summary(
-    family: Family,
-    data: str,
-    problem: Problem,
-    done: Done,
-    seed: int,
-    delta: float,
-    fedavg: tuple[int | None, float],
-    known_prior: bool,
-) -> dict[str, Any]:
-    """``summary``, and beside it one model for all by FedAvg with these rounds (None: until it converges) and rate.
-
-    Where the prior is known, also the error that is expected by Theorem 6.
+    ``delta``, at which ε is stated, is n^-1.1 for n clients unless given. ``one_for_all``: one model for all clients,
+    which regressions are compared with (FedAvg where it converges, unless given).
     """
-    score = score_models(problem, family, done.federation)
-    result = summary(family, data, problem, done, score, seed, delta)
-    if problem.truth is None and family == "logistic" and score is not None:
-        result["measure"] = "log loss of held-out samples"
-    if score is not None:
-        with done.federation.aside() as aside:
-            model = OneForAll(family, *fedavg).fit(aside)
-        error = score(model.expand_as(done.found.estimate), done.found.positions)
-        result["mse"]["fedavg"] = error
-        result["gain"]["over_fedavg"] = gain(result["mse"]["personal"], error)
-    if known_prior:
-        result["expected_mse"] = expected_mse(done.federation)
-    return result
+    federation = _federate(samples, federate, seed)
+    begin = time.perf_counter()
+    found = estimator.estimate(federation, after_round)
+    seconds = time.perf_counter() - begin
+    delta = len(samples.clients) ** -1.1 if delta is None else delta
+    epsilon = federation.ledger.epsilon(delta)
+    if estimator.loss == "mean":
+        found = replace(found, notes=[*found.notes, *range_notes(samples, found, private=math.isfinite(epsilon))])
+    errors = _errors(samples, estimator.loss, federation, found)
+    if errors and estimator.kind in ("linear", "logistic"):
+        with federation.aside() as aside:
+            model = (one_for_all or OneForAll(estimator.kind)).fit(aside)  # type: ignore[arg-type]  # a family
+        error = measure_error(samples, estimator.loss, federation, model.expand_as(found.estimate), found.positions)
+        errors |= {} if error is None else {"fedavg": error}
+    return EstimationResult(
+        kind=estimator.kind,
+        samples=samples,
+        estimates=found,
+        seed=seed,
+        epsilon=epsilon,
+        delta=delta,
+        bytes_up=federation.traffic.total_up,
+        bytes_down=federation.traffic.total_down,
+        seconds=seconds,
+        errors=errors,
+        theory=estimator.theory(federation, found),
+    )
 
 
-def _scored(problem: Problem, done: Done) -> tuple[float, float]:
-    """Errors of estimated means, of a problem that can be measured."""
-    score = score_means(problem, done.federation)
-    assert score is not None
-    return _errors(score, done.found)
+def _federate(samples: Samples, federate: Federate, seed: int) -> Federation:
+    """The clients' federation; rows that are here are checked first (elsewhere they have been)."""
+    if len(samples.clients.x):
+        check_finite(samples.clients)
+    return federate(samples.parts, seed=seed, block=block_of(samples.clients), threads=1)
+
+
+def _errors(samples: Samples, loss: str, federation: Federation, found: Estimates) -> dict[str, float]:
+    """Of the personal estimates, and of what clients find alone; nothing where there is nothing to measure by."""
+    both = {"personal": found.estimate, "local": found.local}
+    errors = {name: measure_error(samples, loss, federation, one, found.positions) for name, one in both.items()}
+    return {name: error for name, error in errors.items() if error is not None}
 
 
 @dataclass
 class Curve:
-    """Errors at growing ε₀ or bits; ``theory`` is empty if no theorem says them."""
+    """Errors at growing ε₀ or bits; ``theory`` is empty if no theorem states them."""
 
     at: list[float] = field(default_factory=list)
     error: list[float] = field(default_factory=list)
@@ -146,38 +174,32 @@ class Sweep:
 
 
 def sweep(
-    made: Maker,
-    problem: Problem,
+    estimator: GaussianMeans | BernoulliRates,
+    samples: Samples,
     seed: int,
     federate: Federate,
-    closed_form: Callable[[Problem, Estimates], float] | None = None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Sweep:
-    """MSE against ε₀ and bits (``SWEPT`` points): every point the mean over a few draws of the noise."""
-    if problem.measure == "none":
+    """MSE against ε₀ and bits (``SWEPT`` points): every point is the mean over a few draws of the noise."""
+    if samples.measure() == "none":
         raise EstimationError(
             "a curve needs something to measure by: data with known truth, or --test 0.2 to hold rows out"
         )
     by_epsilon, by_bits = Curve(), Curve()
-    points: list[tuple[Curve, float, Estimator]] = [(by_epsilon, e, made(epsilon=e)) for e in EPSILONS]
-    points += [(by_bits, b, made(bits=b)) for b in BITS]
-    bare = run(problem, made().estimate, seed, federate)
-    for number, (curve, value, estimator) in enumerate(points):
-        errors = []
-        for repeat in range(REPEATS):
-            done = run(problem, estimator.estimate, seed + 1000 * repeat, federate)
-            errors.append(_scored(problem, done)[0])
+    points = [(by_epsilon, one, estimator.with_messages(epsilon=one)) for one in EPSILONS]
+    points += [(by_bits, one, estimator.with_messages(bits=one)) for one in BITS]
+    bare = estimate(estimator.with_messages(), samples, federate, seed=seed)
+    for number, (curve, value, one) in enumerate(points):
+        done = [estimate(one, samples, federate, seed=seed + 1000 * repeat) for repeat in range(REPEATS)]
         curve.at.append(value)
-        curve.error.append(float(np.mean(errors)))
-        if closed_form is not None:
-            curve.theory.append(closed_form(problem, done.found))
+        curve.error.append(float(np.mean([each.errors["personal"] for each in done])))
+        curve.theory += [done[-1].theory[name] for name in ("closed_form_mse",) if name in done[-1].theory]
         progress(number)
-    personal, local = _scored(problem, bare)
-    return Sweep(by_epsilon, by_bits, local, personal)
+    return Sweep(by_epsilon, by_bits, bare.errors["local"], bare.errors["personal"])
 
 
-def cross_validated(
-    data: str, problem: Problem, estimator: BernoulliRates, seed: int, in_order: bool, federate: Federate
+def cross_validate(
+    samples: Samples, estimator: BernoulliRates, seed: int, in_order: bool, federate: Federate
 ) -> dict[str, Any]:
     """Errors and gain of every fold, and their mean and deviation.
 
@@ -185,28 +207,25 @@ def cross_validated(
     gain without that part: the gain in the error of p itself. Where samples have numbers as labels (a vote share beside
     the winner), ``against_label`` is the gain in the error against the left-out sample's label.
     """
-    check_flips(problem.clients)
+    check_flips(samples.clients)
     rows = []
     noise: float | None = None
-    labels = problem.clients.y is not None and problem.clients.y.is_floating_point()
-    for part in folds(problem.clients, None if in_order else seed):
-        noise = flip_noise(problem.clients) if noise is None else noise
-        found = run(part, estimator.estimate, seed, federate).found
-        score = score_means(part)
-        assert score is not None
-        personal, local = _errors(score, found)
+    labels = samples.clients.y is not None and samples.clients.y.is_floating_point()
+    for part in folds(samples.clients, None if in_order else seed):
+        noise = flip_noise(samples.clients) if noise is None else noise
+        federation = _federate(part, federate, seed)
+        found = estimator.estimate(federation)
+        personal, local = _errors(part, "mean", federation, found).values()
         row = {"personal": personal, "local": local, "gain": gain(personal, local)}
         if local > noise and not in_order:  # a single year has a noise of its own
             row["gain_of_rate"] = gain(personal - noise, local - noise)
         if labels:
-            by_label = score_models(part, "label")
-            assert by_label is not None
-            row["gain_against_label"] = gain(*_errors(by_label, found))
+            row["gain_against_label"] = gain(*_errors(part, "label", federation, found).values())
         rows.append(row)
     return {
         "kind": "bernoulli",
-        "data": data,
-        "clients": len(problem.clients),
+        "data": samples.name,
+        "clients": len(samples.clients),
         "measure": "squared error of the sample left out",
         "noise": noise,
         "folds": rows,
@@ -215,7 +234,7 @@ def cross_validated(
             "of_rate": _mean_std(rows, "gain_of_rate"),
             "against_label": _mean_std(rows, "gain_against_label"),
         },
-        "notes": problem.notes,
+        "notes": samples.notes,
     }
 
 

@@ -6,15 +6,16 @@ k-FED (Dennis et al., ICML 2021) shares every client's centres, and Optimal pool
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unalike.analytics.kmeans.algorithm import Clustering, FedDPKMeans, nearest_center
-from unalike.analytics.kmeans.server import weighted_kmeans
+from unalike.analytics.kmeans.algorithm import Clustering, FedDPKMeans
+from unalike.analytics.kmeans.client import nearest_center
+from unalike.analytics.kmeans.run import weighted_kmeans
 from unalike.core.client import Client, Clients
 from unalike.core.federation import Federation
 from unalike.core.task import Sent, send, task
@@ -84,7 +85,7 @@ INITIAL: dict[str, Callable[[Tensor, int, int], Tensor]] = {
 def run_baseline(name: str, method: FedDPKMeans, federation: Federation, server: Tensor) -> Clustering:
     """A baseline's own centres, refined by ``method.steps`` of FedDP-Lloyds with the whole budget of ``method``."""
     if method.k is None:
-        raise ValueError("a baseline needs to be told k: only FedDP-Init can choose it by the elbow")
+        raise ValueError("a baseline needs a given k: only FedDP-Init can choose it by the elbow")
     if method.k > len(server):
         raise ValueError(f"k={method.k} centres are taken from the server data, which has only {len(server)} points")
     return replace(method, simplify=0, diameter=None, initialize=False).fit(
@@ -136,19 +137,17 @@ class KFed:
 
 def pooled_points(clients: Clients) -> Tensor:
     """All clients' points in one array, as tasks see them: what only a simulation can do."""
-    points = clients.x[clients.pooled()[0]].to(torch.float32)
+    points = clients.x[clients.pool_rows()[0]].to(torch.float32)
     if clients.shift is not None and clients.scale is not None:
         points = (points - clients.shift) * clients.scale
     return points
 
 
-def optimal(clients: Clients, k: int, starts: int = 5, seed: int = 0, near: Tensor | None = None) -> Tensor:
-    """Non-private k-means of all points together, the best of ``starts`` runs (and of one from ``near``)."""
+def optimal(clients: Clients, k: int, starts: int = 10, seed: int = 0, near: Sequence[Tensor] = ()) -> Tensor:
+    """Non-private k-means of all points together: the best of ``starts`` runs, and of one from each of ``near``."""
     from sklearn.cluster import KMeans
 
     points = pooled_points(clients).numpy()
-    best = KMeans(k, n_init=starts, random_state=seed).fit(points)
-    if near is not None:
-        other = KMeans(k, init=near.numpy(), n_init=1).fit(points)
-        best = min(best, other, key=lambda fitted: float(fitted.inertia_))
+    runs = [KMeans(k, n_init=starts, random_state=seed), *(KMeans(k, init=one.numpy(), n_init=1) for one in near)]
+    best = min((one.fit(points) for one in runs), key=lambda fitted: float(fitted.inertia_))
     return torch.from_numpy(best.cluster_centers_).to(torch.float32)

@@ -19,35 +19,51 @@ _CLOSE = 1e-3  # the composed ε ends at most this share below the target, and n
 
 
 @dataclass(frozen=True)
-class Split:
-    """How ε is shared out: Step 1 (Gram matrix), Step 2 (server weights), Step 3 (sums, counts).
+class BudgetSplit:
+    """How ε is shared out: Step 1 (Gram matrix), Step 2 (server weights), Step 3 (sums, counts), and FedDP-Lloyds.
 
-    Only the proportions matter. Every step of FedDP-Lloyds asks what Step 3 asks, and gets what Step 3 gets.
+    Only the proportions matter. ``lloyd_sums`` and ``lloyd_counts`` are ε₄ of Algorithm 12, for all its steps
+    together; without them every step of FedDP-Lloyds gets what Step 3 gets.
     """
 
     gram: float
     weights: float
     sums: float
     counts: float
+    lloyd_sums: float | None = None
+    lloyd_counts: float | None = None
 
     def __post_init__(self) -> None:
-        for name, share in vars(self).items():
-            check_positive(share, f"the share {name!r} of the budget", "each of the four steps needs some of it")
+        if (self.lloyd_sums is None) != (self.lloyd_counts is None):
+            raise ValueError("lloyd_sums and lloyd_counts are the shares of FedDP-Lloyds; give both or neither")
+        for name, share in self.given.items():
+            check_positive(share, f"the share {name!r} of the budget", "each step needs some of it")
+
+    @property
+    def given(self) -> dict[str, float]:
+        """The shares that are given, by name."""
+        return {name: share for name, share in vars(self).items() if share is not None}
+
+    def lloyd_step(self, steps: int) -> tuple[float, float]:
+        """The shares of one step of FedDP-Lloyds, for sums and for counts."""
+        if self.lloyd_sums is None or self.lloyd_counts is None:
+            return self.sums, self.counts
+        return self.lloyd_sums / steps, self.lloyd_counts / steps
 
 
-POINT_SPLIT = Split(0.2, 0.2, 0.45, 0.15)
-CLIENT_SPLIT = Split(0.35, 0.1, 0.45, 0.1)
+POINT_SPLIT = BudgetSplit(0.2, 0.2, 0.45, 0.15)
+CLIENT_SPLIT = BudgetSplit(0.35, 0.1, 0.45, 0.1)
 """The proportions that T1 D.8.1 recommends for each unit of privacy."""
 
 
 @dataclass(frozen=True)
-class Privacy:
+class KMeansPrivacy:
     """What a clustering may cost in all: (ε, δ) for one data point, or for one client with all its points."""
 
     epsilon: float
     delta: float = 1e-6
     unit: Unit = "point"
-    split: Split | None = None  # None: the thesis's proportions for the unit
+    split: BudgetSplit | None = None  # None: the thesis's proportions for the unit
 
     def __post_init__(self) -> None:
         check_epsilon(self.epsilon)
@@ -56,19 +72,21 @@ class Privacy:
             raise ValueError(f"unit must be 'point' or 'client', got {self.unit!r}; say whom the noise protects")
 
     @property
-    def proportions(self) -> Split:
+    def proportions(self) -> BudgetSplit:
         """The split in force."""
         return self.split or (POINT_SPLIT if self.unit == "point" else CLIENT_SPLIT)
 
 
 @dataclass(frozen=True)
-class Noise:
+class StepNoise:
     """One mechanism for each kind of query; None: that query is made without noise (or not at all)."""
 
     gram: AdditiveNoise | None = None
     weights: AdditiveNoise | None = None
     sums: AdditiveNoise | None = None
     counts: AdditiveNoise | None = None
+    lloyd_sums: AdditiveNoise | None = None  # of a Lloyd step; None: as ``sums``
+    lloyd_counts: AdditiveNoise | None = None  # None: as ``counts``
 
 
 @dataclass(frozen=True)
@@ -92,23 +110,28 @@ class Clips:
                 check_positive(bound, f"the clip of {name!r}", "it is the most that a client's share may be long")
 
 
-def mechanisms(privacy: Privacy, s: float, *, initialize: bool, histograms: int, refinements: int) -> Noise:
-    """The noise with which the steps cost (share·s, δ) each, by themselves; a Lloyd step as much as Step 3."""
-    split = privacy.proportions
-    first = Gaussian.for_budget(s * split.gram, privacy.delta) if initialize else None
-    second = Laplace(s * split.weights / histograms) if initialize else None
-    if not refinements:
-        return Noise(first, second)
-    return Noise(first, second, Gaussian.for_budget(s * split.sums, privacy.delta), Laplace(s * split.counts))
+def mechanisms(privacy: KMeansPrivacy, s: float, *, initialize: bool, histograms: int, steps: int) -> StepNoise:
+    """The noise with which the queries cost (share·s, δ) each, by themselves."""
+    split, delta = privacy.proportions, privacy.delta
+    made: dict[str, AdditiveNoise] = {}
+    if initialize:
+        made = {"gram": Gaussian.for_budget(s * split.gram, delta), "weights": Laplace(s * split.weights / histograms)}
+    own = split.lloyd_sums is not None
+    if initialize or (steps and not own):
+        made |= {"sums": Gaussian.for_budget(s * split.sums, delta), "counts": Laplace(s * split.counts)}
+    if steps and own:
+        sums, counts = split.lloyd_step(steps)
+        made |= {"lloyd_sums": Gaussian.for_budget(s * sums, delta), "lloyd_counts": Laplace(s * counts)}
+    return StepNoise(**made)
 
 
 @functools.cache  # the noise depends on settings alone, and a sweep asks for the same again
-def calibrate(privacy: Privacy, *, initialize: bool, histograms: int, refinements: int, rate: float = 1.0) -> Noise:
+def calibrate(privacy: KMeansPrivacy, *, initialize: bool, histograms: int, steps: int, rate: float = 1.0) -> StepNoise:
     """The noise with which all queries of a run, composed by the ledger, cost just under ``privacy.epsilon``.
 
     - ``histograms``: how often the server's weights are asked for (they share Step 2's part).
-    - ``refinements``: how often sums and counts are asked for (Step 3 and each Lloyd step).
-    - ``initialize``: False for a baseline that leaves Steps 1 and 2 out.
+    - ``steps``: of FedDP-Lloyds.
+    - ``initialize``: False for a baseline that leaves FedDP-Init out.
     - ``rate``: of the clients that a query is put to, a Poisson sample for each; where points are protected it
       amplifies nothing.
 
@@ -117,16 +140,19 @@ def calibrate(privacy: Privacy, *, initialize: bool, histograms: int, refinement
     Laplace to share·s, and s is the largest for which the loss distribution of them all meets (ε, δ).
     """
     split = privacy.proportions
-    if not initialize and not refinements:
-        return Noise()
-    whole = refinements * (split.sums + split.counts) + (split.gram + split.weights if initialize else 0.0)
-    asked: dict[str, Any] = {"initialize": initialize, "histograms": histograms, "refinements": refinements}
+    if not initialize and not steps:
+        return StepNoise()
+    whole = steps * sum(split.lloyd_step(steps)) if steps else 0.0
+    if initialize:
+        whole += split.gram + split.weights + (split.sums + split.counts)
+    asked: dict[str, Any] = {"initialize": initialize, "histograms": histograms, "steps": steps}
     sampling: Sampling = Everyone() if rate == 1.0 else Poisson(rate)
 
     def cost(s: float, coarseness: int) -> float:
         ledger, made = Ledger(privacy.unit), mechanisms(privacy, s / whole, **asked)
-        queries = [[made.gram]] * initialize + [[made.weights]] * (initialize * histograms)
-        for number, asked_together in enumerate(queries + [[made.sums, made.counts]] * refinements):
+        queries = [[made.gram], *[[made.weights]] * histograms, [made.sums, made.counts]] if initialize else []
+        queries += [[made.lloyd_sums or made.sums, made.lloyd_counts or made.counts]] * steps
+        for number, asked_together in enumerate(queries):
             for mechanism in asked_together:  # of the same sample
                 assert mechanism is not None
                 ledger.record(mechanism.event(), unit=privacy.unit, sampling=sampling, cohort=number)

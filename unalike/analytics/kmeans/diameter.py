@@ -25,7 +25,7 @@ _APART = 100.0  # D' between the representatives of two groups
 
 
 @dataclass(frozen=True)
-class Reduced:
+class Reduction:
     """The server points that are left, and where each of them, with all client points nearest to it, moves."""
 
     anchors: Tensor  # [points, d]
@@ -41,7 +41,7 @@ class Reduced:
     def _there(self) -> Tensor:
         return self.anchors + self.moves
 
-    def undone(self, centers: Tensor) -> Tensor:
+    def move_back(self, centers: Tensor) -> Tensor:
         """Centres [k, d] moved back, each with the nearest group."""
         middle = self._there.mean(0)
         return centers - self.moves[torch.cdist(centers - middle, self._there - middle).argmin(1)]
@@ -49,7 +49,7 @@ class Reduced:
 
 @dataclass(frozen=True)
 class Diameter:
-    """What Lemma 28 must be told: ``smallest``, w_min, and ``deviation``, σ_max. Both are public guesses."""
+    """What Lemma 28 assumes: ``smallest``, w_min, and ``deviation``, σ_max. Both are public guesses."""
 
     smallest: float
     deviation: float
@@ -64,11 +64,11 @@ class Diameter:
         """D for ``total`` points."""
         return 4.0 * math.log(total) * math.sqrt(dimension) * self.deviation
 
-    def reduce(self, points: Tensor, weights: Tensor, total: float, epsilon: float, least: int) -> Reduced:
+    def reduce(self, points: Tensor, weights: Tensor, total: float, epsilon: float, least: int) -> Reduction:
         """From server points [q, d] and their noisy weights ŵ [q], made with ``epsilon`` (∞: without noise).
 
-        A point is kept if its ball of radius D holds enough client points (m·w_min/3, noisy), or so many server points
-        that their noise might hide half of those (it is *frozen*). Kept points within D of each other are a group.
+        A point is kept if its ball of radius D holds enough client points (m·w_min/3, noisy), or enough server points
+        for their noise to hide half of those (it is *frozen*). Kept points within D of each other are a group.
         Groups are moved so that their representatives lie 100·D' apart on one axis, if that makes the whole smaller.
 
         The lemma freezes from ε·m·w_min/(200·log|Q|) server points on: a constant of its proof, which with fewer than
@@ -85,12 +85,12 @@ class Diameter:
         anchors = points[kept]
         count, group = connected_components(csr_array(near[kept][:, kept].numpy()), directed=False)
         group = torch.from_numpy(group).long()
-        moves = self._together(anchors, group, count)
+        moves = self._gather_groups(anchors, group, count)
         moved = anchors + moves
         smaller = _radius(moved) < _radius(anchors)
-        return Reduced(anchors, moves if smaller else torch.zeros_like(moves), count)
+        return Reduction(anchors, moves if smaller else torch.zeros_like(moves), count)
 
-    def _together(self, anchors: Tensor, group: Tensor, count: int) -> Tensor:
+    def _gather_groups(self, anchors: Tensor, group: Tensor, count: int) -> Tensor:
         """[points, d] by which each point moves, with its group."""
         members = [(group == one).nonzero().flatten() for one in range(count)]
         widest = max(float(torch.cdist(anchors[one], anchors[one]).max()) for one in members)

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unalike.analytics.tables import coordinate_names
 from unalike.core.client import Clients
 from unalike.core.request import Part
-from unalike.data import DataError, Population, in_pieces, load
-from unalike.data.build import LaidOut
+from unalike.data import DataError, Population, load, load_lazily
+from unalike.data.lazy import LazyPopulation
 
 _BLOCK_NUMBERS = 1 << 22  # of one block's largest array: it should stay in the processor's cache
 _PIECE = 1 << 14  # rows that are looked at together
@@ -22,9 +23,9 @@ _CONSTANT = 1e-7  # a feature of the server data that varies less than this is l
 
 
 class ChosenRows(Protocol):
-    """Where rows are that are read for whom they are wanted."""
+    """Rows that are read for some clients only."""
 
-    def chosen(self, positions: Tensor) -> dict[Part, Clients]:
+    def select(self, positions: Tensor) -> dict[Part, Clients]:
         """The clients at these positions, with their own rows alone."""
 
 
@@ -38,10 +39,23 @@ class Points:
     columns: Mapping[str, Sequence[str] | None] | None = None  # of a table: what is clustered, text with its values
 
     @property
+    def names(self) -> list[str]:
+        """What each coordinate of a point is called."""
+        if self.columns is None:
+            return [f"x{k}" for k in range(self.clients.x.shape[1])]
+        return coordinate_names(self.columns)
+
+    def in_units(self, points: Tensor) -> Tensor:
+        """Points [n, d] as the data has them, where features were scaled."""
+        if self.clients.shift is None or self.clients.scale is None:
+            return points
+        return points / self.clients.scale + self.clients.shift
+
+    @property
     def total(self) -> int:
         return int(self.clients.size.sum())
 
-    def standardized(self) -> Points:
+    def standardize(self) -> Points:
         """All features shifted and scaled by mean and deviation of the server data; a constant one is only shifted."""
         if len(self.server) == 0:
             raise DataError(f"{self.name}: features are scaled by the server data, of which there is none")
@@ -73,12 +87,12 @@ def points_in_pieces(data: str, **how: Any) -> tuple[Points, ChosenRows]:
     - ``server``: a file of public points with the same features; or ``server_points`` rows are drawn from the clients
       and are then public and nobody's; or there are ``none``. Else they come with the data set.
     """
-    laid_out = in_pieces(data, **_options(**how))
-    points = _points(laid_out.facts, laid_out.groups(_PIECE), **how)
+    lazy = load_lazily(data, **_options(**how))
+    points = _points(lazy.facts, lazy.groups(_PIECE), **how)
     if how.get("server_points") is None:
-        return points, laid_out
+        return points, lazy
     return points, _Thinned(
-        laid_out, points.clients, _drawn(laid_out.facts.train, how["server_points"], how.get("seed", 0))
+        lazy, points.clients, _draw_rows(lazy.facts.train, how["server_points"], how.get("seed", 0))
     )
 
 
@@ -106,14 +120,14 @@ def _points(
         raise DataError("a clustering without server data takes none; leave the server's points out")
     if server is not None and server_points is not None:
         raise DataError("the server data is either a file or drawn from the clients; give one of the two")
-    drawn = None if server_points is None else _drawn(everyone, server_points, seed, name)
-    public = _looked_at(name, groups, drawn)
+    drawn = None if server_points is None else _draw_rows(everyone, server_points, seed, name)
+    public = _take_rows(name, groups, drawn)
     if none:
         return Points(name, everyone, torch.zeros(0, everyone.x.shape[1]), population.columns)
     if server is not None:
         return Points(name, everyone, _server_file(server, options), population.columns)
     if drawn is not None:
-        return Points(name, _without(everyone, drawn), public, population.columns)
+        return Points(name, _remove_rows(everyone, drawn), public, population.columns)
     if "server" not in population.shared:
         raise DataError(
             f"{name}: there is no server data, in which FedDP-Init finds the first centres; give a file of "
@@ -123,12 +137,12 @@ def _points(
     return Points(name, everyone, population.shared["server"].to(torch.float32))
 
 
-def _looked_at(name: str, groups: Iterable[Mapping[Part, Clients]], drawn: Tensor | None) -> Tensor:
+def _take_rows(name: str, groups: Iterable[Mapping[Part, Clients]], drawn: Tensor | None) -> Tensor:
     """The rows that are drawn; refuses points that are all the same."""
     first: Tensor | None = None
     alike, begin, found = True, 0, []
     for group in groups:
-        x = group["train"].x[group["train"].pooled()[0]]
+        x = group["train"].x[group["train"].pool_rows()[0]]
         first = x[0] if first is None else first
         alike = alike and bool((x == first).all())
         if drawn is not None:
@@ -141,16 +155,11 @@ def _looked_at(name: str, groups: Iterable[Mapping[Part, Clients]], drawn: Tenso
 
 def _server_file(path: Path, options: dict[str, Any]) -> Tensor:
     """Points of a file; who they belong to does not matter."""
-    if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as archive:
-            if "x" not in archive.files:
-                raise DataError(f"{path}: expected an array 'x' [points, features], found {', '.join(archive.files)}")
-            return torch.from_numpy(np.asarray(archive["x"], dtype=np.float32))
     population = load(path, partition="iid", clients=1, test=0, unseen=0, normalize=False, **options)
     return population.train.x.to(torch.float32)
 
 
-def _drawn(clients: Clients, count: int, seed: int, name: str = "") -> Tensor:
+def _draw_rows(clients: Clients, count: int, seed: int, name: str = "") -> Tensor:
     """[rows] which of the clients' rows become the server's, in the order of the clients."""
     total = int(clients.size.sum())
     if not 1 <= count < total:
@@ -160,9 +169,9 @@ def _drawn(clients: Clients, count: int, seed: int, name: str = "") -> Tensor:
     return drawn
 
 
-def _without(clients: Clients, drawn: Tensor) -> Clients:
+def _remove_rows(clients: Clients, drawn: Tensor) -> Clients:
     """The clients without the rows that were drawn; one who has none left is left out."""
-    rows, owner = clients.pooled()
+    rows, owner = clients.pool_rows()
     left = torch.bincount(owner[~drawn], minlength=len(clients))
     some = left > 0
     names = None if clients.names is None else [clients.name(i) for i in some.nonzero().flatten().tolist()]
@@ -172,19 +181,19 @@ def _without(clients: Clients, drawn: Tensor) -> Clients:
 
 
 class _Thinned:
-    """Rows of clients from whom some were drawn."""
+    """The clients' rows without those that became the server's."""
 
-    def __init__(self, rows: LaidOut, kept: Clients, drawn: Tensor) -> None:
+    def __init__(self, rows: LazyPopulation, kept: Clients, drawn: Tensor) -> None:
         everyone = rows.facts.train
-        owner = everyone.pooled()[1]
+        owner = everyone.pool_rows()[1]
         self._rows, self._drawn = rows, drawn
         self._who = torch.unique(owner[~drawn])  # in the order of those who are left, where they were
         self._begin = torch.cumsum(everyone.size, 0) - everyone.size
         self._kept = kept
 
-    def chosen(self, positions: Tensor) -> dict[Part, Clients]:
-        whole = self._rows.chosen(self._who[positions])["train"]
-        own, owner = whole.pooled()
+    def select(self, positions: Tensor) -> dict[Part, Clients]:
+        whole = self._rows.select(self._who[positions])["train"]
+        own, owner = whole.pool_rows()
         place = torch.arange(len(own)) - (torch.cumsum(whole.size, 0) - whole.size)[owner]
         left = ~self._drawn[self._begin[self._who[positions]][owner] + place]
         some = self._kept.select(positions)

@@ -7,9 +7,9 @@ Where this departs from the pages, and why:
 - *Breaking the symmetry.* Algorithm 5 has each client join a component at random; in a large cohort all components
   then start nearly equal, and EM may end in a poor optimum (high-3 of Table A.1). Here a client joins by how
   concentrated it is: the server first gets the cohort's histogram of Σ_j p_j² (a sum), broadcasts its k/K quantiles as
-  thresholds, and each client compares its own Σ_j p_j² with them. ``start="random"`` is Algorithm 5 as printed.
-- *Moment matching* takes each component's category with the largest mean in place of category 1, whose moments may be
-  all zero; moments and the precision α_0 are clamped.
+  thresholds, and each client compares its own Σ_j p_j² with them. And moment matching takes each component's category
+  with the largest mean in place of category 1, whose moments may be all zero. ``start="random"`` is Algorithm 5 as
+  printed in both. Moments and the precision α_0 are clamped.
 - *What is sent.* α·(ψ(c+α)−ψ(α)) and α_0·(ψ(m+α_0)−ψ(α_0)) in place of (3.13) and (3.14): the server computes the same
   (3.19), but a small α no longer makes a client's share huge, which matters when it is clipped.
 - *The end.* The result is the mean of the last quarter of the rounds (geometric for A): one cohort's step is noisy.
@@ -24,13 +24,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from unalike.analytics.failures import bad_rows
+from unalike.analytics.mdm.steps import MOST_PRECISION, drop_empty, maximize, quantiles, stack, start_mixture
+from unalike.analytics.tables import bad_rows
 from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Replies
 from unalike.core.release import Each, Release, Sum
@@ -39,21 +40,45 @@ from unalike.core.task import Sent, Task, send, task
 from unalike.data.partition.mixture import MDMError, Mixture, joint, log_density, rise_table, size_edges, with_total
 from unalike.privacy.mechanisms import AdditiveNoise
 
-SMOOTHING = 0.01  # clients added to every component, so that no weight and no size has probability 0
-EMPTY = 1e-3  # a component with a smaller share of the cohort is empty
-LEAST_ALPHA, LEAST_PRECISION, MOST_PRECISION = 1e-4, 1e-2, 1e4
+Start = Literal["concentration", "random"]
 TIE = 2.0  # standard errors: a difference in likelihood that is no larger does not count
 CONCENTRATION_BINS = 64  # between Σp² = 1/C (all categories alike) and 1 (one category only), in equal ratios
 
 
 @dataclass(frozen=True)
-class Fitted:
+class MixtureFit:
     """A mixture with the record of how it was found."""
 
     mixture: Mixture
     log_likelihood: list[float] = field(default_factory=list)  # of each round's cohort, per client; empty with noise
     notes: list[str] = field(default_factory=list)  # what was out of the ordinary
     path: list[Mixture] = field(default_factory=list)  # after the start and after each round, before any averaging
+
+
+@dataclass(frozen=True)
+class Likelihoods:
+    """Mean log-likelihoods per client of several mixtures."""
+
+    gain: Tensor  # [J] over the first mixture
+    error: Tensor  # [J, J] standard errors of the differences
+    log_likelihood: list[float] | None  # [J]; None where it was not released
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The mixture that was chosen, and for every candidate how far below the best one it was, with a standard error."""
+
+    fitted: MixtureFit
+    components: list[int]
+    log_likelihood: list[float] | None
+    below_best: list[float]
+    error: list[float]
+
+    def rows(self) -> list[dict[str, float]]:
+        """One for each candidate."""
+        columns = {"components": self.components, "below_best": self.below_best, "standard_error": self.error}
+        columns |= {} if self.log_likelihood is None else {"log_likelihood": self.log_likelihood}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 @dataclass(frozen=True)
@@ -75,7 +100,7 @@ class MDM:
     components: int = 2
     rounds: int = 100
     cohort: int | float = 1000
-    start: Literal["concentration", "random"] = "concentration"
+    start: Start = "concentration"
     clip: float = 20.0
     gain_clip: float = 10.0
     noise: AdditiveNoise | None = None
@@ -118,7 +143,7 @@ class MDM:
         """Algorithm 5, lines 3 to 6: the client's component k_i, and 1, E^i, P^i, Q^i in its row, side by side.
 
         For candidate j, K_j − 1 of ``thresholds[j]`` divide the clients into ``components[j]`` = K_j components (the
-        others are infinite); with a random start only K_j counts.
+        others are beyond all places); with a random start only K_j counts.
         """
         (counts, sound), (candidates, cuts) = self._histogram(client), thresholds.shape
         p = counts / counts.sum()
@@ -206,7 +231,7 @@ class MDM:
             return Each(name, clip=clip, noise=self.noise, sensitivity=(2.0 if signed else math.sqrt(2)) * clip)
         return Sum(name, clip=clip, noise=self.noise, secure=self.secure)
 
-    def _asked(self, cohort: Cohort, question: Task, **inputs: Any) -> Replies:
+    def _ask(self, cohort: Cohort, question: Task, **inputs: Any) -> Replies:
         """What a cohort's shares add up to; one by one where they are masked, as an ask has one secure sum."""
         if self.secure:
             several = [cohort.ask(question, into=one, **inputs) for one in question.releases()]
@@ -228,50 +253,44 @@ class MDM:
 
     # The server's side
 
-    def fit(self, federation: Federation, after_round: Callable[[int], None] | None = None) -> Fitted:
+    def fit(self, federation: Federation, after_round: Callable[[int], None] | None = None) -> MixtureFit:
         """Algorithms 5 and 6. ``after_round(number)`` may watch."""
         return self.fit_all(federation, [self.components], after_round)[0]
 
     def fit_all(
         self, federation: Federation, candidates: Sequence[int], after_round: Callable[[int], None] | None = None
-    ) -> list[Fitted]:
+    ) -> list[MixtureFit]:
         """The same for several numbers of components at once, in as many rounds as for one (A.1.1)."""
         for components in candidates:
             self.check(federation.roster, components)
         cohorts = self._cohorts(federation)
         notes: list[list[str]] = [[] for _ in candidates]
-        now = self._initial(next(cohorts), candidates, notes)
+        now = self._initialize(next(cohorts), candidates, notes)
         traces: list[list[float]] = [[] for _ in candidates]
         failed = [*federation.failures]
-        tail = max(1, self.rounds // 4)
         paths = [[one] for one in now]
-        ends = [[torch.zeros_like(value) for value in (one.alpha, one.tau, one.pi)] for one in now]
-        for t in range(self.rounds):
+        for number in range(1, self.rounds + 1):
             cohort = next(cohorts)
-            replies = self._asked(cohort, self.expectation, **_stacked(now))
+            replies = self._ask(cohort, self.expectation, **stack(now))
             if "membership" in replies:  # a Poisson cohort may be empty
-                scale, restart = math.sqrt(len(now)), t < self.rounds // 2
+                scale = math.sqrt(len(now))
                 for j, one in enumerate(now):
                     sums = [scale * replies[name][j, : one.components].double() for name in ("membership", "growth")]
-                    now[j] = self._maximised(one, sums[0], sums[1], notes[j], may_restart=restart)
-                    paths[j].append(now[j])
+                    now[j] = maximize(one, sums[0], sums[1], notes[j], may_restart=number <= self.rounds // 2)
             if "log_likelihood" in replies:
                 for trace, value in zip(traces, replies["log_likelihood"].tolist(), strict=True):
                     trace.append(value / len(replies.answered))
                 federation.report(log_likelihood=traces[0][-1])
-            if t >= self.rounds - tail:
-                for one, (log_alpha, tau, pi) in zip(now, ends, strict=True):
-                    log_alpha += one.alpha.log() / tail
-                    tau += one.tau / tail
-                    pi += one.pi / tail
+            for path, one in zip(paths, now, strict=True):
+                path.append(one)
             failed += federation.failures
             if after_round is not None:
-                after_round(t + 1)
+                after_round(number)
         advice = f"counts are whole numbers from 0 on, 1 to {self.largest} (largest) in all"
         strange = [] if self.noise is not None else bad_rows(failed, advice)
         return [
-            replace(self._finished(end, trace, [*noted, *strange]), path=path)
-            for end, trace, noted, path in zip(ends, traces, notes, paths, strict=True)
+            self._finish(path, trace, [*noted, *strange])
+            for path, trace, noted in zip(paths, traces, notes, strict=True)
         ]
 
     def _cohorts(self, federation: Federation) -> Iterator[Cohort]:
@@ -291,15 +310,21 @@ class MDM:
         while True:
             yield federation.begin_round(federation.round + 1).sample(size, poisson=self.noise is not None)
 
-    def _finished(self, end: Sequence[Tensor], trace: list[float], notes: list[str]) -> Fitted:
-        log_alpha, tau, pi = end
-        found = _merged(Mixture(tau / tau.sum(), log_alpha.exp(), pi / pi.sum(1, keepdim=True), self.edges), notes)
+    def _finish(self, path: list[Mixture], trace: list[float], notes: list[str]) -> MixtureFit:
+        """The mean of the last quarter of the rounds, geometric for A."""
+        tail = max(1, self.rounds // 4)
+        log_alpha, tau, pi = (torch.zeros_like(value) for value in (path[0].alpha, path[0].tau, path[0].pi))
+        for one in path[-tail:]:
+            log_alpha += one.alpha.log() / tail
+            tau += one.tau / tail
+            pi += one.pi / tail
+        found = drop_empty(Mixture(tau / tau.sum(), log_alpha.exp(), pi / pi.sum(1, keepdim=True), self.edges), notes)
         for k in (found.alpha.sum(1) > 0.9 * MOST_PRECISION).nonzero().flatten().tolist():
             notes.append(
                 f"component {k}: its clients differ no more than samples of one distribution would; the precision α_0, "
                 f"whose best value is infinite, was stopped at {MOST_PRECISION:g}"
             )
-        return Fitted(found, trace, notes)
+        return MixtureFit(found, trace, notes, path)
 
     def choose(
         self,
@@ -324,25 +349,25 @@ class MDM:
         chosen = int((below <= TIE * score.error[best]).nonzero()[0])
         return Choice(fits[chosen], candidates, score.log_likelihood, below.tolist(), score.error[best].tolist())
 
-    def score(self, federation: Federation, mixtures: Sequence[Mixture]) -> Score:
+    def score(self, federation: Federation, mixtures: Sequence[Mixture]) -> Likelihoods:
         """How likely all clients of a federation are under each mixture, from one ask."""
         cohort = federation.begin_round(federation.round + 1).everyone()
-        replies = self._asked(cohort, self.validation, **_stacked(mixtures))
+        replies = self._ask(cohort, self.validation, **stack(mixtures))
         count = len(replies.answered) if self.noise is None else round(cohort.expected)  # which no client changes
         gain = replies["gain"].double() / count
         if self.noise is not None:
             unit = 2.0 * math.sqrt(count) if self.local else cohort.sampling.sensitivity(1.0)
             deviation = math.sqrt(2) * self.noise.std(unit * self.gain_clip) / count
-            return Score(gain, torch.full((len(gain), len(gain)), deviation, dtype=gain.dtype), None)
+            return Likelihoods(gain, torch.full((len(gain), len(gain)), deviation, dtype=gain.dtype), None)
         square = replies["square"].double() / count - gain[:, None] * gain
         variance = square.diagonal()[:, None] + square.diagonal() - 2 * square
         likelihood = None if self.secure else (replies["log_likelihood"] / count).tolist()
-        return Score(gain, (variance.clamp(min=0) / count).sqrt(), likelihood)
+        return Likelihoods(gain, (variance.clamp(min=0) / count).sqrt(), likelihood)
 
     def check(self, roster: Roster, components: int | None = None) -> None:
         """Refuse clients that this mixture cannot be fitted on, before anything is asked of them.
 
-        What is wrong with counts is told where histograms are made (``histogram_clients``); here their client fails.
+        ``histogram_clients`` says what is wrong with counts; here a client whose counts are wrong fails.
         """
         components = self.components if components is None else components
         schema = roster.schema
@@ -356,82 +381,24 @@ class MDM:
                 f"use at most {len(roster)}"
             )
 
-    def _initial(self, cohort: Cohort, candidates: Sequence[int], notes: list[list[str]]) -> list[Mixture]:
+    def _initialize(self, cohort: Cohort, candidates: Sequence[int], notes: list[list[str]]) -> list[Mixture]:
         """Algorithm 5 (with one more sum before it, for the thresholds), for each candidate number of components."""
         most = max(candidates)
-        thresholds = torch.full((len(candidates), most - 1), torch.inf, dtype=torch.float64)
+        thresholds = torch.full((len(candidates), most - 1), torch.finfo(torch.float32).max, dtype=torch.float64)
         if self.start == "concentration" and most > 1:
-            replies = self._asked(cohort, self.spread)
+            replies = self._ask(cohort, self.spread)
             if "spread" in replies:
                 for j, components in enumerate(candidates):
-                    thresholds[j, : components - 1] = _quantiles(replies["spread"].double(), components)
-        replies = self._asked(cohort, self.moments, thresholds=thresholds, components=torch.tensor(list(candidates)))
+                    thresholds[j, : components - 1] = quantiles(replies["spread"].double(), components)
+        replies = self._ask(cohort, self.moments, thresholds=thresholds, components=torch.tensor(list(candidates)))
         if "moments" not in replies:
             raise MDMError("the first Poisson cohort was empty, so there is nothing to start from; use a larger cohort")
         sums = math.sqrt(len(candidates)) * replies["moments"].double()
-        return [self._started(sums[j, :components], notes[j]) for j, components in enumerate(candidates)]
-
-    def _started(self, sums: Tensor, notes: list[str]) -> Mixture:
-        """Moment matching, line 8: from a component's moments to its first parameters."""
-        bins, everybody = len(self.edges) - 1, sums.sum(0)
-        rows = []
-        for k, row in enumerate(sums):
-            if row[0] < max(1.0, EMPTY * float(everybody[0])):  # nobody is here
-                notes.append(f"component {k} had no client to start from; it started from the moments of all of them")
-                rows.append((everybody, 2.0 ** (k + 1)))  # and not quite as another one did
-            else:
-                rows.append((row, 1.0))
-        alpha = torch.stack([_matched(row[1 + bins :] / row[0].clamp(min=1), stretch) for row, stretch in rows])
-        pi = torch.stack([_smoothed(row[1 : 1 + bins]) for row, _ in rows])
-        tau = torch.full((len(sums),), 1 / len(sums), dtype=torch.float64)
-        return Mixture(tau, alpha, pi, self.edges)
-
-    def _maximised(
-        self, now: Mixture, membership: Tensor, growth: Tensor, notes: list[str], may_restart: bool
-    ) -> Mixture:
-        """Algorithm 6, lines 13 to 15."""
-        weight = membership[:, 0].clamp(min=0)
-        tau = _smoothed(weight)
-        pi = torch.stack([_smoothed(row) for row in membership[:, 1:]])
-        precision = now.alpha.sum(1, keepdim=True)
-        alpha = precision * growth[:, :-1].clamp(min=0) / growth[:, -1:].clamp(min=1e-12)
-        filled = (weight > EMPTY * weight.sum()) & (growth[:, -1] > 0)
-        alpha = _clamped(torch.where(filled[:, None], alpha, now.alpha))
-        if may_restart and not bool(filled.all()) and bool(filled.any()):
-            heaviest = int(weight.argmax())
-            for k in (~filled).nonzero().flatten().tolist():
-                alpha[k], pi[k] = alpha[heaviest] / 2, pi[heaviest]
-                tau[k] = tau[heaviest] = (tau[k] + tau[heaviest]) / 2
-                note = f"component {k} became empty and restarted beside component {heaviest}"
-                if note not in notes:
-                    notes.append(note)
-        return Mixture(tau, alpha, pi, now.edges)
-
-
-@dataclass(frozen=True)
-class Score:
-    """Mean log-likelihoods per client of several mixtures."""
-
-    gain: Tensor  # [J] over the first mixture
-    error: Tensor  # [J, J] standard errors of the differences
-    log_likelihood: list[float] | None  # [J]; None where it was not released
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The mixture that was chosen, and for every candidate how far below the best one it was, with a standard error."""
-
-    fitted: Fitted
-    components: list[int]
-    log_likelihood: list[float] | None
-    below_best: list[float]
-    error: list[float]
-
-    def rows(self) -> list[dict[str, float]]:
-        """One for each candidate."""
-        columns = {"components": self.components, "below_best": self.below_best, "standard_error": self.error}
-        columns |= {} if self.log_likelihood is None else {"log_likelihood": self.log_likelihood}
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        category = 0 if self.start == "random" else None
+        return [
+            start_mixture(sums[j, :components], self.edges, notes[j], category)
+            for j, components in enumerate(candidates)
+        ]
 
 
 def _one_hot(index: Tensor, count: int) -> Tensor:
@@ -442,61 +409,3 @@ def _concentration_place(counts: Tensor, categories: int) -> Tensor:
     """Where Σ_j p_j² lies between its least value 1/C (gives 0) and its most, 1 (gives 1), in logarithms."""
     p = counts / counts.sum().to(torch.float64)
     return 1 + (p * p).sum().log() / math.log(categories)
-
-
-def _quantiles(histogram: Tensor, components: int) -> Tensor:
-    """[K − 1] places that divide a histogram over [0, 1] into K equal parts."""
-    mass = histogram.clamp(min=0) + 1e-9  # a noisy bin may be negative
-    below = torch.cat([torch.zeros(1, dtype=mass.dtype), mass.cumsum(0) / mass.sum()])
-    wanted = torch.arange(1, components, dtype=mass.dtype) / components
-    right = torch.searchsorted(below, wanted).clamp(1, len(mass))
-    inside = (wanted - below[right - 1]) / (below[right] - below[right - 1])
-    return (right - 1 + inside) / len(mass)
-
-
-def _matched(moments: Tensor, stretch: float) -> Tensor:
-    """Equation (3.9) with the category of the largest mean; ``stretch`` multiplies the precision."""
-    first, second = moments.chunk(2)
-    first = first.clamp(0, 1)
-    first = (first + 1e-6) / (first + 1e-6).sum()
-    j = int(first.argmax())
-    variance = (second[j] - first[j] ** 2).clamp(min=1e-9)
-    precision = ((first[j] - second[j]) / variance).clamp(LEAST_PRECISION, MOST_PRECISION)
-    return _clamped((stretch * precision * first)[None])[0]
-
-
-def _clamped(alpha: Tensor) -> Tensor:
-    """α within its bounds: every entry above a floor, and the precision below a ceiling."""
-    return alpha.clamp(min=LEAST_ALPHA) * (MOST_PRECISION / alpha.sum(1, keepdim=True)).clamp(max=1.0)
-
-
-def _smoothed(mass: Tensor) -> Tensor:
-    """Probabilities from masses that may be zero or, with noise, negative."""
-    mass = mass.clamp(min=0) + SMOOTHING / len(mass)
-    return mass / mass.sum()
-
-
-def _merged(mixture: Mixture, notes: list[str]) -> Mixture:
-    """The mixture without its empty components."""
-    kept = mixture.tau > EMPTY
-    if bool(kept.all()):
-        return mixture
-    notes.append(f"{int((~kept).sum())} of {len(kept)} components ended empty and were merged into the others")
-    tau = mixture.tau[kept]
-    return Mixture(tau / tau.sum(), mixture.alpha[kept], mixture.pi[kept], mixture.edges)
-
-
-def _stacked(mixtures: Sequence[Mixture]) -> dict[str, Tensor]:
-    """Several mixtures as the inputs of one ask, filled up to equally many components."""
-    most = max(mixture.components for mixture in mixtures)
-    padded = [_padded(mixture, most) for mixture in mixtures]
-    return {name: torch.stack([getattr(one, name) for one in padded]) for name in ("tau", "alpha", "pi")}
-
-
-def _padded(mixture: Mixture, components: int) -> Mixture:
-    """The same mixture with further components of weight 0."""
-    missing = components - mixture.components
-    if missing == 0:
-        return mixture
-    alpha, pi = (torch.cat([value, value[:1].expand(missing, -1)]) for value in (mixture.alpha, mixture.pi))
-    return Mixture(torch.cat([mixture.tau, torch.zeros(missing, dtype=torch.float64)]), alpha, pi, mixture.edges)

@@ -7,10 +7,8 @@ deployment a client makes its own row; here they are made for all of them from t
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -72,7 +70,7 @@ def histogram_clients(
 
 
 def check_most(most: int, largest: int) -> None:
-    """Refuse clients of whom one has more samples than the bound M allows."""
+    """Refuse a bound M that a client's number of samples exceeds."""
     if most > largest:
         raise MDMError(f"a client has {most} samples, but largest={largest}; give a bound that holds for all")
 
@@ -106,7 +104,7 @@ def _feature_counts(
     )
     total = torch.zeros(len(train), count(features), dtype=torch.int64)
     for part in parts.values():
-        rows, owner = part.pooled()
+        rows, owner = part.pool_rows()
         known = found[rows] >= 0
         cells = owner[known] * total.shape[1] + found[rows[known]]
         total += torch.bincount(cells, minlength=total.numel()).view_as(total)
@@ -125,40 +123,3 @@ def population_histograms(population: Population) -> Clients:
             f"{population.name}: some clients have no labels, so they have no histogram; load it with labeled=1.0"
         )
     return histogram_clients(population.histogram())
-
-
-def read_counts(file: str | Path) -> Tensor:
-    """Counts [clients, categories] from a CSV, NPZ or NPY file.
-
-    A CSV file has one line for each client, and maybe a header; an NPZ file holds the array ``counts``.
-    """
-    path = Path(file).expanduser()
-    if not path.is_file():
-        raise MDMError(f"there is no file {path}")
-    if path.suffix == ".npy":
-        return _numbers(np.load(path, allow_pickle=False), path)
-    if path.suffix == ".npz":
-        with np.load(path, allow_pickle=False) as arrays:
-            if "counts" not in arrays:
-                raise MDMError(f"{path} must hold an array called 'counts', but it has: {', '.join(arrays)}")
-            return _numbers(arrays["counts"], path)
-    lines = path.read_text().splitlines()
-    header = 1 if lines and any(_is_word(cell) for cell in lines[0].split(",")) else 0
-    try:
-        return _numbers(np.loadtxt(lines[header:], delimiter=",", ndmin=2), path)
-    except ValueError as error:
-        raise MDMError(f"{path}: expected one line of comma-separated counts for each client: {error}") from None
-
-
-def _is_word(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return True
-    return False
-
-
-def _numbers(values: NDArray[Any], path: Path) -> Tensor:
-    if values.dtype.kind not in "iuf":
-        raise MDMError(f"{path}: counts must be numbers, but their type is {values.dtype}")
-    return torch.from_numpy(np.ascontiguousarray(values).astype(np.float64))

@@ -1,9 +1,7 @@
 """The noise that an MDM run needs to stay within (ε, δ): all its releases are counted before the first is made.
 
-Whom it protects. A *client*, by noise on every sum, or (``local``) on each client's share of it. Or an *example*, one
-row of a client: then each client adds noise to its histogram, once, and all that follows is made of noisy histograms.
-The statistics of Algorithms 5 and 6 would not do for that: one example may move a client from one component to another,
-so that it changes them by as much as a whole client does.
+It protects a client, by noise on every sum, or one row of a client, by noise on its histogram. Noise on sums would not
+do for a row, which may move its client to another component.
 """
 
 from __future__ import annotations
@@ -79,10 +77,10 @@ class NoisyHistograms:
 
     def gather(self, federation: Federation) -> Clients:
         """Clients with histograms that are histograms again, and safe to use for anything."""
-        return histogram_clients(whole(federation.everyone().ask(self.histogram)["histogram"]))
+        return histogram_clients(round_counts(federation.everyone().ask(self.histogram)["histogram"]))
 
 
-def whole(noisy: Tensor) -> Tensor:
+def round_counts(noisy: Tensor) -> Tensor:
     """The nearest counts from 0 on with the same total (at least 1), row by row, rounded.
 
     Cutting off at 0 alone would add half of the noise to every empty category, and make all clients look alike.

@@ -1,15 +1,15 @@
-"""Fit a mixture, or choose among several numbers of components, and measure it: all that ``unalike mdm`` tells.
+"""Read histograms, fit a mixture or choose among several numbers of components, and measure it.
 
-from unalike.analytics.mdm.study import histograms, study
-done = study(histograms("mdm:medium-2"), unalike.simulate, components=[1, 2, 3])
-print(done.values["log_likelihood"], done.fitted.mixture)
+from unalike.analytics.mdm.study import fit_mixture, read_histograms
+found = fit_mixture(read_histograms("mdm:medium-2"), unalike.simulate, components=[1, 2, 3])
+print(found.mixture, found.log_likelihood)
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -17,23 +17,24 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+from scipy.spatial.distance import cdist
 
-from unalike.analytics.mdm.algorithm import MDM, Choice, Fitted
+from unalike.analytics.mdm.algorithm import MDM, Choice, MixtureFit, Start
 from unalike.analytics.mdm.counts import (
     check_most,
     feature_histograms,
     histogram_clients,
     population_histograms,
-    read_counts,
     true_mixture,
 )
-from unalike.analytics.mdm.distance import compare
 from unalike.analytics.mdm.privacy import NoisyHistograms, noise_for_budget
 from unalike.core.client import Clients
 from unalike.core.federation import Federation
 from unalike.core.request import Part
-from unalike.data import in_pieces, load
+from unalike.data import load, load_lazily
 from unalike.data.partition.features import Feature, category_names, features_of
+from unalike.data.partition.histograms import read_counts
 from unalike.data.partition.mixture import MDMError, Mixture, relative_error
 from unalike.data.population import Population
 from unalike.privacy.ledger import Ledger
@@ -55,16 +56,7 @@ class Histograms:
     most: int = 0  # samples of the client that has most of them
 
 
-@dataclass(frozen=True)
-class Study:
-    """The fitted mixture, what is known about it as plain values, and groups of clients to draw (see ``compare``)."""
-
-    fitted: Fitted
-    values: dict[str, Any]
-    groups: dict[str, NDArray[Any]]  # empty unless clients were compared
-
-
-def histograms(
+def read_histograms(
     data: str,
     *,
     feature: Sequence[str] = (),
@@ -86,21 +78,21 @@ def histograms(
     fixed |= {"seed": seed, "partition": partition, "clients": clients}
     groups: Iterable[Mapping[Part, Clients]]
     if pieces:
-        laid_out = in_pieces(data, **fixed, **options)
-        population, groups = laid_out.facts, laid_out.groups(_PIECE)
+        lazy = load_lazily(data, **fixed, **options)
+        population, groups = lazy.facts, lazy.groups(_PIECE)
     else:
         population = load(data, **fixed, **options)
         groups = [population.parts]
     if feature:
         found = features_of(feature, bins, population.columns, _class_names(population))
-        return _counted(feature_histograms(population, found, groups), None, category_names(found), found)
+        return _with_most(feature_histograms(population, found, groups), None, category_names(found), found)
     if bins:
         raise MDMError("bins are of features: name them with --feature")
     names = None if population.class_names is None else [str(name) for name in population.class_names]
-    return _counted(population_histograms(population), true_mixture(population), names)
+    return _with_most(population_histograms(population), true_mixture(population), names)
 
 
-def _counted(clients: Clients, *more: Any) -> Histograms:
+def _with_most(clients: Clients, *more: Any) -> Histograms:
     return replace(Histograms(clients, *more), most=int(clients.x.sum(1).max()))
 
 
@@ -110,123 +102,197 @@ def _class_names(population: Population) -> list[str] | None:
     return [str(name) for name in population.class_names or range(population.classes)]
 
 
-def histograms_in(file: str | Path) -> Histograms:
+def read_counts_file(file: str | Path) -> Histograms:
     """Ready histograms from a CSV, NPZ or NPY file."""
-    return _counted(histogram_clients(read_counts(file)))
+    return _with_most(histogram_clients(read_counts(file)))
 
 
-def study(
-    given: Histograms,
+@dataclass(frozen=True)
+class MixturePrivacy:
+    """What a fit may cost in all: ε, and δ (n^-1.1 for n clients unless given).
+
+    ``unit="client"`` protects a client by noise on sums, or (``local``) on its own share of them. ``unit="point"``
+    protects one row of a client: clients send noisy histograms once, and all is made of those.
+    """
+
+    epsilon: float
+    delta: float | None = None
+    unit: Literal["client", "point"] = "client"
+    local: bool = False
+
+    def __post_init__(self) -> None:
+        if self.unit not in ("client", "point"):
+            raise MDMError(f"unit={self.unit!r}; expected 'client' or 'point', whom the noise protects")
+        if self.unit == "point" and self.local:
+            raise MDMError("with unit='point' clients add their noise themselves, once: leave local out")
+
+
+@dataclass(frozen=True)
+class MixtureResult:
+    """The fitted mixture, what it cost and how good it is."""
+
+    histograms: Histograms
+    settings: MDM
+    fit: MixtureFit
+    choice: Choice | None  # None: only one number of components was fitted
+    clients: int
+    validation_clients: int
+    seed: int
+    privacy: MixturePrivacy | None  # with δ
+    epsilon: float  # by the ledger; infinite: not private
+    bytes_up: int
+    bytes_down: int
+    seconds: float
+    log_likelihood: float | None  # per client, measured in simulation
+    distance: dict[str, float] | None = None  # of simulated clients from the true ones, if they were compared
+    groups: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # the clients that were compared, to draw
+
+    @property
+    def mixture(self) -> Mixture:
+        return self.fit.mixture
+
+    @property
+    def relative_error(self) -> dict[str, float] | None:
+        """Where the true mixture is known and has as many components."""
+        truth = self.histograms.truth
+        comparable = truth is not None and truth.alpha.shape == self.mixture.alpha.shape
+        return relative_error(self.mixture, truth) if truth is not None and comparable else None
+
+    def values(self) -> dict[str, Any]:
+        """All of it as plain values, for JSON."""
+        values: dict[str, Any] = {
+            "clients": self.clients,
+            "validation_clients": self.validation_clients,
+            "features": [one.name for one in self.histograms.features] or None,
+            "categories": self.settings.categories,
+            "components": self.mixture.components,
+            "rounds": self.settings.rounds,
+            "cohort": self.settings.cohort,
+            "seed": self.seed,
+            "relative_error": self.relative_error,
+            "log_likelihood": self.log_likelihood,
+            "seconds": round(self.seconds, 3),
+            "tau": self.mixture.tau.tolist(),
+            "alpha": self.mixture.alpha.tolist(),
+            "selection": self.choice and self.choice.rows(),
+            "secure": self.settings.secure,
+            "privacy": None,
+            "bytes": {"up": self.bytes_up, "down": self.bytes_down},
+            "notes": self.fit.notes,
+        }
+        if self.privacy is not None:
+            values["privacy"] = {**asdict(self.privacy), "epsilon": self.epsilon}
+            if isinstance(self.settings.noise, Gaussian):
+                noise = {"noise_multiplier": self.settings.noise.noise_multiplier, "clip": self.settings.clip}
+                values["privacy"] |= noise
+            else:
+                values["privacy"]["local"] = True
+        return values if self.distance is None else {**values, "distance": self.distance}
+
+
+def fit_mixture(
+    histograms: Histograms,
     federate: Federate,
     *,
     components: Sequence[int] = (2,),
     rounds: int = 100,
     cohort: int = 1000,
-    start: Literal["concentration", "random"] = "concentration",
+    start: Start = "concentration",
     validation: float | None = None,
-    epsilon: float | None = None,
-    delta: float | None = None,
-    unit: Literal["client", "point"] = "client",
-    local: bool = False,
+    privacy: MixturePrivacy | None = None,
     secure: bool = False,
     clip: float = 20.0,
     largest: int | None = None,
-    compared: bool = False,
+    compare: bool = False,
     seed: int = 0,
     progress: Callable[[int], None] = lambda _: None,
-) -> Study:
+) -> MixtureResult:
     """Fit by EM; of several ``components`` choose one by clients kept apart (``validation``: a number or share).
 
-    With ``epsilon`` everything together is (ε, δ)-DP for a client; δ is n^-1.1 for n clients unless given, and
-    ``largest``, the most samples that a client may have, must be given. ``local``: clients add the noise themselves.
-    With ``unit="point"`` one row of a client is protected: clients send noisy histograms once, and all is made of
-    those. ``compared``: measure how near simulated clients are to the true ones.
+    ``largest`` is the most samples that a client may have; it must be given if clients are protected. ``compare``:
+    measure how near simulated clients are to the true ones.
     """
-    choosing = len(components) > 1
-    private: dict[str, Any] | None = None
     ledger, begin = Ledger(), time.perf_counter()
-    true = given
-    if unit not in ("client", "point"):
-        raise MDMError(f"unit={unit!r}; expected 'client' or 'point', whom the noise protects")
-    if (unit == "point" or local) and epsilon is None:
-        raise MDMError("unit='point' and local are about privacy: give an ε")
-    by_point = unit == "point"
-    if by_point:
-        assert epsilon is not None
-        if local or secure:
-            raise MDMError("with unit='point' clients add their noise themselves, once: leave local and secure out")
-        asked = federate(given.clients, seed=seed, threads=1, ledger=ledger)
-        noisy = NoisyHistograms(epsilon).gather(asked)
-        given = replace(given, clients=noisy, truth=None, most=int(noisy.x.sum(1).max()))
-        private = {"delta": 0.0, "unit": "point", "local": True}
-        largest = None
-    fitting, unseen = held_out(given.clients, validation, choosing, seed)
-    settings = MDM(
-        categories=given.clients.x.shape[1],
-        largest=_bound(given, largest, private=epsilon is not None and not by_point),
-        components=components[0],
-        rounds=rounds,
-        cohort=min(cohort, len(fitting)),
-        start=start,
-        clip=clip,
-    )
-    check_most(given.most, settings.largest)
-    for count in components:
-        replace(settings, components=count).check(fitting.roster())
-    delta = 0.0 if by_point else len(fitting) ** -1.1 if delta is None else delta
-    settings = replace(settings, secure=secure)
-    if epsilon is not None and not by_point:
-        if local:
-            settings = replace(settings, noise=Gaussian(1.0), local=True)  # its level comes next
-        noise = noise_for_budget(settings, len(fitting), components, epsilon, delta, validated=choosing)
-        settings = replace(settings, noise=noise)
-        level = noise.noise_multiplier
-        private = {"delta": delta, "unit": "client", "noise_multiplier": level, "clip": clip, "local": local}
-    shown = None if by_point else ledger  # what is made of noisy histograms costs nothing more
-    block = _block(settings, sum(components))
-    federation = others = federate(fitting, seed=seed, block=block, threads=1, ledger=shown or Ledger())
-    if unseen is not None:
-        others = federate(unseen, seed=seed + 1, block=block, threads=1, ledger=shown or Ledger())
-    choice: Choice | None = None
-    if unseen is not None and choosing:
-        choice = settings.choose(federation, others, components, progress)
-        fitted = choice.fitted
-    else:
-        fitted = settings.fit(federation, progress)
+    used, by_point = histograms, privacy is not None and privacy.unit == "point"
+    if privacy is not None and by_point:
+        if secure:
+            raise MDMError("with unit='point' there are no sums to mask, only noisy histograms: leave secure out")
+        asked = federate(used.clients, seed=seed, threads=1, ledger=ledger)
+        used = _with_most(NoisyHistograms(privacy.epsilon).gather(asked))
+        privacy = replace(privacy, delta=0.0)
+    choosing = len(components) > 1
+    fitting, others = split_clients(used.clients, validation, choosing, seed)
+    if privacy is not None and privacy.delta is None:
+        privacy = replace(privacy, delta=len(fitting) ** -1.1)
+    how: dict[str, Any] = {"rounds": rounds, "cohort": cohort, "start": start, "clip": clip, "secure": secure}
+    settings = _settings(used, fitting, components, None if by_point else privacy, largest, **how)
+    charged = Ledger() if by_point else ledger  # what is made of noisy histograms costs nothing more
+    simulated: dict[str, Any] = {"block": _block(settings, sum(components)), "threads": 1, "ledger": charged}
+    federation = federate(fitting, seed=seed, **simulated)
+    scoring = federation if others is None else federate(others, seed=seed + 1, **simulated)
+    choice = settings.choose(federation, scoring, components, progress) if choosing else None
+    found = settings.fit(federation, progress) if choice is None else choice.fitted
     seconds = time.perf_counter() - begin
-    fitted = replace(fitted, mixture=replace(fitted.mixture, features=given.features))
-    mixture, truth = fitted.mixture, true.truth
-    if truth is not None and truth.alpha.shape != mixture.alpha.shape:
-        truth = None  # errors are of equally many components
-    with others.aside() as aside:  # a simulation's measurement, charged to nobody
-        measured = replace(settings, noise=None, local=False, secure=False).score(aside, [mixture]).log_likelihood
-    values: dict[str, Any] = {
-        "clients": len(fitting),
-        "validation_clients": 0 if unseen is None else len(unseen),
-        "features": [one.name for one in given.features] or None,
-        "categories": settings.categories,
-        "components": mixture.components,
-        "rounds": rounds,
-        "cohort": settings.cohort,
-        "seed": seed,
-        "relative_error": None if truth is None else relative_error(mixture, truth),
-        "log_likelihood": None if measured is None else measured[0],
-        "seconds": round(seconds, 3),
-        "tau": mixture.tau.tolist(),
-        "alpha": mixture.alpha.tolist(),
-        "selection": choice and choice.rows(),
-        "secure": secure,
-        "privacy": private and {**private, "epsilon": epsilon if by_point else ledger.epsilon(delta)},
-        "bytes": {"up": federation.traffic.total_up, "down": federation.traffic.total_down},
-        "notes": fitted.notes,
-    }
-    groups: dict[str, NDArray[Any]] = {}
-    if compared:
-        values["distance"], groups = compare(true.clients.x.numpy(), mixture, seed)
-    return Study(fitted, values, groups)
+    found = replace(found, mixture=replace(found.mixture, features=histograms.features))
+    result = MixtureResult(
+        histograms=histograms,
+        settings=settings,
+        fit=found,
+        choice=choice,
+        clients=len(fitting),
+        validation_clients=0 if others is None else len(others),
+        seed=seed,
+        privacy=privacy,
+        epsilon=privacy.epsilon if privacy is not None and by_point else ledger.epsilon(_delta(privacy)),
+        bytes_up=federation.traffic.total_up,
+        bytes_down=federation.traffic.total_down,
+        seconds=seconds,
+        log_likelihood=_measure_likelihood(settings, scoring, found.mixture),
+    )
+    if not compare:
+        return result
+    distance, groups = compare_clients(histograms.clients.x.numpy(), found.mixture, seed)
+    return replace(result, distance=distance, groups=groups)
 
 
-def held_out(clients: Clients, validation: float | None, choosing: bool, seed: int) -> tuple[Clients, Clients | None]:
+def _measure_likelihood(settings: MDM, federation: Federation, mixture: Mixture) -> float | None:
+    """Per client, as only a simulation can measure it; charged to nobody."""
+    with federation.aside() as aside:
+        measured = replace(settings, noise=None, local=False, secure=False).score(aside, [mixture])
+    return None if measured.log_likelihood is None else measured.log_likelihood[0]
+
+
+def _settings(
+    histograms: Histograms,
+    fitting: Clients,
+    components: Sequence[int],
+    privacy: MixturePrivacy | None,
+    largest: int | None,
+    **how: Any,
+) -> MDM:
+    """The algorithm's settings for these clients, with the least noise for the budget."""
+    how["cohort"] = min(how["cohort"], len(fitting))
+    bound = _bound(histograms, largest, private=privacy is not None)
+    settings = MDM(histograms.clients.x.shape[1], bound, components[0], **how)
+    check_most(histograms.most, settings.largest)
+    for count in components:
+        settings.check(fitting.roster(), count)
+    if privacy is None:
+        return settings
+    if privacy.local:
+        settings = replace(settings, noise=Gaussian(1.0), local=True)  # its level comes next
+    choosing = len(components) > 1
+    noise = noise_for_budget(settings, len(fitting), components, privacy.epsilon, _delta(privacy), validated=choosing)
+    return replace(settings, noise=noise)
+
+
+def _delta(privacy: MixturePrivacy | None) -> float:
+    return 0.5 if privacy is None or privacy.delta is None else privacy.delta
+
+
+def split_clients(
+    clients: Clients, validation: float | None, choosing: bool, seed: int
+) -> tuple[Clients, Clients | None]:
     """Clients to fit on, and clients to choose by (None: nothing is to be chosen)."""
     share = (0.2 if choosing else 0.0) if validation is None else validation
     number = int(share) if share >= 1 else round(share * len(clients))
@@ -258,3 +324,43 @@ def _block(settings: MDM, components: int) -> int:
     """A block of all clients where memory allows: nothing is padded, and the tables are made once for a block."""
     numbers = components * (len(settings.edges) + settings.categories + 1)
     return max(64, min(8192, _BLOCK_NUMBERS // numbers))
+
+
+def client_distance(first: NDArray[Any], second: NDArray[Any]) -> float:
+    """How unlike two groups of clients are: the mean total variation between a client of one group and its partner in
+    the other, where partners are chosen to make it least (the Wasserstein distance between the two groups of shares).
+
+    Histograms [n, C]; equally many in both groups. 0: the same clients; 1: no category in common.
+    """
+    if first.shape != second.shape:
+        raise MDMError(f"expected two equally large groups of histograms, got {first.shape} and {second.shape}")
+    p, q = (group / group.sum(1, keepdims=True) for group in (first, second))
+    cost = cdist(p, q, "cityblock") / 2
+    rows, columns = linear_sum_assignment(cost)
+    return float(cost[rows, columns].mean())
+
+
+def compare_clients(
+    true: NDArray[Any], mixture: Mixture, seed: int, most: int = 1000
+) -> tuple[dict[str, float], dict[str, NDArray[Any]]]:
+    """Distances of MDM and fully IID clients from the true ones, and of the true ones' two halves from each other.
+
+    A simulation's own view: it needs every true histogram. Groups are of one size, at most ``most``; the halves say
+    what distance mere chance makes (rather more than at the full size, as they are smaller). Also gives the groups.
+    """
+    rng = np.random.default_rng([seed, 3])
+    shuffled = true[rng.permutation(len(true))]
+    if len(shuffled) < 4:
+        raise MDMError(f"a comparison needs at least 4 clients, there are {len(shuffled)}")
+    group = shuffled[:most]
+    sizes = group.sum(1)
+    pooled = true.sum(0) / true.sum()
+    groups: dict[str, NDArray[Any]] = {
+        "true": group,
+        "mdm": mixture.sample(len(group), rng),
+        "iid": rng.multinomial(sizes, np.broadcast_to(pooled, (len(group), len(pooled)))),
+    }
+    half = len(group) // 2
+    distances = {name: client_distance(group, groups[name]) for name in ("mdm", "iid")}
+    distances["halves_of_true"] = client_distance(group[:half], group[half : 2 * half])
+    return distances, groups

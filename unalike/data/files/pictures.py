@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from unalike.data.files.tabular import Rows
+from unalike.data.files.layout import RawRows
 from unalike.data.source import Array, DataError, on_command_line
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
 
-def picture_folder(folder: Path, clients: list[Path], size: int | Sequence[int] | None) -> Rows:
+def picture_folder(folder: Path, clients: list[Path], size: int | Sequence[int] | None) -> RawRows:
     """All images of all clients as uint8 [rows, channels, height, width]; grey unless one has colours."""
     found = {client.name: _pictures(client) for client in clients}
     empty = [name for name, pictures in found.items() if not pictures]
@@ -22,7 +22,7 @@ def picture_folder(folder: Path, clients: list[Path], size: int | Sequence[int] 
     files = [path for pictures in found.values() for path, _ in pictures]
     labels = [label for pictures in found.values() for _, label in pictures]
     owners = np.repeat(list(found), [len(pictures) for pictures in found.values()])
-    return Rows(read_pictures(files, size), np.array(labels) if any(labels) else None, owners, empty=empty)
+    return RawRows(read_pictures(files, size), np.array(labels) if any(labels) else None, owners, empty=empty)
 
 
 def _pictures(client: Path) -> list[tuple[Path, str]]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unalike.core.suggest import nearest
-from unalike.data.source import Array, DataError
+from unalike.core.checks import did_you_mean
+from unalike.data.source import Array, DataError, column_places
 
 LABEL = "label"  # the name of the label among features
 _MOST = 10_000  # categories: clients send a share of each
@@ -51,7 +51,7 @@ def features_of(
     for name in names:
         if name not in known:
             there = f"there are {', '.join(known[:20])}" if known else "the data is no table and has no classes"
-            raise DataError(f"there is no feature {name!r}{nearest(name, known)}; {there}")
+            raise DataError(f"there is no feature {name!r}{did_you_mean(name, known)}; {there}")
         values = classes if name == LABEL else (columns or {})[name]
         edges = tuple(float(edge) for edge in bins.get(name, ()))
         if values is None and not edges:
@@ -92,7 +92,7 @@ def categories(
 
     ``x`` is as tables are read: a number is one column, a text has a 0/1 column for each of its values.
     """
-    places = _places(columns or {})
+    places = column_places(columns or {})
     total = np.zeros(len(x), dtype=np.int64)
     missing = np.zeros(len(x), dtype=bool)
     for feature in features:
@@ -126,9 +126,3 @@ def _one(
         )
     block = x[:, place : place + len(values)]
     return np.where(block.any(axis=1), block.argmax(axis=1), -1)
-
-
-def _places(columns: Mapping[str, Sequence[str] | None]) -> dict[str, int]:
-    """Where each column of a table begins in x."""
-    widths = [1 if values is None else len(values) for values in columns.values()]
-    return dict(zip(columns, itertools.accumulate([0, *widths[:-1]]), strict=True))

@@ -1,4 +1,4 @@
-"""Image sources: digits (embedded), MNIST, Fashion-MNIST, CIFAR-10 and -100, STL-10, FEMNIST by writer."""
+"""Image sources: digits (embedded), MNIST, Fashion-MNIST, CIFAR-10 and -100, FEMNIST by writer."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from unalike.data.files.archive import open_npz, reading
 from unalike.data.source import Array, DataError, Names, Source
-from unalike.data.sources.folder import File, data_folder, locate, open_npz, present, reading
+from unalike.data.sources.folder import File, data_folder, locate, present
 
 _IDX = [f"{part}-{what}-ubyte.gz" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1")]
 
@@ -57,11 +58,6 @@ CIFAR100_ARCHIVE = File(
     "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
     "https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz",
 )
-STL_ARCHIVE = File(
-    "stl-10/stl10_binary.tar.gz",
-    "f31fd99273a1acb8609c8db427cebb1de3f71de77758cdc0e22956e1289b9866",
-    "https://cs.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
-)
 FEMNIST_FILE = File("femnist/femnist_writers.npz", "6e86a2dfbc7875a675c516921b1ad6cb105fd068e201afce8ca9f55c8fd25cfb")
 FEMNIST_EXTRA = File(
     "femnist/femnist_extra_writers_testpart.npz", "d47ea543bc485fba045cfc2ce90f65a01863bedc19a10d20ff520502d6c2274e"
@@ -70,16 +66,15 @@ FEMNIST_EXTRA = File(
 _FASHION_CLASSES = [
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"
 ]  # fmt: skip
-_CIFAR_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-_CIFAR_SCALE = ([0.491400, 0.482158, 0.446531], [0.247032, 0.243485, 0.261588])
-_STL_CLASSES = ["airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"]
+CIFAR_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+CIFAR_SCALE = ([0.491400, 0.482158, 0.446531], [0.247032, 0.243485, 0.261588])
 _CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
 def digits() -> Source:
     """1,797 handwritten digits of 8×8 pixels (values 0–16), inside scikit-learn: needs no file and no network."""
     x, y = _digits()
-    return _images("digits", x.copy(), y, _CHARACTERS[:10], [4.8842], [6.0168])
+    return image_source("digits", x.copy(), y, _CHARACTERS[:10], [4.8842], [6.0168])
 
 
 @functools.cache  # a text file, whose reading takes longer than a small run's round
@@ -90,7 +85,7 @@ def _digits() -> tuple[Array, Array]:
     return bunch.images.astype(np.uint8)[:, None], bunch.target
 
 
-def _images(
+def image_source(
     name: str, x: Array, y: Array, classes: Sequence[str], mean: Sequence[float], std: Sequence[float], **more: Any
 ) -> Source:
     """Images with published means and deviations of their channels, in units of ``x``."""
@@ -115,7 +110,7 @@ def _idx_source(name: str, files: tuple[File, ...], classes: Sequence[str], mean
     arrays = [read_idx(path, file.sha256) for path, file in zip(paths, files, strict=True)]
     x, y = np.concatenate([arrays[0], arrays[2]])[:, None], np.concatenate([arrays[1], arrays[3]])
     is_test = np.arange(len(x)) >= len(arrays[0])
-    return _images(name, x, y, classes, [255 * mean], [255 * std], is_test=is_test)
+    return image_source(name, x, y, classes, [255 * mean], [255 * std], is_test=is_test)
 
 
 def read_idx(path: Path, sha256: str | None = None) -> Array:
@@ -136,10 +131,10 @@ def cifar10() -> Source:
         parts = read_cifar_archive(locate(CIFAR_ARCHIVE, "cifar-10"), CIFAR_ARCHIVE.sha256)
     x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     is_test = np.arange(len(x)) >= len(x) - len(parts[-1][0])
-    return _images("cifar-10", x, y, _CIFAR_CLASSES, *_bytes(*_CIFAR_SCALE), is_test=is_test)
+    return image_source("cifar-10", x, y, CIFAR_CLASSES, *in_bytes(*CIFAR_SCALE), is_test=is_test)
 
 
-def _bytes(mean: Sequence[float], std: Sequence[float]) -> tuple[list[float], list[float]]:
+def in_bytes(mean: Sequence[float], std: Sequence[float]) -> tuple[list[float], list[float]]:
     return [255 * one for one in mean], [255 * one for one in std]
 
 
@@ -160,13 +155,13 @@ def read_cifar_archive(path: Path, sha256: str | None = None) -> list[tuple[Arra
     names = [f"cifar-10-batches-bin/{part}.bin" for part in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]]
     parts = []
     with reading(path, sha256):
-        for raw in _members(path, names):
+        for raw in read_members(path, names):
             records = np.frombuffer(raw, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
             parts.append((records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]))
     return parts
 
 
-def _members(path: Path, names: Sequence[str]) -> list[bytes]:
+def read_members(path: Path, names: Sequence[str]) -> list[bytes]:
     """Files of a gzipped archive, read in one pass; nothing is unpacked to the disk."""
     found: dict[str, bytes] = {}
     with tarfile.open(path, "r|gz") as archive:
@@ -191,8 +186,8 @@ def cifar100(labels: str = "fine") -> Source:
     path = locate(CIFAR100_ARCHIVE, "cifar-100")
     parts, names = read_cifar100_archive(path, labels, CIFAR100_ARCHIVE.sha256)
     x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    scale = _bytes([0.507076, 0.486550, 0.440919], [0.267334, 0.256438, 0.276151])
-    return _images("cifar-100", x, y, names, *scale, is_test=np.arange(len(x)) >= len(parts[0][0]))
+    scale = in_bytes([0.507076, 0.486550, 0.440919], [0.267334, 0.256438, 0.276151])
+    return image_source("cifar-100", x, y, names, *scale, is_test=np.arange(len(x)) >= len(parts[0][0]))
 
 
 def read_cifar100_archive(
@@ -201,59 +196,19 @@ def read_cifar100_archive(
     """Training and test part, and the classes' names: records of a coarse label, a fine label and 3·1024 pixels."""
     files = ["train.bin", "test.bin", f"{labels}_label_names.txt"]
     with reading(path, sha256):
-        *raw, words = _members(path, [f"cifar-100-binary/{name}" for name in files])
+        *raw, words = read_members(path, [f"cifar-100-binary/{name}" for name in files])
         records = [np.frombuffer(part, np.uint8).reshape(-1, 2 + 3 * 32 * 32) for part in raw]
         which = 1 if labels == "fine" else 0
         parts = [(part[:, 2:].reshape(-1, 3, 32, 32), part[:, which]) for part in records]
         return parts, words.decode().split()
 
 
-def stl10(classes: str = "stl-10", size: int = 96) -> Source:
-    """13,000 labeled colour pictures of 96×96 pixels in 10 classes; Coates, Ng and Lee 2011.
-
-    ``size``: 96, or a divisor of it, to which blocks of pixels are averaged. ``classes="cifar-10"``: the nine classes
-    that CIFAR-10 has too, numbered and scaled as there (monkeys are left out, and no picture shows a frog), for
-    newcomers to a run on CIFAR-10 (P2 §6.8, with ``size=32``).
-    """
-    if classes not in ("stl-10", "cifar-10"):
-        raise DataError(f"stl-10: classes must be 'stl-10' or 'cifar-10', got {classes!r}")
-    if size < 1 or 96 % size:
-        raise DataError(f"stl-10: size must divide 96, for example 32 or 48, got {size}")
-    parts = read_stl_archive(locate(STL_ARCHIVE, "stl-10"), STL_ARCHIVE.sha256)
-    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    is_test = np.arange(len(x)) >= len(parts[0][0])
-    if size < 96:
-        times = 96 // size
-        means = x.reshape(-1, 3, size, times, size, times).mean((3, 5), dtype=np.float32)
-        x = np.rint(means).astype(np.uint8)
-    if classes == "stl-10":
-        scale = _bytes([0.446711, 0.439810, 0.406646], [0.260341, 0.256577, 0.271267])
-        return _images("stl-10", x, y, _STL_CLASSES, *scale, is_test=is_test)
-    renamed = ["automobile" if name == "car" else name for name in _STL_CLASSES]
-    number = np.array([_CIFAR_CLASSES.index(name) if name in _CIFAR_CLASSES else -1 for name in renamed])[y]
-    keep = number >= 0
-    return _images("stl-10", x[keep], number[keep], _CIFAR_CLASSES, *_bytes(*_CIFAR_SCALE), is_test=is_test[keep])
-
-
-def read_stl_archive(path: Path, sha256: str | None = None) -> list[tuple[Array, Array]]:
-    """Training and test part: bytes of red, green and blue, column by column; labels from 1."""
-    parts = []
-    with reading(path, sha256):
-        raw = _members(path, [f"stl10_binary/{part}_{what}.bin" for part in ("train", "test") for what in "Xy"])
-        for pixels, labels in zip(raw[::2], raw[1::2], strict=True):
-            x = np.frombuffer(pixels, np.uint8).reshape(-1, 3, 96, 96).transpose(0, 1, 3, 2)
-            y = np.frombuffer(labels, np.uint8).astype(np.int64) - 1
-            if len(x) != len(y) or (len(y) and not 0 <= int(y.min()) <= int(y.max()) < 10):
-                raise ValueError(f"{len(x)} images have {len(y)} labels, which must be 1 to 10")
-            parts.append((x, y))
-    return parts
-
-
-def femnist(task: str = "characters", extra_writers: bool = False) -> Source:
+def femnist(task: str = "characters", extra_writers: bool = False, writers: int = 0) -> Source:
     """Handwritten characters by writer (LEAF), 28×28 pixels, ink on white paper.
 
     ``task``: ``characters`` (62 classes: digits, capitals, small letters) or ``digits`` (10 classes, digits only).
     ``extra_writers`` adds writers of whom only LEAF's test tenth is there; they can be left unseen, not trained on.
+    ``writers``: N takes the first N of them, and −N all others, as server data apart from the clients' (Scott, 2026).
     """
     if task not in ("characters", "digits"):
         raise DataError(f"femnist: task must be 'characters' or 'digits', got {task!r}")
@@ -271,6 +226,11 @@ def femnist(task: str = "characters", extra_writers: bool = False) -> Source:
     if task == "digits":
         keep = y < 10
         x, y, writer, is_test = x[keep], y[keep], writer[keep], is_test[keep]
+    names = np.concatenate([piece["writers"] for piece in pieces])
+    if writers:
+        keep = writer < writers if writers > 0 else writer >= -writers
+        x, y, writer, is_test = x[keep], y[keep], writer[keep] - max(0, -writers), is_test[keep]
+        names = names[:writers] if writers > 0 else names[-writers:]
     classes = _CHARACTERS[: 10 if task == "digits" else 62]
-    who = {"client": writer, "client_names": Names(np.concatenate([piece["writers"] for piece in pieces]))}
-    return _images("femnist", x, y, classes, [245.2158], [41.7769], is_test=is_test, **who)
+    who = {"client": writer, "client_names": Names(names)}
+    return image_source("femnist", x, y, classes, [245.2158], [41.7769], is_test=is_test, **who)

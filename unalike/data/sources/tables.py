@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 from numpy.random import Generator, default_rng
 
+from unalike.data.files.archive import open_npz, reading
 from unalike.data.source import Array, DataError, Names, Source
-from unalike.data.sources.folder import File, locate, open_npz, reading
+from unalike.data.sources.folder import File, locate
 
 ACS_FILE = File(
     "acs-pums/acs_pums_2024_1yr_person16plus_49states.npz",

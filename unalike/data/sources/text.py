@@ -7,8 +7,9 @@ import json
 
 import numpy as np
 
+from unalike.data.files.archive import reading
 from unalike.data.source import DataError, Names, Source
-from unalike.data.sources.folder import File, locate, reading
+from unalike.data.sources.folder import File, locate
 
 SHAKESPEARE_FILE = File(
     "shakespeare/shakespeare_roles.json.gz", "1859032a514df350a7991af7d37ff7a0a27f807860bee900ec12edb1c2d11503"

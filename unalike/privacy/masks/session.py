@@ -6,7 +6,7 @@ import hashlib
 import math
 import secrets
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -47,12 +47,17 @@ class Ring:
         return self.bound / self.largest
 
     def encode(self, value: Tensor) -> NDArray[np.uint32]:
-        """The nearest grid points of a flat vector, as residues; coordinates beyond the bound are clamped to it."""
+        """The nearest grid points of a flat vector, as residues; refuses a coordinate beyond the bound."""
         if not bool(torch.isfinite(value).all()):
             raise ValueError(
                 "the vector has NaN or infinite entries, which no sum survives; clip it before it is masked"
             )
-        grid = torch.round(value.detach().to(torch.float64) / self.step).clamp(-self.largest, self.largest)
+        grid = torch.round(value.detach().to(torch.float64) / self.step)
+        if value.numel() and float(grid.abs().max()) > self.largest:
+            raise ValueError(
+                f"the vector has a coordinate beyond the bound of {self.bound:g}, which the sum has no room for; clip "
+                "it before it is masked"
+            )
         return grid.to(torch.int32).numpy().view(np.uint32)
 
     def decode(self, total: NDArray[np.uint32]) -> Tensor:
@@ -65,8 +70,11 @@ class Ring:
 
 
 @dataclass(frozen=True)
-class Session:
+class SecureSession:
     """What server and clients agree on before one secure sum; identities are whole numbers of at least 0.
+
+    A client holds on to the ``digest`` of all of it from its first message on, and every key is derived from that: in a
+    session that differs in anything, nothing opens.
 
     ``neighbours``: how many peers each client has; None: all others. More than half of them are ``needed`` to the end,
     so that no two groups of peers can each give away one of a client's two secrets.
@@ -81,6 +89,7 @@ class Session:
     noise: float = 0.0  # the deviation of the noise that clients add in shares: the ring has room for it
     planned: tuple[int, int] | None = None
     number: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+    purpose: str = ""  # stands for the run, the ask and the task whose arrays are summed
 
     def __post_init__(self) -> None:
         if len(set(self.identities)) != len(self.identities) or any(identity < 0 for identity in self.identities):
@@ -110,10 +119,11 @@ class Session:
             "noise": torch.tensor(self.noise, dtype=torch.float64),
             "planned": torch.tensor(self.planned or (0, 0)),
             "number": to_tensor(self.number),
+            "purpose": to_tensor(self.purpose.encode()),
         }
 
     @classmethod
-    def from_message(cls, message: Message) -> Session:
+    def from_message(cls, message: Message) -> SecureSession:
         return cls(
             tuple(message["identities"].tolist()),
             int(message["length"]),
@@ -122,7 +132,15 @@ class Session:
             float(message["noise"]),
             (int(message["planned"][0]), int(message["planned"][1])) if bool(message["planned"].any()) else None,
             from_tensor(message["number"]),
+            from_tensor(message["purpose"]).decode(),
         )
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Of everything that the session says."""
+        parts = {name: value.numpy().tobytes() for name, value in self.message().items()}
+        framed = b"".join(name.encode() + b":" + identity_bytes(len(part)) + part for name, part in parts.items())
+        return hashlib.sha256(framed).digest()
 
     @property
     def ring(self) -> Ring:
@@ -178,19 +196,19 @@ def agree(own: X25519PrivateKey, other: bytes) -> bytes:
     return own.exchange(X25519PublicKey.from_public_bytes(other))
 
 
-def derive(secret: bytes, label: bytes, session: Session) -> bytes:
+def derive(secret: bytes, label: bytes, session: SecureSession) -> bytes:
     """A key from a common secret, for this session and this use only."""
-    return HKDF(SHA256(), KEY_BYTES, salt=session.number, info=b"unalike secure sum " + label).derive(secret)
+    return HKDF(SHA256(), KEY_BYTES, salt=session.digest, info=b"unalike secure sum " + label).derive(secret)
 
 
-def expand(seed: bytes, session: Session) -> NDArray[np.uint32]:
+def expand(seed: bytes, session: SecureSession) -> NDArray[np.uint32]:
     """A seed as a uniform vector of the ring: AES-CTR's key stream (from counter 0, because a seed is used once)."""
     stream = Cipher(algorithms.AES(seed), modes.CTR(bytes(16))).encryptor().update(bytes(4 * session.length))
     return np.frombuffer(stream, dtype="<u4")
 
 
 def add_common_mask(
-    total: NDArray[np.uint32], own: X25519PrivateKey, other: bytes, me: int, peer: int, session: Session
+    total: NDArray[np.uint32], own: X25519PrivateKey, other: bytes, me: int, peer: int, session: SecureSession
 ) -> None:
     """Add the mask of a pair of clients, in place: the lower identity adds it, the higher subtracts it."""
     label = b"mask" + identity_bytes(min(me, peer)) + identity_bytes(max(me, peer))

@@ -23,10 +23,13 @@ from torch import Tensor
 from unalike.core import outside, wire
 from unalike.core.request import Program, Request
 from unalike.core.schema import Schema
-from unalike.runtime.shard.journal import Journal
+from unalike.runtime.shard.journal import Journal, pack
 from unalike.runtime.shard.shard import Refused, Shard
 from unalike.version import __version__
 
+CALLS = (
+    "version", "load", "settle", "answer", "learn", "use", "forget", "commit", "rollback", "plans", "view",
+)  # fmt: skip
 NO_MEMORY = "can't allocate memory"  # PyTorch raises a plain RuntimeError with these words
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -48,7 +51,7 @@ class Site(Protocol):
 
 
 class NotReady(RuntimeError):
-    """The host was started again and has not been told yet what it is."""
+    """The host has started again and needs its set-up calls."""
 
 
 class OutOfMemory(RuntimeError):
@@ -56,7 +59,7 @@ class OutOfMemory(RuntimeError):
 
 
 class Failed(RuntimeError):
-    """What a host says went wrong there."""
+    """An error that a host reports."""
 
 
 @cache
@@ -72,29 +75,22 @@ def version() -> str:
 class Host:
     """A site, and its shard behind a journal. ``call`` is the one way in."""
 
-    def __init__(self) -> None:
+    def __init__(self, sites: Sequence[str] = ()) -> None:
+        self._sites = tuple(sites)  # what it may be told to load
         self._site: Site | None = None
         self._journal: Journal | None = None
 
     def call(self, what: str, *data: bytes) -> bytes:
-        """Do what is named; the first byte of the answer tells how it went: see ``result``."""
-        known: dict[str, Callable[..., bytes | None]] = {
-            "version": self._version,
-            "load": self._load,
-            "settle": self._settle,
-            "answer": self._answer,
-            "learn": self._learn,
-            "use": self._use,
-            "forget": self._forget,
-            "commit": self._commit,
-            "rollback": self._rollback,
-            "plans": self._plans,
-            "view": self._view,
-        }
+        """Do what is named; the first byte of the answer is its status: see ``result``."""
         try:
-            return b"+" + (known[what](*data) or b"")
+            if what not in CALLS:
+                raise Refused(f"a host does not know {what!r}; it knows {', '.join(CALLS)}")
+            answer: bytes | None = getattr(self, f"_{what}")(*data)
+            return b"+" + (answer or b"")
         except NotReady:
             return b"?"
+        except wire.Lacking as error:
+            return b"A" + json.dumps(error.digests).encode()
         except (Refused, wire.WireError) as error:
             return b"-" + str(error).encode()
         except OSError as error:
@@ -103,7 +99,7 @@ class Host:
             return b"D" + json.dumps([error.errno, str(error.filename or self._folder)]).encode()
         except MemoryError as error:
             return b"M" + str(error).encode()
-        except Exception as error:  # the server tells it; a stack of this process would have to be pickled
+        except Exception as error:  # an exception would have to be pickled
             if NO_MEMORY in str(error):
                 return b"M" + str(error).encode()
             text = f"{type(error).__name__}: {error}"
@@ -123,6 +119,8 @@ class Host:
         return json.dumps({"version": version(), "pid": os.getpid()}).encode()
 
     def _load(self, assemble: bytes, settings: bytes) -> bytes:
+        if assemble.decode() not in self._sites:
+            raise Refused(f"this host loads {', '.join(self._sites) or 'nothing'}, not {assemble.decode()!r}")
         make = cast("Callable[[str], Site]", outside.load(assemble.decode()))
         torch.set_num_threads(1)  # a worker has one core, unless the recipe says otherwise
         self._site = make(settings.decode())
@@ -131,22 +129,22 @@ class Host:
     def _settle(self, data: bytes) -> bytes:
         if self._site is None:
             raise NotReady
-        told = wire.decode(data)
-        settings, folder, mine, again = (told.get(name) for name in ("settings", "folder", "mine", "again"))
+        message = wire.decode(data)
+        settings, folder, mine, again = (message.get(name) for name in ("settings", "folder", "mine", "again"))
         if not (isinstance(settings, str) and isinstance(folder, str) and isinstance(mine, Tensor)):
             raise wire.WireError("a host settles with settings, a folder and its clients")
         self._journal = Journal(self._site.shard(settings, mine), Path(folder), again=again is True)
         return self._journal.shard.roster.encode()
 
-    def _answer(self, head: bytes, shared: bytes) -> bytes:
+    def _answer(self, head: bytes, *arrays: bytes) -> bytes:
         begin, cpu = time.perf_counter(), time.process_time()
-        frames = list(self._replies(head, shared))
+        frames = list(self._replies(head, arrays))
         about = {"seconds": time.perf_counter() - begin, "cpu": time.process_time() - cpu}
-        return packed([json.dumps(about).encode(), *frames])
+        return pack([json.dumps(about).encode(), *frames])
 
-    def _replies(self, head: bytes, shared: bytes) -> Iterator[bytes]:
+    def _replies(self, head: bytes, arrays: Sequence[bytes]) -> Iterator[bytes]:
         try:
-            yield from self.journal.answer(head, shared)
+            yield from self.journal.answer(head, *arrays)
         except (Refused, wire.WireError, TypeError) as error:  # all its clients are failures that say why
             request = Request.decode(head)
             yield request.reply(failed=dict.fromkeys(range(len(request.ids)), f"refused: {error}")).encode()
@@ -189,22 +187,11 @@ def result(answer: bytes, who: str) -> bytes:
         return data
     if letter == b"?":
         raise NotReady
+    if letter == b"A":
+        raise wire.Lacking(json.loads(data))
     if letter == b"M":
         raise OutOfMemory(f"{who} has no memory left: {data.decode(errors='replace')}")
     if letter == b"D":
         number, file = json.loads(data)
         raise OSError(number, f"{os.strerror(number)} at {who}", file)
     raise (Refused if letter == b"-" else Failed)(f"{who}: {data.decode(errors='replace')}")
-
-
-def packed(frames: Sequence[bytes]) -> bytes:
-    """Several messages as one."""
-    return b"".join(part for frame in frames for part in (len(frame).to_bytes(8, "little"), frame))
-
-
-def unpacked(data: bytes) -> Iterator[bytes]:
-    view, place = memoryview(data), 0
-    while place < len(data):
-        size = int.from_bytes(view[place : place + 8], "little")
-        yield bytes(view[place + 8 : place + 8 + size])
-        place += 8 + size

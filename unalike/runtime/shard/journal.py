@@ -12,10 +12,8 @@ to it. Replies after it stay, so a server that resumes and asks the same serials
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import safetensors.torch
@@ -34,7 +32,7 @@ _RUN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Journal:
-    """A shard with a folder of its own; it answers bytes with bytes.
+    """A shard with its own folder; it answers bytes with bytes.
 
     Asks that only measure are not kept: they change nothing, and may be run again.
 
@@ -47,34 +45,32 @@ class Journal:
         self.shard, self.folder, self.again = shard, folder, again
         folder.mkdir(parents=True, exist_ok=True)
         self._restored: set[str] = set()
+        self._arrays = wire.ArrayStore()
 
-    def answer(self, data: bytes, shared: bytes = b"") -> Iterator[bytes]:
+    def answer(self, data: bytes, *arrays: bytes) -> Iterator[bytes]:
         """The replies to an encoded request, encoded.
 
-        shared: inputs that are the same for all shards, encoded apart so that they are stored and sent once.
+        arrays: inputs that the request names. Those that earlier asks brought need not come again, unless they have
+        been forgotten: then ``Lacking``, before anything is charged.
         """
-        request = Request.decode(data)
-        if shared:
-            arrays = {name: value for name, value in wire.decode(shared).items() if isinstance(value, Tensor)}
-            request = replace(request, shared={**request.shared, **arrays})
+        request = Request.decode(data).filled(self._arrays, arrays)
         if request.purpose == "measure":
             main = request.run.partition("/")[0]
             if (self.folder / main).is_dir():  # this process may have just started
                 self._folder(main)
-            yield from (reply.encode() for reply in together(self.shard.answer(request)))
+            yield from (reply.encode() for reply in join_replies(self.shard.answer(request)))
             return
         folder = self._folder(request.run)
         charged, stored = folder / f"{request.serial}.charged", folder / f"{request.serial}.reply"
-        digest = hashlib.sha256(data)
-        digest.update(shared)
-        known = self._known(charged)
+        digest = hashlib.sha256(data)  # which has the digests of all that it names
+        known = _read(charged)
         if self.again and len(known) != 2 * digest.digest_size:
             known = b""  # it was cut short, and the ask may run again
         if known and known != digest.hexdigest().encode():
             raise Refused(f"serial {request.serial} of run {request.run!r} was another request; it runs only once")
-        said = _unpacked(self._known(stored))
-        if said is not None:
-            frames, kept = said
+        found = _read_reply(stored)
+        if found is not None:
+            frames, kept = found
             self.shard.kept(request.run).absorb(KeptStore.from_state(kept))
         elif known and not self.again:
             reason = "its shard was interrupted in this ask, and charged"
@@ -86,19 +82,11 @@ class Journal:
                 write_whole(charged, digest.hexdigest().encode(), durable=not self.again)
             base = self.shard.kept(request.run)
             overlay = KeptStore(base)
-            frames = [reply.encode() for reply in together(self.shard.answer(request, overlay))]
+            frames = [reply.encode() for reply in join_replies(self.shard.answer(request, overlay))]
             state = overlay.state(handles=True)
-            write_whole(stored, _packed(frames, state), durable=bool(state) or not self.again)
+            write_whole(stored, pack([*frames, safetensors.torch.save(state)]), durable=bool(state) or not self.again)
             base.absorb(overlay)
         yield from frames
-
-    @staticmethod
-    def _known(file: Path) -> bytes:
-        """What a file of an ask holds: nothing if there is none."""
-        try:
-            return file.read_bytes()
-        except FileNotFoundError:
-            return b""
 
     def commit(self, run: str, serial: int) -> None:
         """The server has saved its state after this serial: so do the clients, and older replies may go."""
@@ -151,9 +139,9 @@ class Journal:
             if last:
                 self._restore(run, last, folder / f"kept-{last}.safetensors")
             for serial in sorted(int(file.stem) for file in folder.glob("*.reply")):
-                said = _unpacked(self._known(folder / f"{serial}.reply"))
-                if serial > last and said is not None:
-                    self.shard.kept(run).absorb(KeptStore.from_state(said[1]))
+                found = _read_reply(folder / f"{serial}.reply")
+                if serial > last and found is not None:
+                    self.shard.kept(run).absorb(KeptStore.from_state(found[1]))
         return folder
 
     @staticmethod
@@ -164,30 +152,41 @@ class Journal:
         return max(self._commits(folder), default=0)
 
 
-def _packed(frames: list[bytes], kept: dict[str, Tensor]) -> bytes:
-    """Replies and what was kept, in one file: both are there, or neither."""
-    held = safetensors.torch.save(kept) if kept else b""
-    head = json.dumps({"replies": [len(frame) for frame in frames], "kept": len(held)}).encode()
-    return len(head).to_bytes(8, "little") + head + b"".join(frames) + held
+def pack(frames: Sequence[bytes]) -> bytes:
+    """Several messages as one."""
+    return b"".join(part for frame in frames for part in (len(frame).to_bytes(8, "little"), frame))
 
 
-def _unpacked(data: bytes) -> tuple[list[bytes], dict[str, Tensor]] | None:
-    """Replies and what was kept; None: there is nothing, or a power cut has emptied the file or cut it short."""
-    place, frames = 8 + int.from_bytes(data[:8], "little"), list[bytes]()
+def unpack(data: bytes) -> list[bytes]:
+    """The messages; ``ValueError`` where the last one is cut short."""
+    place, frames = 0, list[bytes]()
+    while place < len(data):
+        size = int.from_bytes(data[place : place + 8], "little")
+        frames.append(data[place + 8 : place + 8 + size])
+        place += 8 + size
+    if place > len(data):
+        raise ValueError(f"{len(data)} bytes end in the middle of a message")
+    return frames
+
+
+def _read_reply(file: Path) -> tuple[list[bytes], dict[str, Tensor]] | None:
+    """Replies and what was kept, both of one file; None: there is none, or a power cut has emptied or shortened it."""
     try:
-        head = json.loads(data[8:place])
-        whole = len(data) == place + sum(head["replies"]) + head["kept"]
-    except (ValueError, TypeError, KeyError):
+        *frames, kept = unpack(_read(file))
+        return frames, safetensors.torch.load(kept)
+    except (ValueError, SafetensorError):
         return None
-    if not whole:
-        return None
-    for length in head["replies"]:
-        frames.append(data[place : place + length])
-        place += length
-    return frames, safetensors.torch.load(data[place : place + head["kept"]]) if head["kept"] else {}
 
 
-def together(replies: Iterable[Reply], most: int = MOST_BYTES) -> Iterator[Reply]:
+def _read(file: Path) -> bytes:
+    """What a file holds: nothing if there is none."""
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def join_replies(replies: Iterable[Reply], most: int = MOST_BYTES) -> Iterator[Reply]:
     """Fewer replies that say the same: those of single blocks in a row become one, up to ``most`` bytes."""
     waiting: list[Reply] = []
     size = 0

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from unalike.core.client import Kept
 
-HELD = "held."  # arrays that stay at hand for a later ask
+HELD = "held."  # arrays that a later ask may take as inputs
 SECRET = "secure."  # of a secure sum
 
 
@@ -36,11 +36,14 @@ class _Column:
 
 
 class KeptStore:
-    """Kept state by client id. A store made with a parent reads through to it and never writes to it."""
+    """Kept state by client id. A store made with a parent reads through to it and never writes to it.
 
-    def __init__(self, parent: KeptStore | None = None) -> None:
+    secrets: does it read what clients keep for a secure sum through to the parent, too? A run beside another does not.
+    """
+
+    def __init__(self, parent: KeptStore | None = None, *, secrets: bool = True) -> None:
         self._columns: dict[str, _Column] = {}
-        self._parent = parent
+        self._parent, self._secrets = parent, secrets
 
     def write(self, ids: Tensor, values: Mapping[str, Tensor]) -> None:
         for name, value in values.items():
@@ -56,6 +59,8 @@ class KeptStore:
         """The clients' kept arrays, stacked [b, ...], with a flag [b] for each."""
         below = Kept() if self._parent is None else self._parent.read(ids)
         values, present = dict(below.values), dict(below.present)
+        for name in [name for name in values if name.startswith(SECRET) and not self._secrets]:
+            del values[name], present[name]
         for name, column in self._columns.items():
             if name.startswith(HELD):
                 continue  # read by its handle alone
@@ -81,9 +86,9 @@ class KeptStore:
         return self._columns[name].read(ids.tolist()) if name in self._columns else None
 
     def state(self, handles: bool = False) -> dict[str, Tensor]:
-        """Named tensors to save. Secrets of a secure sum are none of them: they live in memory only.
+        """Named tensors to save, without the secrets of a secure sum, which live in memory only.
 
-        handles: also what stays at hand for a later ask, which a shard that is started again must have.
+        handles: also what a later ask may take, which a shard that starts again must have.
         """
         state = {}
         for name, column in self._columns.items():

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
+from unalike.core.torch_internals import may_write, trace
 from unalike.runtime.shard.work import Work
 
 Inputs = Mapping[str, Mapping[str, Tensor]]
@@ -67,7 +67,7 @@ class Recordings:
             kind, function, inputs = self._due.pop()
             if not any(kind is known for known in self._kinds.values()):
                 continue  # forgotten meanwhile
-            kind.recorded, kind.nodes = _recorded(function, inputs)
+            kind.recorded, kind.nodes = _record(function, inputs)
             self._nodes += kind.nodes
 
     def kind(self, work: Work, inputs: Inputs, *known: Hashable) -> Kind:
@@ -89,13 +89,13 @@ class Recordings:
         return sum(kind.recorded is not None for kind in self._kinds.values())
 
 
-def _recorded(function: Function, inputs: Inputs) -> tuple[Function | None, int]:
+def _record(function: Function, inputs: Inputs) -> tuple[Function | None, int]:
     """The recording and its size; None where the task looks at a value or has shapes that depend on one.
 
     It is made with tensors that have no values, so a task that looks raises.
     """
     try:
-        module = make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(inputs)
+        module = trace(function, inputs)
     except Exception:  # whatever stands against it, the task itself has just run
         return None, 0
     _drop_idle(module)
@@ -104,12 +104,6 @@ def _recorded(function: Function, inputs: Inputs) -> tuple[Function | None, int]
     for node in module.graph.nodes:
         node.meta.clear()  # half of the memory
     return module, len(module.graph.nodes)
-
-
-def _may_write(module: fx.GraphModule) -> bool:
-    """Could an operation write to what it is given? What is no plain operation of PyTorch's does not tell."""
-    called = {node.target for node in module.graph.nodes if node.op == "call_function"} - {operator.getitem}
-    return any(not isinstance(one, torch._ops.OpOverload) or one._schema.is_mutable for one in called)
 
 
 def _repeats(node: fx.Node) -> bool:
@@ -122,7 +116,7 @@ def _repeats(node: fx.Node) -> bool:
 
 def _merge(module: fx.GraphModule) -> None:
     """Compute once what is computed again from the same inputs, such as the layout in which all passes read a batch."""
-    if _may_write(module):
+    if may_write(module):
         return  # what is written to must not be shared
     first: dict[tuple[Any, str], fx.Node] = {}
     for node in module.graph.nodes:
@@ -145,7 +139,7 @@ _BY_SHAPE = (  # read nothing of a tensor but its shape
 
 def _fold(module: fx.GraphModule) -> None:
     """Compute once what depends on no input: index ranges, zeros, constants."""
-    if _may_write(module):
+    if may_write(module):
         return  # a constant must not be written to
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     values: dict[fx.Node, Any] = {

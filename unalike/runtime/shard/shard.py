@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -12,15 +12,17 @@ from torch import Tensor
 
 from unalike.core.client import Clients
 from unalike.core.draws import Draws, key
-from unalike.core.release import Adder, Partial, Sum, summed
+from unalike.core.failure import Diverged
+from unalike.core.release import Adder, Partial, Sum, check_held, is_summed, protects
 from unalike.core.request import Part, Program, Reply, Request
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema
-from unalike.core.shapes import dry_sent
+from unalike.core.shapes import dry_output
+from unalike.core.task import Task
 from unalike.privacy.sampling import Everyone
 from unalike.privacy.system import SystemDraws
 from unalike.runtime.shard.kept import HELD, KeptStore
-from unalike.runtime.shard.simulator import Simulator
+from unalike.runtime.shard.simulator import Simulator, zero_reply
 from unalike.runtime.shard.work import Work
 
 ASIDES = 8  # runs beside the main one whose kept state is remembered; a server that measures closes them itself
@@ -31,7 +33,7 @@ class Refused(ValueError):
 
 
 class PrivateFailure(UserWarning):
-    """A client's task failed where all that is released is private; told where the client lives, and nowhere else."""
+    """A client's task failed where all that is released is private; the warning stays where the client lives."""
 
 
 class Shard:
@@ -54,6 +56,7 @@ class Shard:
                 f"{int(roster.bound[first])}; raise its declared size, or leave rows out"
             )
         self._kept: dict[str, KeptStore] = {}
+        self._runs_dry: dict[Hashable, bool] = {}
         self._order = torch.argsort(roster.ids)
         self._sorted = roster.ids[self._order].numpy()
 
@@ -75,36 +78,41 @@ class Shard:
         kept: where its clients keep things, in place of the run's own store.
         """
         work = self._work(request, self.kept(request.run) if kept is None else kept)
-        adders = {place: Adder(one) for place, one in enumerate(work.releases) if summed(one)}
+        if work.private and (bad := _not_finite({**request.shared, **request.each})) is not None:
+            why = Diverged(f"refused: the input {bad!r} is not finite (NaN or infinite)")
+            yield request.reply(failed=dict.fromkeys(range(len(request.ids)), why))
+            return
+        noisy = self._noisy(request, work)
+        adders = {place: Adder(one) for place, one in enumerate(work.releases) if is_summed(one)}
         shapes: list[dict[str, tuple[int, ...]]] | None = None
         lost: list[int] = []  # rows of clients that failed, where nobody may see that
-        for said in self.simulator.run(work):
-            failed, arrays = dict(said.failed), list(said.arrays)
-            if len(said.rows):
-                own = said.shapes()
+        for reply in self.simulator.run(work):
+            failed, arrays = dict(reply.failed), list(reply.arrays)
+            if len(reply.rows):
+                own = reply.shapes()
                 shapes = shapes or own
                 if own != shapes:
                     reason = f"sent arrays of shapes {own}, but others sent {shapes}"
-                    failed |= dict.fromkeys(said.rows.tolist(), reason)
+                    failed |= dict.fromkeys(reply.rows.tolist(), reason)
             if work.private and failed:
-                self._tell_failures(work, failed)
+                self._warn_of(work, failed)
                 lost += failed
                 failed = {}
-            if len(said.rows) and own != shapes:
+            if len(reply.rows) and own != shapes:
                 yield request.reply(failed=failed)
                 continue
-            yield self._added(request, work, adders, said.rows, arrays, failed)
+            yield self._add_up(request, work, adders, reply.rows, arrays, failed)
         if lost:
-            yield from self._nothing(request, work, adders, sorted(lost), shapes)
+            yield from self._reply_zeros(request, work, adders, sorted(lost), shapes)
         partials = {
-            place: self._protected(request, work, place, made)
+            place: self._with_noise(request, noisy.get(place), place, made)
             for place, adder in adders.items()
             if (made := adder.partial()) is not None
         }
         if partials:
             yield request.reply(partials=partials)
 
-    def _added(
+    def _add_up(
         self,
         request: Request,
         work: Work,
@@ -120,19 +128,19 @@ class Shard:
             arrays[place] = {}
         return request.reply(rows, arrays, failed)
 
-    def _tell_failures(self, work: Work, failed: Mapping[int, str]) -> None:
-        """Say here, where the clients live, what goes nowhere else."""
+    def _warn_of(self, work: Work, failed: Mapping[int, str]) -> None:
+        """Warn here, where the clients live; nothing of it is sent."""
         row, reason = next(iter(failed.items()))
         name = self.roster.name(int(work.positions[row]))
         more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
         warnings.warn(
             f"{work.task.name} failed at client {name}{more}: {reason}; what it releases is private, so zeros were "
-            "sent in its place and the server was told nothing",
+            "sent in its place, and the server does not learn of it",
             PrivateFailure,
             stacklevel=2,
         )
 
-    def _nothing(
+    def _reply_zeros(
         self,
         request: Request,
         work: Work,
@@ -143,44 +151,76 @@ class Shard:
         """Replies of clients that failed in a private ask: they contribute zero, and count as answered."""
         for row in torch.tensor(lost)[:, None]:
             each = {name: value[row[0]] for name, value in work.each.items()}
-            sent = dry_sent(work.task, self.roster.schema, work.bounds[row][0], {**work.shared, **each})
+            sent = dry_output(work.task, self.roster.schema, work.bounds[row][0], {**work.shared, **each})
             if sent is None and shapes is not None and not any(getattr(one, "secure", False) for one in work.releases):
                 sent = {name: torch.zeros(shape) for release in shapes for name, shape in release.items()}
+            if not work.releases:
+                sent = {}
             if sent is None:
                 yield request.reply(failed={int(row): "did not answer"})
                 continue
-            made = self.simulator.nothing(work, row, sent)
-            yield self._added(request, work, adders, made.rows, list(made.arrays), {})
+            made = zero_reply(work, row, sent)
+            yield self._add_up(request, work, adders, made.rows, list(made.arrays), {})
 
-    def _protected(self, request: Request, work: Work, place: int, partial: Partial) -> Partial:
+    def _noisy(self, request: Request, work: Work) -> dict[int, Sum]:
+        """The sums that get their whole noise here, with numbers for their bounds; before anything is computed."""
+        declared = self.roster.declarations(work.positions)
+        try:
+            return {
+                place: one.resolve(request.shared, declared)
+                for place, one in enumerate(work.releases)
+                if isinstance(one, Sum) and self.program.terms.at_shard
+            }
+        except (KeyError, ValueError, RuntimeError, ArithmeticError) as error:
+            raise Refused(f"{request.task}: its inputs give no bound for its noise: {error!r}") from error
+
+    def _with_noise(self, request: Request, release: Sum | None, place: int, partial: Partial) -> Partial:
         """A part of a sum as it may leave: with the whole noise, unless the server is trusted to add it."""
-        release, terms = work.releases[place], self.program.terms
-        if not terms.at_shard or not isinstance(release, Sum):
+        terms = self.program.terms
+        if release is None:
             return partial
-        release = release.resolved(request.shared, self.roster.declared(work.positions))
         draws = SystemDraws() if terms.system else Draws(key(request.key, -1, int(request.ids[0])), place)
         return replace(partial, total=release.noisy(partial.total, Everyone(terms.relation), draws))
 
     def _work(self, request: Request, kept: KeptStore) -> Work:
         task = self.program.task(request.task)
+        if self.program.is_exchange(request.task) and (request.purpose != "train" or "/" in request.run):
+            raise Refused(f"{request.task} is an exchange of a secure sum, which a run makes while it trains only")
         if request.part not in self.parts:
             raise Refused(f"the clients here have no {request.part} rows")
         positions = self.positions(request.ids)
         bounds = self.roster.bound[positions]
         derived = task.derived(self.roster, positions)
-        given = {*request.shared, *request.each, *request.held}
-        if given & set(derived):
+        given = [*request.shared, *request.each, *request.held]
+        if set(given) & set(derived):
             raise Refused(f"{request.task} derives {', '.join(derived)} at the client; a request cannot set it")
-        task.check_inputs(given | set(derived))
+        if len(set(given)) < len(given):
+            raise Refused(f"a request gives {request.task} one input in two ways: {', '.join(sorted(given))}")
+        task.check_inputs({*given, *derived})
         held = {name: self.look(request.run, handle, request.ids) for name, handle in request.held.items()}
         clients = self.parts[request.part] if request.labels else self.parts[request.part].without_labels()
         releases = self.program.releases(request)
+        check_held(request.task, request.held, releases)
         each = {**request.each, **held, **derived}
         terms = self.program.terms
         # the request's key is known to the server that chose it
         own = SystemDraws().bits(1)[0] if terms.system else torch.tensor(request.key)
-        shared = request.shared
-        return Work(task, clients, positions, bounds, shared, each, releases, own, kept, request.serial, terms)
+        private = protects(releases) or self.program.hides(request)
+        if private and not protects(releases) and releases and not self.program.open:
+            self._check_dry(request, task, {**request.shared, **{name: value[:1] for name, value in each.items()}})
+        return Work(
+            task, clients, positions, bounds, request.shared, each, releases, own, kept, request.serial, terms, private
+        )
+
+    def _check_dry(self, request: Request, task: Task, inputs: Mapping[str, Tensor]) -> None:
+        """Refuse a task that gives no shapes for rows of zeros: a client that fails could then hold nothing instead."""
+        one = {name: value if name in request.shared else torch.zeros_like(value[0]) for name, value in inputs.items()}
+        kind = (task.name, *((name, value.shape) for name, value in one.items()))
+        if kind not in self._runs_dry:
+            sent = dry_output(task, self.roster.schema, self.roster.bound[0], one)
+            self._runs_dry[kind] = sent is not None
+        if not self._runs_dry[kind]:
+            raise Refused(f"the run states an ε, and {task.name} does not run on rows of zeros, so failures would show")
 
     def look(self, run: str, handle: str, ids: Tensor) -> Tensor:
         """The arrays that these clients hold under a handle."""
@@ -201,7 +241,7 @@ class Shard:
         """What clients keep for a run; "a/3" reads through to "a" and never changes it."""
         if run not in self._kept:
             main, beside, _ = run.partition("/")
-            self._kept[run] = KeptStore(self.kept(main)) if beside else KeptStore()
+            self._kept[run] = KeptStore(self.kept(main), secrets=False) if beside else KeptStore()
             asides = [name for name in self._kept if "/" in name]
             for old in asides[: max(0, len(asides) - ASIDES)]:
                 del self._kept[old]
@@ -216,3 +256,9 @@ class Shard:
 
     def restore(self, run: str, state: Mapping[str, Tensor]) -> None:
         self._kept[run] = KeptStore.from_state(state)
+
+
+def _not_finite(inputs: Mapping[str, Tensor]) -> str | None:
+    """The name of an input that holds NaN or an infinity, if one does."""
+    floats = (name for name, value in inputs.items() if value.is_floating_point())
+    return next((name for name in floats if not bool(torch.isfinite(inputs[name]).all())), None)

@@ -76,7 +76,7 @@ class Plan:
         return cls(block, threads=threads or (1 if small else None))
 
     def evenly(self, count: int) -> Plan:
-        """With blocks that are no larger but alike, for so many clients; and every worker has as many."""
+        """The plan with equal blocks, no larger than these, for ``count`` clients, equally many for each worker."""
         turns = math.ceil(count / (self.workers * self.block))
         return replace(self, block=math.ceil(count / (self.workers * turns)))
 

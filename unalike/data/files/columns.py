@@ -1,0 +1,289 @@
+"""What the columns of a table are: whose a row is, its label, and features of numbers, dates or text."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pandas as pd
+
+from unalike.data.files.frames import Piece, Pieces
+from unalike.data.files.layout import MISSING, ColumnReport, Features, Layout
+from unalike.data.source import Array, DataError
+
+MOST_VALUES = 50  # of a text column
+_LOOKS_LIKE_LABELS = {"label", "labels", "target", "targets", "class"}
+_LOOKS_LIKE_ID = re.compile(r"(^|[^a-z])(id|nr|no|index|uuid)$", re.IGNORECASE)
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?Z?)?")
+_TIME = re.compile(r"\d\d?:\d\d(:\d\d(\.\d+)?)?")
+_DAY_ZERO = pd.Timestamp("2000-01-01")  # of dates as numbers: days since then
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Which column is what; None: there is no such column."""
+
+    client: str | None
+    label: str | None
+    id: str | None
+    epsilon: str | None
+    features: list[str]
+    dropped: list[str]
+    ignored: list[str]
+
+    @classmethod
+    def of(cls, piece: Piece, layout: Layout) -> Roles:
+        """The roles of these columns, refused where one is missing or cannot be meant."""
+        name, known, titles = piece.name, layout.known, [str(title) for title in piece.frame.columns]
+        required = known is None or layout.known_from == "the schema"
+
+        def find(option: str, default: str = "", must: bool = required) -> str | None:
+            wanted = getattr(layout, option)
+            if wanted is None or wanted == "":
+                return default if wanted is None and default in titles else None
+            if wanted not in titles and must:
+                raise DataError(_no_column(name, wanted, option, titles))
+            return wanted if wanted in titles else None
+
+        client, label = find("client_column", "client"), find("label_column", "y")
+        id_, epsilon = find("id_column", must=layout.id_required), find("epsilon_column")
+        others = [title for title in titles if title not in (client, label, id_, epsilon)]
+        for option in ("features", "drop", "categorical"):
+            for column in getattr(layout, option) or ():
+                if column not in titles and known is None:
+                    raise DataError(_no_column(name, column, option, titles))
+        dropped = [title for title in others if title in layout.drop]
+        ignored: list[str] = []
+        if known is not None:
+            real = [title for title in known if not _is_indicator(title, known)]
+            dropped = [title for title in dropped if title not in known]
+            ignored = [title for title in others if title not in known and title not in dropped]
+            _check_known(others, ignored, real, layout, name)
+            features = real
+        else:
+            if layout.features is not None:
+                dropped = [title for title in others if title not in layout.features or title in layout.drop]
+            features = [title for title in others if title not in dropped]
+            _check_labels(features, label, layout, name)
+        if not features:
+            raise DataError(f"{name}: there is no feature column beside {', '.join(titles)}")
+        return cls(client, label, id_, epsilon, features, dropped, ignored)
+
+
+def _no_column(name: str, wanted: str, option: str, titles: Sequence[str]) -> str:
+    listed = ", ".join(titles[:40]) + (", …" if len(titles) > 40 else "")
+    return f"{name}: there is no column {wanted!r} ({option}); the columns are {listed}"
+
+
+def _is_indicator(title: str, known: Features) -> bool:
+    return title.endswith(MISSING) and title.removesuffix(MISSING) in known
+
+
+def _check_known(
+    others: Sequence[str], ignored: Sequence[str], known: Sequence[str], layout: Layout, name: str
+) -> None:
+    lacking = [column for column in known if column not in others]
+    if lacking or (ignored and layout.known_from == "the schema"):  # a newcomer's others are ignored, with a note
+        found = [f"{column!r} is missing" for column in lacking] + [f"{column!r} was not there" for column in ignored]
+        raise DataError(
+            f"{name}: its feature columns must be those of {layout.known_from}, {', '.join(known)}; "
+            f"{', '.join(found)}: rename, add or remove {'it' if len(found) == 1 else 'them'} (the order does not "
+            "matter)"
+        )
+
+
+def _check_labels(features: Sequence[str], label: str | None, layout: Layout, name: str) -> None:
+    if label is not None or layout.label_column is not None:
+        return
+    for column in features:
+        if column.lower() in _LOOKS_LIKE_LABELS:
+            raise DataError(
+                f"{name}: the column {column!r} looks like labels; say label_column={column!r}, or label_column='' "
+                f"if it is a feature and there are no labels (on the command line: --label-column {column!r} or '')"
+            )
+
+
+def cells(column: pd.Series, layout: Layout) -> tuple[Array | None, pd.Series | None, Array]:
+    """A column's numbers (or None), its trimmed words (or None), and where a value is missing."""
+    absent = column.isna().to_numpy()
+    if pd.api.types.is_datetime64_any_dtype(column):
+        days = (column.dt.tz_localize(None) - _DAY_ZERO).dt.total_seconds() / 86_400
+        return days.to_numpy(dtype=np.float64, na_value=np.nan), None, absent
+    if pd.api.types.is_timedelta64_dtype(column):
+        return (column.dt.total_seconds() / 3_600).to_numpy(dtype=np.float64, na_value=np.nan), None, absent
+    if pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column):
+        numbers = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        if column.name in layout.text:
+            words = pd.Series([f"{one:g}" if one.is_integer() else str(one) for one in numbers.tolist()])
+            return None, words, absent | words.isin(layout.na_values).to_numpy()
+        gone = [float(word) for word in layout.na_values if not math.isnan(read_number(word, layout))]
+        return numbers, None, absent | np.isin(numbers, gone)
+    words = column.astype(str).str.strip()
+    return None, words, absent | words.isin(["", *layout.na_values]).to_numpy()
+
+
+def read_number(word: str, layout: Layout) -> float:
+    """What a word says as a number: dates are days since the year 2000, times of day are hours; NaN if it is none."""
+    plain = word.replace(",", ".") if layout.decimal == "," else word
+    if _NUMBER.fullmatch(plain):
+        return float(plain)  # whole numbers beyond 64 bits too, which pandas leaves as text
+    try:
+        if _DATE.fullmatch(word):
+            return (pd.Timestamp(word).tz_localize(None) - _DAY_ZERO) / pd.Timedelta(days=1)
+        if _TIME.fullmatch(word):
+            return pd.Timedelta(word if word.count(":") == 2 else f"{word}:00") / pd.Timedelta(hours=1)
+    except ValueError:
+        pass  # such as the 31st of June
+    return math.nan
+
+
+def numbers_of(words: pd.Series, layout: Layout) -> Array:
+    """[rows] float64: ``read_number`` of each word."""
+    known = {word: read_number(word, layout) for word in words.unique()}
+    return words.map(known).to_numpy(dtype=np.float64, na_value=np.nan)
+
+
+@dataclass
+class Column:
+    """What all rows say about a feature column."""
+
+    name: str
+    values: Sequence[str] | None = None  # a text's; None: numbers
+    rows: int = 0
+    missing: int = 0
+    first_missing: str = ""  # where it is
+    first_word: str = ""  # that is no number: where it is, and what it says
+    first_infinite: str = ""
+    example: str = ""  # the first word
+    wrong: int = 0  # words that are no numbers
+    dates: int = 0
+    low: float = math.inf
+    high: float = -math.inf
+    from_numbers: bool = False  # pandas has read numbers in some piece, so that their words are lost
+    words: set[str] = field(default_factory=set)  # all of them, until there are too many
+    distinct: set[float] | None = field(default_factory=set)  # None: not the numbers of a row of ids
+
+    def read(self, piece: Piece, layout: Layout) -> None:
+        """Add the rows of a piece."""
+        numbers, words, absent = cells(piece.frame[self.name], layout)
+        if absent.any() and not self.missing:
+            self.first_missing = _at(piece, absent)
+        self.rows, self.missing = self.rows + len(absent), self.missing + int(absent.sum())
+        if words is not None:
+            present = words[~absent]
+            different = present.unique()
+            self.example = self.example or str(next(iter(different), ""))
+            if len(self.words) <= MOST_VALUES:
+                self.words.update(different)
+            numbers = np.where(absent, np.nan, numbers_of(words.where(~absent, ""), layout))
+            self.dates += sum(bool(_DATE.fullmatch(word) or _TIME.fullmatch(word)) for word in different)
+            wrong = np.isnan(numbers) & ~absent
+            if wrong.any() and not self.wrong:
+                self.first_word = f"{_at(piece, wrong)} holds {words.iloc[int(np.argmax(wrong))]!r}"
+            self.wrong += int(wrong.sum())
+        else:
+            self.from_numbers = True
+        assert numbers is not None
+        found = numbers[~absent & ~np.isnan(numbers)]
+        infinite = np.isinf(numbers)
+        if infinite.any() and not self.first_infinite:
+            self.first_infinite = _at(piece, infinite)
+        if len(found):
+            self.low, self.high = min(self.low, float(found.min())), max(self.high, float(found.max()))
+            self._keep_distinct(found)
+
+    def _keep_distinct(self, found: Array) -> None:
+        if self.distinct is None or self.rows > 100_000:
+            return
+        before = len(self.distinct)
+        self.distinct.update(found.tolist())
+        if len(self.distinct) < before + len(found) or not bool((found == np.rint(found)).all()):
+            self.distinct = None
+
+    def decide(self, layout: Layout) -> Column:
+        """The column as numbers, or as text with its values; refused where it can be neither."""
+        known, name = layout.known, self.name
+        if self.missing == self.rows and known is None:
+            raise DataError(f"the column {name!r} is empty; remove it, or leave it out (drop, --drop {name})")
+        if self.missing and layout.missing == "error":
+            raise DataError(
+                f"the column {name!r} lacks {self.missing} of {self.rows} values, the first in {self.first_missing}; "
+                "fill them in, or say missing='drop' (leave such rows out), 'mean' (the mean by which inputs are "
+                "scaled) or 'client' (the mean of the client's own training rows) (on the command line: --missing mean)"
+            )
+        if known is not None:
+            if known[name] is None and self.wrong:
+                raise DataError(f"the column {name!r} should hold numbers, but {self.first_word}")
+            return replace(self, values=known[name])
+        text = name in layout.categorical
+        if not text and self.wrong == 0:
+            if self.first_infinite:
+                raise DataError(f"the column {name!r} holds an infinite number, the first in {self.first_infinite}")
+            return self
+        if not text and self.wrong < 0.5 * self.rows:
+            raise DataError(
+                f"the column {name!r} should hold numbers, but {self.first_word}; if that stands for a missing value, "
+                "say na_values (on the command line: --na-values '?'), and if its values are names, say categorical"
+            )
+        if len(self.words) > MOST_VALUES:
+            raise DataError(
+                f"the column {name!r} holds text with more than {MOST_VALUES} different values, e.g. "
+                f"{self.example!r}; at most {MOST_VALUES} become features of their own: leave it out (drop, "
+                f"--drop {name}) or turn it into numbers"
+            )
+        return replace(self, values=sorted(self.words))
+
+    @property
+    def looks_like_id(self) -> bool:
+        """Whole numbers, all different, in a column that is called an id or counts upwards."""
+        if self.values is not None or self.distinct is None or self.dates or self.rows - self.missing < 10:
+            return False
+        counted = self.high - self.low + 1 == len(self.distinct) == self.rows
+        return counted or bool(_LOOKS_LIKE_ID.search(self.name))
+
+    @property
+    def report(self) -> ColumnReport:
+        if self.values is not None:
+            few = ", ".join(self.values[:6]) + (", …" if len(self.values) > 6 else "")
+            return ColumnReport(self.name, "feature", f"text with {len(self.values)} values: {few}", self.missing)
+        what = "dates and times, as days since 2000 or hours," if self.dates else "numbers"
+        said = f"{what} from {self.low:g} to {self.high:g}" if self.rows > self.missing else "nothing"
+        return ColumnReport(self.name, "feature", said, self.missing)
+
+
+def _at(piece: Piece, where: Array) -> str:
+    row = f"data row {piece.first + int(np.argmax(where)) + 1}"
+    return f"{row} of {piece.name}" if piece.one_of_many else row
+
+
+def survey(pieces: Pieces, layout: Layout, name: str) -> tuple[Roles, list[Column], set[str]]:
+    """The roles of the columns, the features with what they hold, and which columns have to be read as text."""
+    text: set[str] = set()
+    while True:
+        roles: Roles | None = None
+        columns: list[Column] = []
+        kinds: set[str] = set()  # of labels
+        for piece in pieces(text):
+            if roles is None:
+                roles = Roles.of(piece, layout)
+                columns = [Column(title) for title in roles.features]
+            for column in columns:
+                column.read(piece, layout)
+            if roles.label is not None and roles.label in piece.frame:
+                label = piece.frame[roles.label].dropna()
+                kinds |= {"number" if pd.api.types.is_numeric_dtype(label) else "word"} if len(label) else set()
+        if roles is None or not columns or columns[0].rows == 0:
+            raise DataError(f"{name}: the table has no rows")
+        try:
+            decided = [column.decide(layout) for column in columns]
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from error
+        mixed = {column.name for column in decided if column.values is not None and column.from_numbers}
+        mixed |= {roles.label} if roles.label is not None and len(kinds) > 1 else set()
+        if mixed <= text:
+            return roles, decided, text
+        text |= mixed

@@ -1,0 +1,43 @@
+"""Files of ready histograms: one for each client."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from unalike.data.partition.mixture import MDMError
+
+
+def read_counts(file: str | Path) -> Tensor:
+    """Counts [clients, categories] from a CSV, NPZ or NPY file.
+
+    A CSV file has one line for each client, and maybe a header; an NPZ file holds the array ``counts``.
+    """
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise MDMError(f"there is no file {path}")
+    if path.suffix == ".npy":
+        return _numbers(np.load(path, allow_pickle=False), path)
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            if "counts" not in arrays:
+                raise MDMError(f"{path} must hold an array called 'counts', but it has: {', '.join(arrays)}")
+            return _numbers(arrays["counts"], path)
+    try:
+        first = path.read_text().split("\n", 1)[0].split(",")
+        header = not all(re.fullmatch(r"\s*[-+\d.eE]+\s*|\s*nan\s*", cell) for cell in first)
+        return _numbers(np.loadtxt(path, delimiter=",", ndmin=2, skiprows=int(header)), path)
+    except ValueError as error:
+        raise MDMError(f"{path}: expected one line of comma-separated counts for each client: {error}") from None
+
+
+def _numbers(values: NDArray[Any], path: Path) -> Tensor:
+    if values.dtype.kind not in "iuf":
+        raise MDMError(f"{path}: counts must be numbers, but their type is {values.dtype}")
+    return torch.from_numpy(np.ascontiguousarray(values).astype(np.float64))

@@ -1,0 +1,34 @@
+"""What several figures have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+
+Rows = list[dict[str, Any]]
+FIT = alt.AutoSizeParams(type="fit", contains="padding")  # a chart's width and height are those of the whole
+
+
+def chart_of(rows: Rows, **properties: Any) -> alt.Chart:
+    """A chart of these rows, with a title, a width and a height, for example."""
+    return alt.Chart(alt.InlineData(values=rows), **properties)
+
+
+def fixed_scale(names: Sequence[str], values: Sequence[Any]) -> alt.Scale:
+    """Each name has its own colour, shape or dash."""
+    return alt.Scale(domain=list(names), range=list(values))
+
+
+def number(field: str, title: str | None = None, **scale: Any) -> dict[str, Any]:
+    """A direction in which 0 has no meaning of its own."""
+    return {"shorthand": f"{field}:Q", "title": title, "scale": alt.Scale(zero=False, **scale)}
+
+
+def course(values: Sequence[float], title: str, colour: str, **properties: Any) -> alt.Chart:
+    """A value of each round."""
+    rows = [{"round": i, "value": value} for i, value in enumerate(values, start=1)]
+    x, y = alt.X("round:Q", axis=alt.Axis(tickMinStep=1)), alt.Y(**number("value"))
+    line: alt.Chart = chart_of(rows, title=title, **properties).mark_line(color=colour).encode(x=x, y=y)
+    return line

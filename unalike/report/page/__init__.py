@@ -1,0 +1,1 @@
+"""The page: what a run folder holds, as one HTML file."""

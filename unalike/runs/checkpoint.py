@@ -1,0 +1,202 @@
+"""Checkpoints: all that a run needs to go on as if it had never stopped, in one safetensors file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from unalike.core.disk import write_whole
+from unalike.core.federation import Federation
+from unalike.core.method import State
+from unalike.core.transcript import Traffic, Transcript
+from unalike.privacy.ledger import Ledger
+from unalike.runs.errors import UserError
+from unalike.runs.folder import CHECKPOINT, CLIENTS, JOURNAL, RECIPE, read_json
+from unalike.runtime.simulate import Simulation
+
+METADATA = "unalike"
+_BEST = "best"
+_SERIALS = 6  # that one ask may use: its own, and those of the exchanges of a secure sum
+
+
+@runtime_checkable
+class KeepsElsewhere(Protocol):
+    """A runtime whose shards save by themselves what clients keep, and go back to it."""
+
+    def commit(self, run: str, serial: int) -> Sequence[Mapping[str, Any]]: ...
+
+    def rollback(self, run: str, serial: int, plans: Sequence[Mapping[str, Any]]) -> None: ...
+
+
+class Best(NamedTuple):
+    """The best round so far, by the score on validation rows, and all that its models need."""
+
+    round: int
+    score: float
+    state: State
+    kept: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run after a whole round."""
+
+    state: State
+    kept: Mapping[str, Tensor]
+    about: Mapping[str, Any]  # all that is no tensor, as in the file
+    best: Best | None = None
+
+    @property
+    def round(self) -> int:
+        return int(self.about["round"])
+
+    @property
+    def served_round(self) -> int:
+        """The round whose models the run serves: the last one, or the best that it has ended with."""
+        return int(self.about.get("served_round", self.round))
+
+    @property
+    def seconds(self) -> float:
+        """How long the run had trained."""
+        return float(self.about["seconds"])
+
+    @property
+    def measuring(self) -> float:
+        """How long its models had been measured."""
+        return float(self.about.get("measuring", 0.0))
+
+    def restore(self, federation: Federation) -> None:
+        """Bring a fresh federation to where it was."""
+        about = self.about
+        federation.round = self.round
+        federation.ledger = Ledger.from_state(about["ledger"])
+        federation.transcript = Transcript.from_rows(about["transcript"])
+        federation.traffic = Traffic.from_state(about["traffic"])
+        federation.serial = int(about["serial"])
+        if isinstance(federation.runtime, KeepsElsewhere):
+            federation.runtime.rollback(federation.run, federation.serial, about["plans"])
+        elif isinstance(federation.runtime, Simulation):
+            if about.get("kept") and not self.kept:
+                raise UserError(
+                    f"{CLIENTS}/{self.round}.safetensors is missing: what the clients keep, without which the run "
+                    "cannot go on. Copy the whole folder, or start the run afresh"
+                )
+            federation.runtime.use_plans(about["plans"])
+            federation.runtime.restore(federation.run, self.kept)
+
+
+def save(
+    folder: Path,
+    state: State,
+    federation: Federation,
+    seconds: float = 0.0,
+    measuring: float = 0.0,
+    best: Best | None = None,
+    served_round: int | None = None,
+) -> None:
+    """Write the folder's checkpoint after the federation's present round.
+
+    served_round: of which ``state`` is, where that is an earlier one.
+    """
+    runtime = federation.runtime
+    tensors = {name: value.detach().contiguous().clone() for name, value in state.items()}
+    kept = runtime.kept(federation.run) if isinstance(runtime, Simulation) else {}
+    if kept:  # the clients' own files, which only a simulation has in one place with the server's
+        (folder / CLIENTS).mkdir(exist_ok=True)
+        content = {name: value.contiguous() for name, value in kept.items()}
+        write_whole(folder / CLIENTS / f"{federation.round}.safetensors", safetensors.torch.save(content))
+    if isinstance(runtime, KeepsElsewhere):  # before the server's own: it keeps the commit before this one, too
+        plans: Any = runtime.commit(federation.run, federation.serial)
+    else:
+        plans = runtime.plans() if isinstance(runtime, Simulation) else {}
+    if federation.noise == "system":  # they tell how large cohorts were, which is nobody's business where that protects
+        plans = [{} for _ in plans] if isinstance(plans, list) else {}
+    if best is not None:
+        tensors |= {f"{_BEST}.{name}": value.detach().contiguous().clone() for name, value in best.state.items()}
+        content = {name: value.contiguous() for name, value in best.kept.items()}
+        (folder / CLIENTS).mkdir(exist_ok=True)
+        write_whole(folder / CLIENTS / f"{_BEST}.safetensors", safetensors.torch.save(content))
+    about = {
+        "best": None if best is None else [best.round, best.score],
+        "round": federation.round,
+        "served_round": federation.round if served_round is None else served_round,
+        "serial": federation.serial,
+        "seconds": seconds,
+        "measuring": measuring,
+        "ledger": federation.ledger.state(),
+        "transcript": federation.transcript.rows(),
+        "traffic": federation.traffic.state(),
+        "plans": plans,  # the simulator's block sizes: another block changes the last bits of a sum
+        "kept": bool(kept),
+    }
+    write_whole(folder / CHECKPOINT, safetensors.torch.save(tensors, {METADATA: json.dumps(about)}))
+    for old in (folder / CLIENTS).glob("*.safetensors"):
+        if old.stem not in (str(federation.round), _BEST):
+            old.unlink()
+
+
+def load(folder: Path) -> Checkpoint | None:
+    """The folder's checkpoint; None if the run was stopped before its first one."""
+    file = folder / CHECKPOINT
+    if not file.exists():
+        return None
+    try:
+        with safe_open(file, framework="pt") as stored:
+            about = json.loads(stored.metadata()[METADATA])
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (it is no mapping)
+        missing = {"round", "serial", "seconds", "ledger", "transcript", "traffic", "plans"} - about.keys()
+        if missing:
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+        file = folder / CLIENTS / f"{about['round']}.safetensors"  # what the clients keep: an error is told of it
+        kept = safetensors.torch.load(file.read_bytes()) if file.exists() else _kept_by_workers(folder, about["serial"])
+        best, own = None, {name: value for name, value in tensors.items() if not name.startswith(f"{_BEST}.")}
+        if about.get("best") is not None:
+            file = folder / CLIENTS / f"{_BEST}.safetensors"
+            theirs = safetensors.torch.load(file.read_bytes()) if file.exists() else {}
+            number, score = about["best"]
+            best = Best(number, score, State(State(tensors).part(_BEST)), theirs)
+        return Checkpoint(State(own), kept, about, best)
+    except (AttributeError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{file} is damaged, or was not written by Unalike ({type(error).__name__}: {error}). The run cannot go on "
+            f"from it; start it afresh with: unalike run {folder / RECIPE} --out NEW_FOLDER"
+        ) from error
+
+
+def _kept_by_workers(folder: Path, serial: int) -> dict[str, Tensor]:
+    """What the clients of a cluster's workers keep, where the workers saved it in the run's own folder."""
+    files = sorted((folder / CLIENTS / "workers").glob(f"worker-*/*/kept-{serial}.safetensors"))
+    parts = [safetensors.torch.load(file.read_bytes()) for file in files]
+    names = sorted({name for part in parts for name in part if name})
+    return {name: torch.cat([part[name] for part in parts if name in part]) for name in names}
+
+
+def journal(folder: Path) -> Callable[[Federation], None]:
+    """For ``Federation.journal`` where noise is not seeded: saves what an ask costs before it is sent.
+
+    A simulation with seeded noise that resumes makes the same noise again and releases nothing new. With the operating
+    system's noise it makes fresh noise for fresh samples. So what was released after the last checkpoint stays in the
+    ledger that it goes on with, and what it asks again is charged again.
+    """
+
+    def save(federation: Federation) -> None:
+        content = {"ledger": federation.ledger.state(), "serial": federation.serial + _SERIALS}
+        write_whole(folder / JOURNAL, json.dumps(content).encode())
+
+    return save
+
+
+def recalled(folder: Path) -> dict[str, Any]:
+    """For a federation: the ledger that was last saved by a journal, if there is one, and serials that are not used."""
+    if not (folder / JOURNAL).exists():
+        return {}
+    content = read_json(folder / JOURNAL)
+    return {"ledger": Ledger.from_state(content["ledger"]), "serial": int(content["serial"])}

@@ -1,0 +1,83 @@
+"""The map of clients as data: what ``simulation/map.json`` holds, and where on the map each client is.
+
+``unalike.report.figures.clients.client_map`` draws it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, model_validator
+from torch import Tensor
+
+from unalike.core.federation import Federation
+from unalike.core.method import DescribesData, Method, State
+from unalike.data.population import Population
+from unalike.runs.absent import Absent
+from unalike.runs.measure import serves_unlabeled
+
+MOST_CLIENTS = 5000  # on the map
+
+
+class MapData(BaseModel):
+    """``simulation/map.json``: columns of equal length. Without label histograms and descriptors there is no map."""
+
+    names: list[str]
+    group: list[str]
+    n: list[int]
+    label_histogram: list[list[float]] | None = None
+    descriptor: list[list[float]] | None = None
+    class_names: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _equal_lengths(self) -> MapData:
+        for name in ("group", "n", "label_histogram", "descriptor"):
+            column = getattr(self, name)
+            if column is not None and len(column) != len(self.names):
+                raise ValueError(f"{name} has {len(column)} entries for {len(self.names)} names")
+        for name in ("label_histogram", "descriptor"):
+            if len({len(row) for row in getattr(self, name) or ()}) > 1:
+                raise ValueError(f"the rows of {name} differ in length")
+        return self
+
+
+def map_data(population: Population, descriptors: Tensor | None = None) -> dict[str, Any]:
+    """The columns of ``MapData``, to be written; of a very large population only every k-th client is in them."""
+    step = max(1, math.ceil(len(population) / MOST_CLIENTS))
+    chosen = range(0, len(population), step)
+    unseen = set(population.unseen.tolist())
+    counted = population.classes is not None and population.has_labels
+    counts = (
+        population.counts if isinstance(population, Absent) else population.histogram()[::step] if counted else None
+    )
+    return {
+        "names": [population.train.name(i) for i in chosen],
+        "group": ["unseen" if i in unseen else "seen" for i in chosen],
+        "n": population.sizes[::step].tolist(),
+        "label_histogram": None if counts is None else counts.tolist(),
+        "descriptor": None if descriptors is None else descriptors[::step].tolist(),
+        "class_names": None if population.class_names is None else [str(name) for name in population.class_names],
+    }
+
+
+def descriptors(method: Method, state: State, federation: Federation, population: Population) -> Tensor | None:
+    """Every client's descriptor, if the method reads them off the data (PeFLL, ODPFL-HN)."""
+    if not isinstance(method, DescribesData) or federation.round == 0:
+        return None
+    clients = population.train
+    if not (bool(clients.labeled.all()) or serves_unlabeled(method)) or len(clients) > MOST_CLIENTS:
+        return None
+    with federation.aside(federation.runtime.roster) as own:
+        found = method.descriptors(state, own.everyone())
+    return found if len(found) == len(clients) else None
+
+
+def plane(rows: np.ndarray) -> np.ndarray:
+    """[clients, 2] first two principal components, with a fixed sign so that equal data gives an equal picture."""
+    centred = rows - rows.mean(0)
+    _, _, axes = np.linalg.svd(centred, full_matrices=False)
+    axes = np.vstack([axes, np.zeros((2, rows.shape[1]))])[:2]
+    strongest = axes[np.arange(2), np.abs(axes).argmax(1)]
+    return np.asarray(centred @ (axes * np.where(strongest < 0, -1.0, 1.0)[:, None]).T)

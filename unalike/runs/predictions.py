@@ -1,0 +1,135 @@
+"""What the models of a run predict for every test row, as files of the run, and all metrics computed from them.
+
+``simulation/predictions.csv`` (or ``.parquet``, where it is large and pyarrow is there) has a line for each test row:
+group, client, row, truth, prediction, and for each class its probability ``p_CLASS``. ``simulation/baseline.csv`` has
+what the training labels of a client predict by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from unalike.core.disk import write_whole
+from unalike.data.population import Population
+from unalike.learn.metrics import MetricSummary, Predictions, best_threshold, summarise, temperature
+from unalike.runs.errors import UserError
+from unalike.runs.folder import SCORES, SIMULATION
+from unalike.runs.measure import Measured
+from unalike.runs.words import no_formula
+
+_FILES = (f"{SIMULATION}/predictions.parquet", f"{SIMULATION}/predictions.csv")
+BASELINE = f"{SIMULATION}/baseline.csv"
+_LARGE = 2_000_000  # cells
+
+
+def write(path: Path, measured: Sequence[Measured], population: Population) -> None:
+    """Write both files into a run's folder; nothing where nobody looked at rows."""
+    groups = [one for one in measured if one.rows is not None]
+    if not groups:
+        return
+    groups += [replace(one, group="validation", rows=one.validation) for one in groups if one.validation is not None]
+    tables = pd.concat([_table(one, population) for one in groups], ignore_index=True)
+    if tables.size > _LARGE and find_spec("pyarrow") is not None:
+        write_whole(path / _FILES[0], tables.to_parquet(index=False))
+    else:
+        write_whole(path / _FILES[1], _csv(tables))
+    baseline = pd.concat([_baseline(one) for one in groups], ignore_index=True)
+    write_whole(path / BASELINE, _csv(baseline))
+
+
+def _csv(table: pd.DataFrame) -> bytes:
+    for name in table.select_dtypes(["object", "string"]):
+        table[name] = table[name].map(no_formula)
+    return table.to_csv(index=False, lineterminator="\n", float_format="%.6g").encode()
+
+
+def _names(one: Measured) -> np.ndarray:
+    return np.array([one.train.name(position) for position in range(len(one.train))], dtype=object)
+
+
+def _table(one: Measured, population: Population) -> pd.DataFrame:
+    rows = one.rows
+    assert rows is not None
+    names = population.row_ids[rows.row] if population.row_ids is not None else rows.row
+    columns = {"group": one.group, "client": _names(one)[rows.client], "row": names}
+    if rows.classes is None:
+        return pd.DataFrame({**columns, "truth": rows.truth, "prediction": rows.answer})
+    labels = np.array(list(population.class_names or range(rows.classes)), dtype=object)
+    truth = [None if np.isnan(value) else labels[int(value)] for value in rows.truth]
+    chances = {f"p_{label}": rows.chances[:, number] for number, label in enumerate(labels)}
+    return pd.DataFrame({**columns, "truth": truth, "prediction": labels[rows.answer], **chances})
+
+
+def _baseline(one: Measured) -> pd.DataFrame:
+    rows = one.rows
+    assert rows is not None
+    first = np.unique(rows.client, return_index=True)[1]
+    made = pd.DataFrame(rows.base[first], columns=[f"output_{number}" for number in range(rows.base.shape[1])])
+    made.insert(0, "client", _names(one)[rows.client[first]])
+    made.insert(0, "group", one.group)
+    return made
+
+
+def read(path: Path) -> dict[str, tuple[Predictions, int]]:
+    """By group: what the run in this folder predicted, and for how many clients."""
+    file = next((path / name for name in _FILES if (path / name).exists()), None)
+    if file is None:
+        raise UserError(f"{path} has no {_FILES[1]}: no test rows were in this process, or an older version ran it")
+    text = {"group": str, "client": str, "truth": str, "prediction": str}
+    table = pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_csv(file, dtype=text)
+    base = pd.read_csv(path / BASELINE, dtype={"group": str, "client": str}).set_index(["group", "client"])
+    found = {}
+    for group, rows in table.groupby("group", sort=False):
+        client, names = pd.factorize(rows["client"])
+        chances = rows.filter(regex="^p_")
+        labels = [name.removeprefix("p_") for name in chances.columns]
+        truth: pd.Series[float]
+        if labels:
+            outputs = np.log(chances.to_numpy(np.float64).clip(1e-12))
+            numbered = {label: number for number, label in enumerate(labels)}
+            truth = rows["truth"].map(numbered | {no_formula(label): number for label, number in numbered.items()})
+        else:
+            outputs, truth = rows[["prediction"]].to_numpy(np.float64), rows["truth"].astype(np.float64)
+        own = base.loc[[(str(group), name) for name in names]].to_numpy(np.float64)[client]
+        numbers = np.arange(len(rows)), truth.to_numpy(np.float64), outputs
+        found[str(group)] = (Predictions(client, *numbers, len(labels) or None, own), len(names))
+    return found
+
+
+def metrics(path: Path, calibrate: bool = False) -> tuple[dict[str, dict[str, MetricSummary]], dict[str, float]]:
+    """All metrics of a finished run by group, from its predictions; and the temperature and threshold, if calibrated.
+
+    calibrate: logits are divided by a temperature, and of two classes the second is predicted from a threshold on; both
+    are the best on validation rows.
+    """
+    found, chosen = read(path), {}
+    validation = found.pop("validation", (None, 0))[0]
+    if calibrate:
+        if validation is None or validation.classes is None:
+            raise UserError(f"{path} has no predictions of classes for validation rows; train with --validation 0.2")
+        chosen["temperature"] = temperature(validation)
+        validation = replace(validation, outputs=validation.outputs / chosen["temperature"])
+        if validation.classes == 2:
+            chosen["threshold"] = best_threshold(validation)
+        for group, (rows, clients) in found.items():
+            outputs = rows.outputs / chosen["temperature"]
+            found[group] = replace(rows, outputs=outputs, threshold=chosen.get("threshold")), clients
+    return {group: summarise(rows, clients) for group, (rows, clients) in found.items()}, chosen
+
+
+def gains(path: Path, other: Path) -> dict[str, dict[str, int]]:
+    """By group: how many clients of one run have a better headline score than in another, a worse one, an equal one."""
+    ours, theirs = (pd.read_csv(one / SCORES, dtype={"client": str}) for one in (path, other))
+    both = ours.merge(theirs, on=["group", "client"], suffixes=("", "_other"))
+    found = {}
+    for group, rows in both.groupby("group", sort=False):
+        change = (rows["score"] - rows["score_other"]).dropna()
+        counts = {"gain": int((change > 0).sum()), "lose": int((change < 0).sum()), "level": int((change == 0).sum())}
+        found[str(group)] = counts
+    return found

@@ -1,8 +1,0 @@
-"""T2 chapter 3: clients with noise of their own, and Robust-HDP, with `unalike.methods.robust_hdp`."""
-
-from __future__ import annotations
-
-from unalike.studio.reproduce.hdp import accuracy, noise
-from unalike.studio.reproduce.item import Item
-
-ITEMS: tuple[Item, ...] = (*noise.ITEMS, *accuracy.ITEMS)
