@@ -18,7 +18,7 @@ import torch
 from typer.testing import CliRunner
 
 from unalike.commands.main import app
-from unalike.privacy import accountant
+from unalike.privacy import accountant, losses
 
 RESULTS = Path(__file__).resolve().parent / "results" / "audits.json"
 HALF = "--cut-noise 0.5"
@@ -62,7 +62,7 @@ AUDITS: dict[str, str] = {  # what `unalike privacy audit` is given
 
 def attack(command: str) -> dict[str, Any]:
     """The answer of one audit, and the processor's seconds that it took."""
-    for remembered in (accountant.epsilon, accountant._repeated_pld, accountant._single_pld):
+    for remembered in (accountant.epsilon, losses._repeated_pld, losses._single_pld):
         remembered.cache_clear()  # as if it were the first of its process
     begin = time.process_time()
     told = CliRunner().invoke(app, ["privacy", "audit", *shlex.split(command), "--json"])

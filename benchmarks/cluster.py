@@ -4,7 +4,7 @@ make bench-cluster, or: .ci/loopback python -m benchmarks.cluster [speed flower 
 
 Workers have one thread each, and so has the one process that they are compared with; both take turns, round by round.
 Beside the time there is that of processors, which says what idle ones would need: one process / (driver + the worker
-that needs most). All numbers are from one run; the constants of ``unalike/studio/cluster/costs.py`` are those of the
+that needs most). All numbers are from one run; the constants of ``unalike/deploy/plan.py`` are those of the
 part "model" on the machine that its file names. The first time, Flower is installed into .bench, which needs a network:
 ``python -m benchmarks.cluster install``, outside of the namespace.
 """
@@ -27,14 +27,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from benchmarks.cost_model import fit
 from benchmarks.peers import FLOWER, Running
 from benchmarks.report import machine
 from benchmarks.workloads import MLP
-from unalike.core.method import next_state, started
-from unalike.studio.cluster import costs
-from unalike.studio.cluster.session import Session
-from unalike.studio.recipe.recipe import Data, Network, Recipe, Runtime
-from unalike.studio.runs.prepare import load_data, prepare
+from unalike.core.method import first_state, next_state
+from unalike.deploy.session import Session
+from unalike.runs.load import load_data
+from unalike.runs.prepare import prepare
+from unalike.runs.recipe.recipe import Data, Network, Recipe, Runtime
 
 if TYPE_CHECKING:
     from unalike.runtime.ray import Tally
@@ -86,7 +87,7 @@ class Turns:
         population = load_data(one) if session is None else session.load(one, b"")
         prepared = prepare(one, population)
         self.method, self.federation = prepared.method, prepared.federation(session)
-        self.state, self.number = started(self.method, self.federation.seed), 0
+        self.state, self.number = first_state(self.method, self.federation.seed), 0
         self.tallies: list[Tally] = [] if session is None else self.federation.runtime.tallies  # type: ignore[attr-defined]
         self.seconds, self.cpu, self.own_cpu = list[float](), list[float](), list[float]()
 
@@ -94,7 +95,7 @@ class Turns:
         self.number += 1
         before = [tally.cpu for tally in self.tallies]
         begin, own = time.perf_counter(), time.process_time()
-        self.state = next_state(self.method, self.state, self.federation.begin_round(self.number))
+        self.state = next_state(self.method, self.state, self.federation, self.number)
         self.seconds.append(time.perf_counter() - begin)
         self.own_cpu.append(time.process_time() - own)
         workers = [tally.cpu - used for tally, used in zip(self.tallies, before, strict=True)]
@@ -388,7 +389,7 @@ def model(quick: bool) -> dict[str, Any]:
         if name[2]
     ]
     fitted = [one for one in measured if (one["work"], one["cohort"], one["workers"]) in FITTED]
-    found = costs.fitted(fitted)
+    found = fit(fitted)
     rows = []
     for one in measured:
         predicted = found.seconds(
@@ -397,7 +398,7 @@ def model(quick: bool) -> dict[str, Any]:
             client=one["client"],
             asks=one["asks"],
             bytes_per_worker=(one["bytes_down"] + one["bytes_up"]) / one["workers"],
-        ).total
+        )["total"]
         rows.append({**one, "predicted": predicted, "off": predicted / one["median"] - 1, "fitted": one in fitted})
         kind = "fitted" if one in fitted else "checked"
         say(

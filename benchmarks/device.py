@@ -26,7 +26,7 @@ from unalike.methods.fedavg import FedAvg
 from unalike.methods.pefll import PeFLL
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
-from unalike.runtime.shard.simulator import found_device
+from unalike.runtime.shard.simulator import find_device
 
 CLIENTS, SIZE, CLASSES, BATCH = 200, 50, 10, 10
 ROUNDS = 3  # compared; floats drift apart in more
@@ -117,7 +117,7 @@ def compare(name: str, device: str) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare another device with the CPU.")
     parser.add_argument("--device", default="auto", help="auto, cuda, mps, cpu or another device of PyTorch")
-    device = str(found_device(parser.parse_args().device))
+    device = str(find_device(parser.parse_args().device))
     if device == "cpu":
         print("No other device than the CPU was found or asked for: the CPU is compared with itself.", flush=True)
     elif device.startswith("cuda"):

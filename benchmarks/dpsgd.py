@@ -29,6 +29,7 @@ from torch.func import grad, vmap
 from benchmarks.report import Row
 from benchmarks.rounds import alternate, quotients
 from unalike import Clients, Model, simulate
+from unalike.core.method import next_state
 from unalike.core.release import Mean
 from unalike.data.population import Population
 from unalike.learn.dpsgd import batch_capacity
@@ -233,7 +234,7 @@ class _Rounds:
         self()  # blocks are measured
 
     def __call__(self) -> None:
-        self.state = self.method.round(self.state, self.federation.begin_round(self.federation.round + 1))
+        self.state = next_state(self.method, self.state, self.federation)
 
 
 def _opacus_round(make: Callable[[], nn.Module], x: Tensor, y: Tensor, clients: list[tuple[int, int]]) -> None:

@@ -24,8 +24,8 @@ from unalike.learn.objective import loss_of
 from unalike.methods.pefll import PeFLL
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
+from unalike.runs.simulate import simulation
 from unalike.runtime.shard.recording import AFTER
-from unalike.studio.simulate import simulation
 
 Measured = tuple[list[Row], dict[str, Any]]
 

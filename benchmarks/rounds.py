@@ -13,7 +13,7 @@ from benchmarks.workloads import Shared
 from unalike import Clients, Federation, LocalSGD, Model, State, train
 from unalike.methods.fedavg import FedAvg
 from unalike.networks.architectures import build
-from unalike.studio.simulate import simulation
+from unalike.runs.simulate import simulation
 
 Work = Callable[[], object]
 

@@ -13,8 +13,8 @@ from unalike import Clients, Federation, Sum, send, simulate, task
 from unalike.core.client import Client
 from unalike.core.request import Reply, Request
 from unalike.core.task import Sent
+from unalike.runs.simulate import simulation
 from unalike.runtime.simulate import Simulation
-from unalike.studio.simulate import simulation
 
 CLIENTS, LENGTH, LOST = 100, 100_000, 10
 

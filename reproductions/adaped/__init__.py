@@ -1,0 +1,8 @@
+"""P3 §4: AdaPeD and the methods that it is compared with, on MNIST and FEMNIST."""
+
+from __future__ import annotations
+
+from reproductions.adaped import best, privacy, table
+from reproductions.item import Item
+
+ITEMS: tuple[Item, ...] = (*table.ITEMS, *best.ITEMS, *privacy.ITEMS)
