@@ -13,7 +13,7 @@ import random
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,10 +24,12 @@ import typer.testing
 from hypothesis import settings
 
 from unalike.privacy import discrete, system
+from unalike.report.figures import file as figures
+from unalike.report.page import page
+from unalike.runs import folder
+from unalike.runs.run import Comparison
 from unalike.runtime.shard import tuning
 from unalike.runtime.shard.tuning import Plan
-from unalike.studio.figures import file as figures
-from unalike.studio.runs import run as run_module
 
 torch.set_num_threads(1)
 
@@ -92,16 +94,22 @@ def measured_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "_find", _measured)
 
 
-_drawn, _reported = figures.inline, run_module.write_report
+_drawn, _reported = figures.inline, page.report_on
 
 
-def _no_report(folders: Sequence[Path], out: Path) -> None:
-    out.write_text("<html></html>")
+def _no_report(comparison: Comparison) -> Path | None:
+    if comparison.folder is None:
+        return None
+    runs = [result.folder for result in comparison.results if result.folder is not None]
+    file = folder.report_of(comparison.folder, runs)
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("<html></html>")
+    return file
 
 
-def _show(inline: Callable[[figures.Figure, str], str], write: Callable[[Sequence[Path], Path], None]) -> None:
-    figures.inline, run_module.write_report = inline, write
-    if charts := sys.modules.get("unalike.studio.report.charts"):
+def _show(inline: Callable[[figures.Figure, str], str], write: Callable[[Comparison], Path | None]) -> None:
+    figures.inline, page.report_on = inline, write
+    if charts := sys.modules.get("unalike.report.page.charts"):
         charts.inline = inline  # type: ignore[attr-defined]
 
 

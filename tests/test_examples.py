@@ -20,9 +20,18 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 
 def test_personalization_beats_one_model_for_all() -> None:
     results = runpy.run_path(str(EXAMPLES / "personalization.py"))["results"]
-    for group in (0, 1):  # seen and unseen clients
-        assert results["Local"][group] > results["FedAvg"][group] + 0.03
-        assert results["FedAvg + fine-tuning"][group] > results["FedAvg"][group] + 0.03
+    for group in ("seen", "unseen"):
+        score = {name: getattr(result, group).mean for name, result in results.items()}
+        assert score["Local"] > score["FedAvg"] + 0.03
+        assert score["FedAvg + fine-tuning"] > score["FedAvg"] + 0.03
+
+
+def test_validation_rows_choose_the_encoder_and_the_round() -> None:
+    done = runpy.run_path(str(EXAMPLES / "early_stopping.py"))
+    score, encoder, number, _, state = done["best"]
+    assert len(done["found"]) == 12 and score == max(one[0] for one in done["found"])
+    assert any(one[:3] == (score, encoder, number) and one[4] is state for one in done["found"])
+    assert done["result"].unlabeled.mean > 0.9, "newcomers without labels have a good model"
 
 
 def test_own_arrays(capsys: pytest.CaptureFixture[str]) -> None:
@@ -100,7 +109,7 @@ def test_the_guides_test_passes_as_it_is_pasted_and_fails_for_another_method(
     file = tmp_path / "my_fedavg.py"
     of_the_guide(1, "FedAvg", file)
     name = "test_one_full_step_at_each_client_is_one_step_on_all_rows"
-    test = of_the_guide(3, name, tmp_path / "test_mine.py")
+    test = of_the_guide(4, name, tmp_path / "test_mine.py")
     test()
     right = file.read_text()
     wrong = right.replace("state.theta + replies", "state.theta + 0.9 * replies")

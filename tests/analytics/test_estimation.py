@@ -13,13 +13,13 @@ from torch import Tensor
 
 from unalike import simulate
 from unalike.analytics.estimation.means import BernoulliRates, GaussianMeans, gaussian_mse
-from unalike.analytics.estimation.problem import (
+from unalike.analytics.estimation.samples import (
     check_finite,
     check_flips,
     counts_clients,
     flip_noise,
     folds,
-    score_means,
+    measure_error,
 )
 from unalike.analytics.estimation.shared import Channel, EstimationError, gain, mse
 from unalike.core.client import Client, Clients
@@ -246,8 +246,8 @@ def test_folds_leave_out_every_sample_once() -> None:
     assert left_out.sum(0).tolist() == [1, 2, 4, 0]
     for part in parts:
         assert part.clients.size.tolist() == [3, 3, 3, 3]
-        score = score_means(part)
-        assert score is not None and score(torch.full((4, 1), 0.5, dtype=torch.float64), torch.arange(4)) == 0.25
+        asked, middle = simulate(part.parts), torch.full((4, 1), 0.5, dtype=torch.float64)
+        assert measure_error(part, "mean", asked, middle, torch.arange(4)) == 0.25
     assert flip_noise(clients) == pytest.approx((3 / 16 + 4 / 16) / 4 * 4 / 3)
 
 

@@ -12,17 +12,11 @@ from scipy.stats import multivariate_normal
 from torch import Tensor
 
 from unalike import simulate
-from unalike.analytics.estimation.mixture import (
-    Clusters,
-    DiscreteMixture,
-    MixturePrior,
-    cluster,
-    negative_log_prior_gradient,
-    spherical_em,
-)
+from unalike.analytics.estimation.candidates import DiscreteMixture, spherical_em
+from unalike.analytics.estimation.mixture import Clusters, MixturePrior, cluster, negative_log_prior_gradient
 from unalike.analytics.estimation.private import Central
-from unalike.analytics.estimation.problem import Problem, check_regression, score_models
 from unalike.analytics.estimation.regression import GaussianPrior, OneForAll, expected_mse
+from unalike.analytics.estimation.samples import Samples, check_regression, measure_error
 from unalike.analytics.estimation.shared import Channel, EstimationError, mse
 from unalike.core.client import Clients
 from unalike.core.federation import Federation
@@ -193,9 +187,12 @@ def test_logistic_prior_is_found_and_beats_both_baselines() -> None:
     assert error < 0.5 * mse(found.local, truth)
     assert error < 0.9 * mse(OneForAll("logistic").fit(asked.aside()).expand(600, 3), truth)
     assert found.prior["sigma_theta"] == pytest.approx(0.5, rel=0.2)
-    scored = score_models(Problem(made.train, None, made.train), "logistic")
-    everyone = torch.arange(600)
-    assert scored is not None and scored(truth.double(), everyone) < scored(torch.zeros(600, 3).double(), everyone)
+    held_out = Samples(made.train, None, made.train)
+    again, everyone = simulate(held_out.parts), torch.arange(600)
+    errors = [
+        measure_error(held_out, "logistic", again, theta.double(), everyone) for theta in (truth, torch.zeros(600, 3))
+    ]
+    assert errors[0] is not None and errors[1] is not None and errors[0] < errors[1]
 
 
 # Mixtures
@@ -226,7 +223,7 @@ def test_well_separated_candidates_are_found(once: bool, kind: str) -> None:
     else:
         made = population("dim=4,points=12,components=3,center=1.0,prior=1e-10,design=1.0,clients=300,noise=1.0")
     truth = made.per_client["theta"]
-    found = DiscreteMixture(3, 1.0, kind=kind, once=once, rounds=4).estimate(federation(made.train))  # type: ignore[arg-type]
+    found = DiscreteMixture(3, 1.0, model=kind, once=once, rounds=4).estimate(federation(made.train))  # type: ignore[arg-type]
     assert mse(found.estimate, truth) < 0.1 * mse(found.local, truth)
 
 
@@ -340,7 +337,7 @@ def test_the_block_does_not_change_an_estimate() -> None:
 
 
 def test_more_components_than_clients_is_refused_and_nothing_is_sent() -> None:
-    for estimator in (DiscreteMixture(5, 1.0, kind="linear"), MixturePrior(5, family="logistic")):
+    for estimator in (DiscreteMixture(5, 1.0, model="linear"), MixturePrior(5, family="logistic")):
         asked = federation(regressions([3, 3, 3], dim=2, classes=isinstance(estimator, MixturePrior)))
         with pytest.raises(EstimationError, match="5 mixture components for 3 clients"):
             estimator.estimate(asked)
@@ -369,7 +366,7 @@ def test_clients_that_are_all_alike() -> None:
     found = GaussianPrior(rounds=100, tolerance=0.0).estimate(federation(same))
     spread = found.estimate - found.estimate[0]
     assert float(spread.abs().max()) < 1e-9
-    mixed = DiscreteMixture(2, 0.3, kind="linear").estimate(federation(same))
+    mixed = DiscreteMixture(2, 0.3, model="linear").estimate(federation(same))
     assert "some components are empty" in mixed.notes[0]
     torch.testing.assert_close(mixed.estimate, mixed.local, rtol=1e-6, atol=1e-8)
 
@@ -416,7 +413,7 @@ def test_settings_that_make_no_sense() -> None:
     with pytest.raises(EstimationError, match="candidates and weights together"):
         DiscreteMixture(1, 1.0, weights=torch.ones(1))
     with pytest.raises(EstimationError, match="probabilities that add up to 1"):
-        known = DiscreteMixture(1, 1.0, candidates=torch.zeros(1, 2), weights=torch.full((1,), 0.5), kind="linear")
+        known = DiscreteMixture(1, 1.0, candidates=torch.zeros(1, 2), weights=torch.full((1,), 0.5), model="linear")
         known.estimate(federation(regressions([3, 3], dim=2)))
     with pytest.raises(EstimationError, match="diverged"):
         wild = GaussianPrior(solver="gd", lr=1e3, lr_mean=1.0, sigma_theta=1.0, sigma_x=1.0, rounds=50)

@@ -11,8 +11,16 @@ import torch
 from typer.testing import CliRunner
 
 from unalike import simulate
-from unalike.analytics.estimation.mixture import DiscreteMixture, MixturePrior
-from unalike.analytics.estimation.private import Central, Clustering, Components, moved, share, uses_of
+from unalike.analytics.estimation.candidates import DiscreteMixture
+from unalike.analytics.estimation.mixture import MixturePrior
+from unalike.analytics.estimation.private import (
+    Central,
+    Components,
+    NoisyEM,
+    client_share,
+    count_releases,
+    next_components,
+)
 from unalike.analytics.estimation.shared import Channel, EstimationError, mse
 from unalike.commands.main import app
 from unalike.core.client import Clients
@@ -33,9 +41,11 @@ def test_nobodys_share_is_longer_than_one() -> None:
     for length in (0.1, 1.0, 50.0):
         theta = torch.randn(4, dtype=torch.float64, generator=random)
         belongs = torch.softmax(torch.randn(3, dtype=torch.float64, generator=random), 0)
-        own = share(length * theta / theta.norm(), torch.tensor(0.3, dtype=torch.float64), belongs)
+        own = client_share(length * theta / theta.norm(), torch.tensor(0.3, dtype=torch.float64), belongs)
         assert float(own.norm()) <= 1 + 1e-12
-    longest = share(theta / theta.norm(), torch.zeros((), dtype=torch.float64), torch.eye(3, dtype=torch.float64)[0])
+    longest = client_share(
+        theta / theta.norm(), torch.zeros((), dtype=torch.float64), torch.eye(3, dtype=torch.float64)[0]
+    )
     assert float(longest.norm()) == pytest.approx(1.0)
 
 
@@ -45,10 +55,10 @@ def test_a_step_without_noise_is_one_of_em() -> None:
     group = torch.tensor([0, 0, 1, 1, 1])
     zero = torch.zeros((), dtype=torch.float64)
     total = torch.stack(
-        [share(x, zero, torch.eye(2, dtype=torch.float64)[g]) for x, g in zip(points, group, strict=True)]
+        [client_share(x, zero, torch.eye(2, dtype=torch.float64)[g]) for x, g in zip(points, group, strict=True)]
     ).sum(0)
     before = Components(torch.ones(2) / 2, torch.zeros(2, 2), torch.tensor(1.0), torch.ones(2))
-    found = moved(total, before, noise_std=0.0)
+    found = next_components(total, before, noise_std=0.0)
     torch.testing.assert_close(found.weights, torch.tensor([0.4, 0.6], dtype=torch.float64))
     centers = torch.stack([points[group == g].mean(0) for g in (0, 1)])
     torch.testing.assert_close(found.centers, centers)
@@ -65,7 +75,7 @@ def test_a_component_that_drowns_in_noise_stays_where_it_was() -> None:
     )
     total = torch.zeros(2, 4, dtype=torch.float64)
     total[0, -1] = 500.0
-    found = moved(total, before, noise_std=5.0)
+    found = next_components(total, before, noise_std=5.0)
     torch.testing.assert_close(found.centers[1], before.centers[1])
     assert float(found.centers[0].norm()) == 0.0
 
@@ -80,10 +90,10 @@ def test_splits_find_clear_groups() -> None:
         asked += 1
         belongs = torch.nn.functional.one_hot(torch.cdist(points, now.centers).argmin(1), len(now.weights)).double()
         zero = torch.zeros((), dtype=torch.float64)
-        return torch.stack([share(x, zero, b) for x, b in zip(points, belongs, strict=True)]).sum(0)
+        return torch.stack([client_share(x, zero, b) for x, b in zip(points, belongs, strict=True)]).sum(0)
 
-    found = Clustering(ask, 3, 3, 0.0).run(4)
-    assert asked == uses_of(3, 4) == 9
+    found = NoisyEM(ask, 3, 3, 0.0).run(4)
+    assert asked == count_releases(3, 4) == 9
     assert float(torch.cdist(CANDIDATES.double() / 4, found.centers).min(1).values.max()) < 0.02
 
 
@@ -132,7 +142,7 @@ def test_private_algorithm_1_alternates_and_costs_what_it_may() -> None:
     asked = Counter[str]()
     for row in federation.transcript.rows():
         asked[row["task"]] += row["times"]
-    assert asked == {"DiscreteMixture.join": uses_of(3, 1), "DiscreteMixture.alternate": 2}
+    assert asked == {"DiscreteMixture.join": count_releases(3, 1), "DiscreteMixture.alternate": 2}
 
 
 def test_private_mixture_of_regressions() -> None:

@@ -11,13 +11,14 @@ from sklearn.cluster import KMeans
 from torch import Tensor
 
 from unalike import simulate
-from unalike.analytics.kmeans.algorithm import FedDPKMeans, cost
-from unalike.analytics.kmeans.budget import CLIENT_SPLIT, POINT_SPLIT, Noise, Privacy, Split, calibrate
-from unalike.analytics.kmeans.server import elbow
+from unalike.analytics.kmeans.algorithm import FedDPKMeans
+from unalike.analytics.kmeans.budget import CLIENT_SPLIT, POINT_SPLIT, BudgetSplit, KMeansPrivacy, StepNoise, calibrate
+from unalike.analytics.kmeans.client import cost
+from unalike.analytics.kmeans.run import elbow
 from unalike.core.client import Clients
 from unalike.core.federation import Federation
 from unalike.core.release import Each, Sum
-from unalike.core.roster import Declared
+from unalike.core.roster import Declarations
 from unalike.core.task import Task
 from unalike.privacy import Gaussian
 from unalike.privacy.ledger import Ledger
@@ -75,7 +76,7 @@ def test_without_noise_it_is_the_pooled_algorithm(steps: int, center: bool) -> N
 
 def test_blocks_do_not_matter_with_noise() -> None:
     clients, server, _ = mixture()
-    method = FedDPKMeans(k=4, privacy=Privacy(5.0), steps=1)
+    method = FedDPKMeans(k=4, privacy=KMeansPrivacy(5.0), steps=1)
     one, other = (method.fit(federation(clients, block=block), server).centers for block in (1, 5))
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
@@ -86,7 +87,7 @@ def difference(task: Task, clients: Clients, without: int, **inputs: Tensor | fl
     fewer = Clients.from_sizes(clients.x[rest], None, torch.tensor([int(rest.sum())]))
     whole = Clients.from_sizes(clients.x, None, torch.tensor([len(clients.x)]))
     known = {name: torch.as_tensor(value) for name, value in inputs.items()}
-    stated = {one.names[0]: one.resolved(known, Declared(whole.size)) for one in task.releases()}
+    stated = {one.names[0]: one.resolve(known, Declarations(whole.size)) for one in task.releases()}
     plain = [Sum(name) for name in stated]
     answers = [simulate(c).everyone().ask(task, into=plain, **inputs) for c in (whole, fewer)]
     moved = {}
@@ -104,7 +105,7 @@ def test_one_point_moves_each_sum_by_no_more_than_its_stated_sensitivity(scale: 
     x = clients.x.clone()
     x[3] *= 100  # far outside: it is clipped in every step
     clients = Clients.from_sizes(x, None, torch.tensor([len(x)]))
-    method = FedDPKMeans(k=4, privacy=Privacy(1.0), steps=1)
+    method = FedDPKMeans(k=4, privacy=KMeansPrivacy(1.0), steps=1)
     ground = {"origin": torch.zeros(6), "radius": 9.0, "scale": scale}
     basis = torch.eye(6)[:, :4]
     gram = difference(method.outer_product, clients, 3, **ground)["gram"]
@@ -124,7 +125,7 @@ def test_the_gram_noise_is_symmetric_with_half_the_variance_off_the_diagonal() -
     d, radius = 60, 2.0
     clients = Clients.from_sizes(torch.zeros(50, d), None, torch.tensor([50]))  # no signal: only noise comes back
     server = torch.randn(40, d, generator=torch.Generator().manual_seed(0))
-    method = FedDPKMeans(k=2, privacy=Privacy(1.0), radius=radius, center=False)
+    method = FedDPKMeans(k=2, privacy=KMeansPrivacy(1.0), radius=radius, center=False)
     seen: dict[str, Tensor] = {}
     original = torch.linalg.eigh
 
@@ -137,7 +138,7 @@ def test_the_gram_noise_is_symmetric_with_half_the_variance_off_the_diagonal() -
         method.fit(federation(clients), server)
     gram = seen["gram"]
     assert torch.equal(gram, gram.T)
-    z = calibrate(method.privacy, initialize=True, histograms=1, refinements=1).gram  # type: ignore[arg-type]
+    z = calibrate(method.privacy, initialize=True, histograms=1, steps=0).gram  # type: ignore[arg-type]
     assert z is not None
     expected = z.noise_multiplier * radius**2
     rows, columns = torch.triu_indices(d, d, 1)
@@ -150,7 +151,7 @@ def test_a_clients_means_and_presence() -> None:
     x = torch.tensor([[0.0, 1.0], [0.0, 3.0], [5.0, 0.0]])
     clients = Clients.from_sizes(x, None, torch.tensor([3]))
     centers = torch.tensor([[0.0, 2.0], [5.0, 0.0], [-9.0, -9.0]])
-    method = FedDPKMeans(k=3, privacy=Privacy(1.0, unit="client"), client_points=3)
+    method = FedDPKMeans(k=3, privacy=KMeansPrivacy(1.0, unit="client"), client_points=3)
     inputs = {"origin": torch.zeros(2), "radius": 10.0, "centers": centers, "scale": 10.0, "count_scale": 2.0}
     step3 = simulate(clients).everyone().ask(method.cluster_sums, into=Each(), basis=torch.eye(2), **inputs)
     torch.testing.assert_close(step3["sums"][0], torch.tensor([[0.0, 0.2], [0.5, 0.0], [0.0, 0.0]]), check_dtype=False)
@@ -162,8 +163,8 @@ def test_a_clients_means_and_presence() -> None:
 
 def test_a_clients_share_is_clipped_whatever_scale_it_is_told() -> None:
     clients, server, _ = mixture()
-    hardly = Noise(gram=Gaussian(1e-9))  # calibrating for so large an ε takes long
-    method = FedDPKMeans(k=4, privacy=Privacy(1.0, unit="client"), client_points=50, noise=hardly)
+    hardly = StepNoise(gram=Gaussian(1e-9))  # calibrating for so large an ε takes long
+    method = FedDPKMeans(k=4, privacy=KMeansPrivacy(1.0, unit="client"), client_points=50, noise=hardly)
     ground = {"origin": server.mean(0), "radius": 9.0}
     noisy = simulate(clients).everyone().ask(method.outer_product, scale=1e-9, **ground)["gram"]
     assert float(noisy.norm()) <= len(clients) * (1 + 1e-3)
@@ -173,7 +174,7 @@ def test_a_clients_share_is_clipped_whatever_scale_it_is_told() -> None:
 @pytest.mark.parametrize("steps", [0, 2])
 def test_the_ledger_ends_just_below_the_budget(unit: str, steps: int) -> None:
     clients, server, _ = mixture()
-    privacy = Privacy(0.8, 1e-5, unit)  # type: ignore[arg-type]
+    privacy = KMeansPrivacy(0.8, 1e-5, unit)  # type: ignore[arg-type]
     asked = federation(clients)
     FedDPKMeans(k=4, privacy=privacy, steps=steps, client_points=50).fit(asked, server)
     spent = asked.ledger.epsilon(1e-5)
@@ -186,8 +187,8 @@ def test_the_ledger_ends_just_below_the_budget(unit: str, steps: int) -> None:
 
 
 @pytest.mark.parametrize(("split", "histograms"), [(POINT_SPLIT, 1), (CLIENT_SPLIT, 4)])
-def test_the_budget_is_shared_in_proportion(split: Split, histograms: int) -> None:
-    noise = calibrate(Privacy(1.0, split=split), initialize=True, histograms=histograms, refinements=1)
+def test_the_budget_is_shared_in_proportion(split: BudgetSplit, histograms: int) -> None:
+    noise = calibrate(KMeansPrivacy(1.0, split=split), initialize=True, histograms=histograms, steps=0)
     assert noise.weights is not None and noise.counts is not None and noise.gram is not None and noise.sums is not None
     assert histograms * noise.weights.epsilon / noise.counts.epsilon == pytest.approx(split.weights / split.counts)
     for mechanism, share in ((noise.gram, split.gram), (noise.sums, split.sums)):
@@ -198,7 +199,7 @@ def test_the_budget_is_shared_in_proportion(split: Split, histograms: int) -> No
 
 
 def test_nothing_asked_needs_no_noise() -> None:
-    assert calibrate(Privacy(1.0), initialize=False, histograms=1, refinements=0) == Noise()
+    assert calibrate(KMeansPrivacy(1.0), initialize=False, histograms=1, steps=0) == StepNoise()
 
 
 def test_a_cluster_without_points_keeps_its_centre_and_no_centre_leaves_the_ball() -> None:
@@ -209,7 +210,7 @@ def test_a_cluster_without_points_keeps_its_centre_and_no_centre_leaves_the_ball
     torch.testing.assert_close(found.centers[4], stray[0], rtol=1e-4, atol=1e-3)
     with pytest.raises(ValueError, match="initialize=False, but fit got no initial centres"):
         method.fit(federation(clients), server)
-    noisy = FedDPKMeans(k=4, privacy=Privacy(0.01)).fit(federation(clients), server)
+    noisy = FedDPKMeans(k=4, privacy=KMeansPrivacy(0.01)).fit(federation(clients), server)
     distance = (noisy.centers - server.mean(0)).norm(dim=1)
     assert float(distance.max()) <= noisy.radius * (1 + 1e-5)
 
@@ -218,7 +219,7 @@ def test_a_cluster_without_points_keeps_its_centre_and_no_centre_leaves_the_ball
 def test_private_clustering_of_a_mixture_is_near_the_optimum(unit: str, epsilon: float, size: int) -> None:
     clients, server, means = mixture(seed=3, sizes=(size,) * (20_000 // size))
     asked = federation(clients, block=500)
-    method = FedDPKMeans(k=4, privacy=Privacy(epsilon, unit=unit), client_points=size)  # type: ignore[arg-type]
+    method = FedDPKMeans(k=4, privacy=KMeansPrivacy(epsilon, unit=unit), client_points=size)  # type: ignore[arg-type]
     found = method.fit(asked, server)
     assert cost(asked, found.centers) < 1.03 * cost(asked, means)
     assert cost(asked, server[:4]) > 2 * cost(asked, means)  # the bound above is not for free
@@ -229,7 +230,7 @@ def test_the_elbow_finds_the_number_of_clusters() -> None:
     assert elbow([5.0, 5.0, 5.0]) == 1
     clients, server, _ = mixture(seed=1, sizes=(500,) * 8)
     asked = federation(clients)
-    found = FedDPKMeans(k=None, k_max=9, privacy=Privacy(2.0)).fit(asked, server)
+    found = FedDPKMeans(k=None, k_max=9, privacy=KMeansPrivacy(2.0)).fit(asked, server)
     assert found.k == 4
     assert len(found.curve) == 9
     assert asked.ledger.epsilon(1e-6) <= 2.0
@@ -238,7 +239,7 @@ def test_the_elbow_finds_the_number_of_clusters() -> None:
 def test_simplified_server_data_still_finds_the_clusters() -> None:
     clients, server, means = mixture(seed=2, sizes=(1000,) * 8)
     asked = federation(clients)
-    found = FedDPKMeans(k=4, privacy=Privacy(3.0), simplify=2).fit(asked, server)
+    found = FedDPKMeans(k=4, privacy=KMeansPrivacy(3.0), simplify=2).fit(asked, server)
     assert 4 <= found.server_points < len(server)
     assert asked.ledger.epsilon(1e-6) <= 3.0
     assert sum(row["times"] for row in asked.transcript.rows() if row["array"] == "weights") == 3

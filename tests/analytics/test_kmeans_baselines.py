@@ -10,7 +10,7 @@ import torch
 
 from tests.analytics.test_kmeans import federation, mixture
 from unalike import simulate
-from unalike.analytics.kmeans.algorithm import FedDPKMeans, cost
+from unalike.analytics.kmeans.algorithm import FedDPKMeans
 from unalike.analytics.kmeans.baselines import (
     INITIAL,
     KFed,
@@ -19,15 +19,17 @@ from unalike.analytics.kmeans.baselines import (
     server_kmeans_plus_plus,
     sphere_packing,
 )
-from unalike.analytics.kmeans.budget import Privacy
+from unalike.analytics.kmeans.budget import KMeansPrivacy
+from unalike.analytics.kmeans.client import cost
+from unalike.analytics.kmeans.pareto import front
 from unalike.analytics.kmeans.points import Points
-from unalike.analytics.kmeans.study import Measured, front, run
+from unalike.analytics.kmeans.study import KMeansRun, run
 
 
 @pytest.mark.parametrize("name", list(INITIAL))
 def test_a_baseline_spends_its_whole_budget_on_lloyd_steps(name: str) -> None:
     clients, server, _ = mixture()
-    method = FedDPKMeans(k=4, privacy=Privacy(1.0), steps=2)
+    method = FedDPKMeans(k=4, privacy=KMeansPrivacy(1.0), steps=2)
     asked, found = run(name, method, Points("mixture", clients, server), 0, simulate)
     assert 0.998 <= asked.ledger.epsilon(1e-6) <= 1.0
     assert {row["array"] for row in asked.transcript.rows()} == {"sums", "counts"}
@@ -50,7 +52,7 @@ def test_spheres_are_packed_apart_from_each_other_and_from_the_corners() -> None
     corners = (radius - centers.abs()).norm(dim=1).min()
     assert float(centers.abs().max()) <= radius
     assert float(torch.minimum(apart, corners)) > 0.5 * radius  # four random points would be nearer
-    with pytest.raises(ValueError, match="needs to be told k"):
+    with pytest.raises(ValueError, match="needs a given k"):
         run("SpherePacking", FedDPKMeans(k=None), Points("mixture", *mixture()[:2]), 0, simulate)
 
 
@@ -80,9 +82,9 @@ def test_pooled_points_are_those_of_the_clients_in_the_scale_that_tasks_see() ->
 
 def test_the_front_holds_what_nothing_beats() -> None:
     runs = [
-        Measured("a", 1.0, 0, 5.0),
-        Measured("a", 0.5, 1, 7.0),
-        Measured("a", 0.7, 2, 8.0),
-        Measured("b", 0.1, 0, 1.0),
+        KMeansRun("a", 1.0, 0, 5.0),
+        KMeansRun("a", 0.5, 1, 7.0),
+        KMeansRun("a", 0.7, 2, 8.0),
+        KMeansRun("b", 0.1, 0, 1.0),
     ]
     assert [(m.epsilon, m.cost) for m in front(runs, "a")] == [(0.5, 7.0), (1.0, 5.0)]

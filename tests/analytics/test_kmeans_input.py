@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 from tests.analytics.test_kmeans import federation, in_order, mixture
 from unalike import simulate
 from unalike.analytics.kmeans.algorithm import FedDPKMeans
-from unalike.analytics.kmeans.budget import Privacy, Split
+from unalike.analytics.kmeans.budget import BudgetSplit, KMeansPrivacy
 from unalike.analytics.kmeans.points import read_points
 from unalike.commands.main import app
 from unalike.core.client import Clients
@@ -57,18 +58,18 @@ def test_server_data_with_nan() -> None:
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, float("nan"), float("inf")])
 def test_epsilon_must_be_above_zero(epsilon: float) -> None:
     with pytest.raises(ValueError, match="epsilon must be a finite number above 0, got"):
-        Privacy(epsilon)
+        KMeansPrivacy(epsilon)
 
 
 def test_settings_that_make_no_sense() -> None:
     with pytest.raises(ValueError, match="k=0; expected a whole number of at least 1"):
         FedDPKMeans(k=0)
     with pytest.raises(ValueError, match="needs client_points"):
-        FedDPKMeans(k=3, privacy=Privacy(1.0, unit="client"))
+        FedDPKMeans(k=3, privacy=KMeansPrivacy(1.0, unit="client"))
     with pytest.raises(ValueError, match="radius=-1"):
         FedDPKMeans(k=3, radius=-1.0)
     with pytest.raises(ValueError, match="share 'weights' of the budget"):
-        Split(0.5, 0.0, 0.3, 0.2)
+        BudgetSplit(0.5, 0.0, 0.3, 0.2)
 
 
 def test_a_client_with_no_data() -> None:
@@ -124,7 +125,7 @@ def test_scaling_by_the_server_data(tmp_path: Path) -> None:
     own, public = write_own(tmp_path)
     points = read_points(str(own), server=public, client_column="shop")
     points.server[:, 1] = 3.0
-    scaled = points.standardized()
+    scaled = points.standardize()
     torch.testing.assert_close(
         scaled.server.std(0, correction=0), torch.tensor([1.0, 0, 1, 1, 1, 1]), check_dtype=False
     )
@@ -153,7 +154,9 @@ def test_the_command_prints_what_was_found_and_writes_files(tmp_path: Path) -> N
     assert told["optimal_cost"] <= told["cost"]
     assert told["seconds"] > 0
     assert {row["method"] for row in told["baselines"]} == {"ServerKMeans++", "ServerLloyds", "SpherePacking", "k-FED"}
-    assert np.loadtxt(centers, delimiter=",").shape == (10, 10)
+    table = pd.read_csv(centers)
+    assert list(table) == ["cluster", "size", *(f"x{k}" for k in range(10)), *(f"noise_x{k}" for k in range(10))]
+    assert len(table) == 10 and (table.filter(like="noise").to_numpy() > 0).all()
     assert "Centres and server points" in page.read_text()
     assert "choose another name with --plot" in failure(*SMALL, "--plot", str(tmp_path / "page.jpg"))
     assert "nothing is overwritten" in failure(*SMALL, "--plot", str(page))
@@ -185,7 +188,44 @@ def test_the_columns_that_are_clustered_and_the_files_are_named(tmp_path: Path) 
     centers = tmp_path / "centers.csv"
     shown = command(*words, "--server", str(public), "--label-column", "returned", "--centers", str(centers))
     assert "clustered by: f0, f1, f2, f3, f4, f5\n" in shown and f"centres: {centers}\n" in shown
+    assert list(pd.read_csv(centers)) == ["cluster", "size", "f0", "f1", "f2", "f3", "f4", "f5"]
+    assert "points in each cluster: " in shown
     assert "f5, returned (2 values)\n" in command(*words, "--server-points", "60")
+
+
+def test_centres_are_in_the_datas_units_and_each_row_has_its_cluster(tmp_path: Path) -> None:
+    """Ages near 20 and 70, incomes a thousand times larger, scaled by the server data for the clustering."""
+    random = np.random.default_rng(5)
+    group = random.integers(0, 2, 90)
+    frame = pd.DataFrame({"shop": [f"s{i % 4}" for i in range(90)], "age": 20.0 + 50 * group + random.normal(0, 1, 90),
+                          "income": 9000.0 - 5000 * group + random.normal(0, 90, 90)})  # fmt: skip
+    own, public, centers, rows = (tmp_path / f"{name}.csv" for name in ("own", "public", "centers", "rows"))
+    frame.to_csv(own, index=False)
+    frame.iloc[:20].to_csv(public, index=False)
+    words = (
+        "--data",
+        str(own),
+        "--client-column",
+        "shop",
+        "--k",
+        "2",
+        "--steps",
+        "2",
+        "--standardize",
+        "--starts",
+        "0",
+    )
+    command(*words, "--server", str(public), "--centers", str(centers), "--assignments", str(rows))
+    found = pd.read_csv(centers).sort_values("age")
+    expected = frame.assign(group=group).groupby("group")[["age", "income"]].mean()
+    np.testing.assert_allclose(found[["age", "income"]], expected, rtol=2e-3)
+    assert found["size"].tolist() == [int((group == 0).sum()), int((group == 1).sum())]
+    assigned = pd.read_csv(rows)
+    young = int(found["cluster"].iloc[0])
+    for shop, part in assigned.groupby("client"):
+        ages = frame.loc[frame["shop"] == shop, "age"].to_numpy()
+        assert part["row"].tolist() == list(range(len(ages)))
+        assert ((part["cluster"] == young).to_numpy() == (ages < 45)).all()
 
 
 @pytest.mark.parametrize(
@@ -196,7 +236,7 @@ def test_the_columns_that_are_clustered_and_the_files_are_named(tmp_path: Path) 
         (("--k", "many"), "--k must be a whole number or 'auto'"),
         (("--unit", "person", "--epsilon", "1"), "--unit must be 'point' or 'client'"),
         (("--unit", "client", "--epsilon", "1"), "needs client_points"),
-        (("--epsilon", "1", "--split", "1,2"), "--split must be four numbers above 0"),
+        (("--epsilon", "1", "--split", "1,2"), "--split must be four or six numbers above 0"),
         (("--pareto",), "give the largest"),
         (("--pareto", "--epsilon", "1", "--centers", "c.csv"), "--pareto makes many clusterings: leave out --centers"),
     ],

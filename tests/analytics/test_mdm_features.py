@@ -11,7 +11,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from unalike.analytics.mdm.study import histograms
+from unalike.analytics.mdm.study import read_histograms
 from unalike.commands.main import app
 from unalike.data import DataError, load
 from unalike.data.partition.features import Feature, categories, category_names, features_of
@@ -32,17 +32,17 @@ def table(folder: Path, rows: list[tuple[str, str, int, str]]) -> Path:
 
 def test_histograms_by_hand(tmp_path: Path) -> None:
     file = str(table(tmp_path, ROWS))
-    race = histograms(file, feature=["race"])
+    race = read_histograms(file, feature=["race"])
     assert race.names == ["blue", "green", "red"]
     assert race.clients.x.tolist() == [[1, 0, 2], [3, 1, 0]]
-    age = histograms(file, feature=["age"], bins={"age": [18, 30, 65]})
+    age = read_histograms(file, feature=["age"], bins={"age": [18, 30, 65]})
     assert age.names == ["18 to 30", "30 to 65", "65 to ..."]
     assert age.clients.x.tolist() == [[2, 0, 1], [0, 3, 1]]  # 17 lies below the first bin, and so is in it
-    both = histograms(file, feature=["race", "label"])
+    both = read_histograms(file, feature=["race", "label"])
     assert both.names[:3] == ["blue × poor", "blue × rich", "green × poor"]  # type: ignore[index]
     assert both.clients.x.tolist() == [[0, 1, 0, 0, 1, 1], [1, 2, 1, 0, 0, 0]]
-    plain = histograms(file)
-    assert plain.clients.x.tolist() == histograms(file, feature=["label"]).clients.x.tolist() == [[1, 2], [2, 2]]
+    plain = read_histograms(file)
+    assert plain.clients.x.tolist() == read_histograms(file, feature=["label"]).clients.x.tolist() == [[1, 2], [2, 2]]
 
 
 def test_a_row_without_a_value_has_no_category() -> None:

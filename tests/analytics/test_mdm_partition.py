@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,18 +13,19 @@ import typer
 from scipy.stats import dirichlet as scipy_dirichlet
 from typer.testing import CliRunner
 
-from unalike.analytics.mdm.counts import histogram_clients, known_mixture, population_histograms, read_counts
-from unalike.analytics.mdm.distance import client_distance, compare
+from unalike.analytics.mdm.counts import histogram_clients, known_mixture, population_histograms
+from unalike.analytics.mdm.study import client_distance, compare_clients
 from unalike.commands import mdm as command
 from unalike.data import from_arrays, load
-from unalike.data.partition.mdm import (
+from unalike.data.partition.histograms import read_counts
+from unalike.data.partition.mixture import MDMError, Mixture, dirichlet
+from unalike.data.partition.schemes import (
     conditional_partition,
     iid_partition,
     mdm_partition,
 )
-from unalike.data.partition.mixture import MDMError, Mixture, dirichlet
-from unalike.studio.errors import UserError
-from unalike.studio.figures import mdm as figure
+from unalike.report.figures import mdm as figure
+from unalike.runs.errors import UserError
 
 
 def server_labels(rows: int = 60_000, classes: int = 10) -> np.ndarray:
@@ -67,6 +69,20 @@ def test_conditionally_iid_clients_have_exactly_the_true_histograms() -> None:
         conditional_partition(labels[:5000], counts, np.random.default_rng(2))
 
 
+def test_conditionally_iid_is_a_partition_by_name(tmp_path: Path) -> None:
+    counts, file = np.array([[3, 0, 5], [1, 4, 0], [2, 2, 2]]), tmp_path / "counts.csv"
+    file.write_text("a,b,c\n" + "\n".join(",".join(map(str, row)) for row in counts) + "\n")
+    y = np.repeat([0, 1, 2], 20)
+    np.savez(tmp_path / "rows.npz", x=np.arange(60, dtype=np.float32)[:, None], y=y)
+    how: dict[str, Any] = {"partition": f"conditional:{file}", "test": 0, "unseen": 0, "normalize": False}
+    population = load(tmp_path / "rows.npz", clients=2, **how)
+    assert population.histogram().tolist() == counts[:2].tolist()
+    rows = population.train.x[population.train.pool_rows()[0]].flatten().tolist()
+    assert len(set(rows)) == len(rows) == 13
+    with pytest.raises(MDMError, match="3 histograms, for 4 clients"):
+        load(tmp_path / "rows.npz", clients=4, **how)
+
+
 def test_when_a_class_runs_out_others_fill_in() -> None:
     truth = known_mixture("high-1")
     labels = server_labels(1000)
@@ -92,7 +108,7 @@ def test_the_distance_is_that_of_the_best_matching() -> None:
 
 def test_a_good_mixture_is_nearer_than_iid_clients() -> None:
     truth = known_mixture("medium-3")
-    distances, groups = compare(truth.sample(400, np.random.default_rng(0)), truth, seed=0)
+    distances, groups = compare_clients(truth.sample(400, np.random.default_rng(0)), truth, seed=0)
     assert distances["mdm"] < 0.8 * distances["iid"]
     assert set(groups) == {"true", "mdm", "iid"} and len(groups["mdm"]) == 400
 

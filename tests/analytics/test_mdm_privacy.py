@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tests.analytics.test_mdm import federation, population
 from unalike.analytics.mdm.algorithm import MDM
 from unalike.analytics.mdm.counts import histogram_clients
-from unalike.analytics.mdm.privacy import NoisyHistograms, noise_for_budget, whole
+from unalike.analytics.mdm.privacy import NoisyHistograms, noise_for_budget, round_counts
 from unalike.commands.main import app
 from unalike.core.federation import Cohort
 from unalike.core.release import Each
@@ -124,9 +124,9 @@ def test_noisy_histograms_protect_a_row() -> None:
 
 def test_noisy_counts_become_the_nearest_histogram() -> None:
     rows = torch.tensor([[5.0, -2.0, 3.0], [4.0, 0.0, 9.0], [-3.0, -1.0, -2.0], [0.2, 0.1, 0.3]])
-    assert whole(rows).tolist() == [[4, 0, 2], [4, 0, 9], [0, 1, 0], [0, 0, 1]]
+    assert round_counts(rows).tolist() == [[4, 0, 2], [4, 0, 9], [0, 1, 0], [0, 0, 1]]
     noisy = torch.from_numpy(np.random.default_rng(0).normal(3, 4, (40, 6)))
-    kept = whole(noisy).double()
+    kept = round_counts(noisy).double()
     assert float((kept.sum(1) - noisy.sum(1).clamp(min=1)).abs().max()) <= 3.0  # by rounding alone
     grid = torch.from_numpy(np.random.default_rng(1).dirichlet(np.ones(6), 2000)) * noisy[0].sum()
     assert float((kept[0] - noisy[0]).norm()) <= float((grid - noisy[0]).norm(dim=1).min()) + 1.0

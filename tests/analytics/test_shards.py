@@ -13,16 +13,17 @@ import pytest
 import torch
 
 from tests.analytics import algorithms
-from tests.analytics.algorithms import CASES, DROP, HISTOGRAMS, MEANS, SEED, Found, drop_of, method_of, outcome
+from tests.analytics.algorithms import CASES, DROP, HISTOGRAMS, MEANS, Found, drop_of, method_of, outcome, seed_of
 from tests.analytics.test_estimation import uneven
 from tests.analytics.test_estimation_models import regressions
 from tests.analytics.test_mdm import population
-from tests.runtime.pipe import Remote, crossed, unopened
+from tests.runtime.pipe import Pipe, Remote, crossed, unopened
 from unalike import simulate
-from unalike.analytics.estimation.problem import counts_clients
+from unalike.analytics.estimation.samples import counts_clients
 from unalike.analytics.mdm.counts import histogram_clients
 from unalike.core.client import Clients
 from unalike.core.method import tasks_of
+from unalike.core.secure import EXCHANGES
 
 SIZES = [3, 8, 5, 4, 9, 6, 7, 5, 6, 4]
 
@@ -46,7 +47,7 @@ def stores() -> dict[str, Clients]:
 def found(name: str, **how: Any) -> Found:
     """What comes of it in this process."""
     case = method_of(name)
-    return outcome(case, simulate(stores()[case.clients], SEED, block=8, threads=1, drop=drop_of(name), **how))
+    return outcome(case, simulate(stores()[case.clients], seed_of(name), block=8, threads=1, drop=drop_of(name), **how))
 
 
 def assert_alike(one: Found, other: Found) -> None:
@@ -90,10 +91,14 @@ def check_conforms(name: str, data: Path, remote: Remote) -> None:
     """
     expected = found(name)
     with unopened(data):
-        came = outcome(method_of(name), algorithms.federation([remote], name, data))
+        federation = algorithms.federation([remote], name, data)
+        came = outcome(method_of(name), federation)
     assert_alike(came, expected)
     own = crossed([remote], algorithms.SHOWN.get(name))
     assert not own, f"{', '.join(own)} has crossed"
+    if "secure" in name and drop_of(name):
+        assert isinstance(federation.runtime, Pipe)
+        assert all(federation.runtime.failed[exchange.name] for exchange in EXCHANGES), "an exchange lost nobody"
 
 
 @pytest.mark.parametrize("name", [name + DROP for name in CASES])

@@ -8,11 +8,11 @@ from benchmarks.audits import AUDITS, table
 from unalike.methods import METHODS
 
 
-@pytest.mark.parametrize(("unit", "mark"), [("client", "client_private"), ("point", "dp_sgd")])
+@pytest.mark.parametrize(("unit", "mark"), [("client", "client_private"), ("point", "point_private")])
 def test_every_private_method_has_a_row(unit: str, mark: str) -> None:
-    private = {one.make for one in METHODS.values() if hasattr(one.make, mark)}
+    private = {one.cls for one in METHODS.values() if hasattr(one.cls, mark)}
     named = [words.split()[0] for words in AUDITS.values() if f"--unit {unit}" in words]
-    assert private and private == {METHODS[name].make for name in named if name in METHODS}
+    assert private and private == {METHODS[name].cls for name in named if name in METHODS}
 
 
 def test_the_table_says_when_a_run_was_shortened() -> None:

@@ -24,16 +24,18 @@ if not ALONE or importlib.util.find_spec("ray") is None:
 @pytest.fixture(scope="session")
 def workers() -> Iterator[Workers]:
     """Two of them, for all tests: to start Ray takes seconds."""
+    from tests.cluster import faulty, sites
+    from unalike.deploy.site import SITE
     from unalike.runtime.ray import Workers
 
-    with Workers(2) as made:
+    with Workers(2, sites=[SITE, faulty.HERE, sites.HERE]) as made:
         yield made
 
 
 @pytest.fixture
 def shared(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> Workers:
     """Runs of a test use the workers of all tests, and leave them running."""
-    from unalike.studio.cluster import session
+    from unalike.deploy import session
 
     def start(count: int | None, address: str | None) -> Workers:
         assert count in (None, len(workers)) and address is None

@@ -103,13 +103,13 @@ def everybody() -> Clients:
 
 
 def runtime(workers: Workers, folder: Path, *, seeded: bool = True, **how: object) -> RayRuntime:
-    from unalike.runtime.ray import settled
+    from unalike.runtime.ray import start_runtime
 
     settings = json.dumps({"folder": str(folder)}).encode()
     workers.tell("load", [(HERE.encode(), settings)] * 2)
     mine = [torch.arange(number, CLIENTS, 2) for number in range(2)]
     program = Program([Counting().count])
-    return settled(workers, "", mine, str(folder / "kept"), program, seeded=seeded, **how)  # type: ignore[arg-type]
+    return start_runtime(workers, "", mine, str(folder / "kept"), program, seeded=seeded, **how)  # type: ignore[arg-type]
 
 
 def trained(folder: Path) -> list[str]:

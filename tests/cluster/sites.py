@@ -47,14 +47,14 @@ class Tiny:
 def runtime(workers: Workers, problems: str, name: str, data: Path, folder: Path, **how: Any) -> RayRuntime:
     """The clients of a tiny federation, dealt out in turn as the pipe does."""
     from unalike.core.roster import Roster
-    from unalike.runtime.ray import settled
+    from unalike.runtime.ray import start_runtime
 
     settings = json.dumps({"problems": problems, "data": str(data), "name": name}).encode()
     about = workers.tell("load", [(HERE.encode(), settings)] * len(workers))
     roster = Roster.decode(about[0])
     mine = [torch.arange(number, len(roster), len(workers)) for number in range(len(workers))]
     program = importlib.import_module(problems).program(name, roster.schema)
-    return settled(workers, "", mine, str(folder), program, **how)
+    return start_runtime(workers, "", mine, str(folder), program, **how)
 
 
 Found = Mapping[str, Tensor]

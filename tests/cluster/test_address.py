@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.cluster.test_runs import QUICK, states
-from unalike.studio import run
+from unalike.api import run
 
 COMMAND = "import sys; from ray.scripts.scripts import main; sys.exit(main())"
 

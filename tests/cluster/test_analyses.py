@@ -13,14 +13,14 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from unalike.analytics.estimation.problem import Problem
+from unalike.analytics.estimation.samples import Samples
 from unalike.analytics.kmeans.baselines import KFed
 from unalike.commands.main import app
 from unalike.core.wire import WireError
+from unalike.deploy import plain
+from unalike.deploy.session import Away
 from unalike.runtime import ray as module
 from unalike.runtime.ray import Workers
-from unalike.studio.cluster import plain
-from unalike.studio.cluster.analyses import Away
 
 ON_RAY = ("--runtime", "ray", "--workers", "2")
 POINTS = ("kmeans", "--data", "gaussian-mixture:clients=40,points=10,dim=4,components=3", "--k", "3")
@@ -145,10 +145,8 @@ def test_workers_are_told_while_they_work_and_at_the_end(shared: Workers, monkey
 
 def test_this_process_has_no_row_and_a_worker_that_dies_is_told_again(shared: Workers) -> None:
     away = Away("seeded", 2)
-    problem = away.read(
-        "problem", data=MEANS, truth="theta", check=None, counts=None, seed=0, clients=None, test=0.0, columns={}
-    )
-    assert isinstance(problem, Problem) and len(problem.clients) == 60 and len(problem.clients.x) == 0
+    problem = away.read("samples", data=MEANS, check=None, counts=None, seed=0, clients=None, test=0.0)
+    assert isinstance(problem, Samples) and len(problem.clients) == 60 and len(problem.clients.x) == 0
     from unalike.analytics.estimation.means import GaussianMeans
 
     federation = away.federate(problem.parts, 0, block=16)
@@ -177,12 +175,12 @@ def test_what_cannot_be_is_refused(arguments: tuple[str, ...], says: str, shared
 
 
 def test_settings_are_classes_of_unalike_and_plain_values_and_nothing_else() -> None:
-    made = Problem(torch.zeros(1), None)  # type: ignore[arg-type]  # any array will do
-    back = plain.decoded(plain.encoded([made, {"a": (1, None, "b")}]))
-    assert isinstance(back[0], Problem) and back[1] == {"a": (1, None, "b")}
+    made = Samples(torch.zeros(1), None)  # type: ignore[arg-type]  # any array will do
+    back = plain.decode(plain.encode([made, {"a": (1, None, "b")}]))
+    assert isinstance(back[0], Samples) and back[1] == {"a": (1, None, "b")}
     with pytest.raises(TypeError, match="cannot be described to a worker"):
-        plain.encoded(object())
-    for bad in (b"os:system", b"unalike.studio.cluster.plain:encoded"):
-        forged = plain.encoded(made).replace(b"unalike.analytics.estimation.problem:Problem", bad.ljust(44))
+        plain.encode(object())
+    for bad in (b"os:system", b"unalike.deploy.plain:encode"):
+        forged = plain.encode(made).replace(b"unalike.analytics.estimation.samples:Samples", bad.ljust(44))
         with pytest.raises(WireError, match="is no dataclass of Unalike"):
-            plain.decoded(forged)
+            plain.decode(forged)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.analytics import algorithms
-from tests.analytics.algorithms import CASES, DROP, SEED, drop_of, method_of
+from tests.analytics.algorithms import CASES, DROP, drop_of, method_of
 from tests.analytics.test_shards import assert_alike, stores
 from tests.analytics.test_shards import found as found_here
 from tests.cluster.sites import runtime
@@ -57,5 +57,5 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", [name + DROP for name in CASES])
 def test_an_algorithm_of_analytics_finds_the_same(name: str, rows: Path, workers: Workers, tmp_path: Path) -> None:
     made = runtime(workers, algorithms.__name__, name, rows, tmp_path, drop=drop_of(name))
-    found = algorithms.outcome(method_of(name), Federation(made, SEED))
+    found = algorithms.outcome(method_of(name), Federation(made, algorithms.seed_of(name)))
     assert_alike(found, found_here(name))

@@ -16,12 +16,12 @@ import torch
 from tests.cluster.faulty import CLIENTS, Counting, everybody, runtime, trained
 from tests.cluster.test_runs import ON_RAY, QUICK, states
 from unalike import Federation, simulate
+from unalike.api import resume, run
 from unalike.core.federation import Replies
+from unalike.runs import folder
+from unalike.runs.folder import read_metrics
 from unalike.runtime import ray as module
 from unalike.runtime.ray import RayRuntime, WorkerError, Workers
-from unalike.studio import resume, run
-from unalike.studio.runs import folder
-from unalike.studio.runs.folder import read_metrics
 
 
 def ask(federation: Federation) -> Replies:
@@ -143,7 +143,7 @@ def test_a_driver_that_is_killed_goes_on_from_its_folder(shared: Workers, tmp_pa
     os.kill(driver.pid, signal.SIGKILL)
     driver.wait()
     (out / folder.LOCK).unlink(missing_ok=True)
-    [gone_on] = resume(out).results
+    gone_on = resume(out)
     whole = run("local", **settings, **ON_RAY, out=tmp_path / "whole")
     assert gone_on.accuracy == whole.accuracy
     assert all(torch.equal(*pair) for pair in states(out, tmp_path / "whole"))

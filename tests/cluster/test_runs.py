@@ -1,4 +1,4 @@
-"""Runs of recipes on real workers, from the studio down: data are loaded there, and results are as in one process."""
+"""Runs of recipes on real workers, from the command down: data are loaded there, and results are as in one process."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ import pandas as pd
 import pytest
 import torch
 
+from unalike.api import Interrupted, UserError, compare, resume, run
 from unalike.data.sources.catalog import CATALOG
+from unalike.deploy import plain
+from unalike.deploy.session import deal, workers_folder
+from unalike.runs import checkpoint, folder
+from unalike.runs.absent import Absent
+from unalike.runs.finished import FinishedRun
+from unalike.runs.load import load_data
+from unalike.runs.recipe.recipe import Data, Recipe
+from unalike.runs.watcher import Watcher
 from unalike.runtime.ray import Workers
-from unalike.studio import Interrupted, UserError, compare, resume, run
-from unalike.studio.cluster.absent import Absent, decoded, encoded
-from unalike.studio.cluster.session import deal, workers_folder
-from unalike.studio.recipe.recipe import Data, Recipe
-from unalike.studio.runs import checkpoint, folder
-from unalike.studio.runs.finished import FinishedRun
-from unalike.studio.runs.prepare import load_data
-from unalike.studio.runs.progress import Watcher
 
 QUICK = {"data": "digits", "clients": 20, "rounds": 2, "local_epochs": 1, "block": 8, "checkpoint_every": 1}
 ON_RAY = {"runtime": "ray", "workers": 2}
@@ -44,7 +45,7 @@ def test_a_run_ends_as_in_one_process_and_equal_bits_when_repeated(
     scores = [pd.read_csv(tmp_path / name / folder.SCORES) for name in ("here", "there", "again")]
     pd.testing.assert_frame_equal(scores[0], scores[1], rtol=1e-3, atol=1e-4)
     pd.testing.assert_frame_equal(scores[1], scores[2], rtol=0)
-    assert (here.bytes, here.clients, here.failures) == (there.bytes, there.clients, there.failures)
+    assert (here.bytes, here.client_count, here.failures) == (there.bytes, there.client_count, there.failures)
     maps = [json.loads((tmp_path / name / folder.CLIENT_MAP).read_text()) for name in ("here", "there")]
     assert all(maps[0][what] == maps[1][what] for what in ("names", "group", "n", "label_histogram"))
     assert again.accuracy == there.accuracy
@@ -138,7 +139,7 @@ def test_a_driver_that_is_stopped_goes_on_as_if_nothing_had_happened(
     assert 'lost = "again"' in toml.read_text()
     toml.write_text(toml.read_text().replace('lost = "again"', f'lost = "{lost}"'))
     assert list(workers_folder(path).glob("worker-*/run/*.reply"))
-    [gone_on] = resume(path).results
+    gone_on = resume(path)
     assert gone_on.accuracy == whole.accuracy
     assert all(torch.equal(*pair) for pair in states(tmp_path / "whole", path))
 
@@ -162,7 +163,7 @@ def test_settings_for_workers_are_refused_where_there_are_none() -> None:
 
 def test_what_is_known_of_absent_rows_crosses_whole() -> None:
     population = load_data(Recipe(method="fedavg", data=Data(clients=6, labeled=0.5)))
-    there = decoded(encoded(population, {"rows": 1}, None), b"key")
+    there = plain.decode(plain.encode(Absent.of(population, {"rows": 1}, None)))
     assert isinstance(there, Absent) and len(there.train.x) == 0
     assert there.schema == population.schema and torch.equal(there.sizes, population.sizes)
     for name in ("seen", "unseen"):

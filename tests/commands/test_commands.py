@@ -18,12 +18,12 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from tests.studio.helpers import FLAGS, At
+from tests.runs.helpers import FLAGS, At
 from unalike.commands import options
 from unalike.commands.main import app
-from unalike.studio.recipe.recipe import Plan
-from unalike.studio.runs import run as run_module
-from unalike.studio.runs.progress import Lines, Live
+from unalike.commands.progress import Lines, Live
+from unalike.runs import run as run_module
+from unalike.runs.recipe.recipe import Plan
 
 runner = CliRunner()
 
@@ -123,7 +123,7 @@ def test_resume_and_report() -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_with_its_code_and_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     watcher = At(2, lambda: os.kill(os.getpid(), number))
-    monkeypatch.setattr("unalike.studio.runs.progress.watcher_for", lambda console, quiet: watcher)
+    monkeypatch.setattr("unalike.commands.progress.watcher_for", lambda console, quiet: watcher)
     shown = unalike("run", "fedavg", *FLAGS, "--out", "r", code=128 + number)
     assert "stopped after round 3 of 8. Go on with: unalike resume r" in shown
     assert shown.count("stopped") == 1
@@ -177,15 +177,15 @@ def examples_of(command: tuple[str, ...]) -> list[str]:
     return re.findall(r"^ *(unalike .*?) *$", shown[1], re.MULTILINE)
 
 
-STUDIO = [
+OF_RUNS = [
     (),
     *[(name,) for name in ("demo", "run", "compare", "resume", "report", "analyse", "data", "methods", "datasets")],
 ]
 
 
-@pytest.mark.parametrize("command", [*STUDIO, ("recipes",), ("recipes", "show")], ids=" ".join)
+@pytest.mark.parametrize("command", [*OF_RUNS, ("recipes",), ("recipes", "show")], ids=" ".join)
 def test_examples_of_help_work_as_typed(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "carry_out", of_one_round)
+    monkeypatch.setattr(run_module, "run_plan", of_one_round)
     lines = examples_of(command)
     assert lines
     for line in lines:
@@ -195,7 +195,7 @@ def test_examples_of_help_work_as_typed(command: tuple[str, ...], monkeypatch: p
             unalike(*words)
 
 
-carried_out = run_module.carry_out
+carried_out = run_module.run_plan
 
 
 def of_one_round(plan: Plan, out: Path | None, **given: Any) -> run_module.Comparison:
@@ -248,7 +248,7 @@ def test_live_progress_has_all_that_was_promised() -> None:
 
 def test_the_time_that_is_left_leaves_out_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
     text, clock = io.StringIO(), iter([0.0, 100.0, 101.0, 102.0])
-    monkeypatch.setattr("unalike.studio.runs.progress.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("unalike.commands.progress.time.monotonic", lambda: next(clock))
     watcher = Lines(Console(file=text, width=100))
     watcher.begin("fedavg", 10, 0, "accuracy")
     for number in (1, 2, 3):

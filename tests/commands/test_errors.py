@@ -13,10 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.child import in_child
-from tests.studio.helpers import FLAGS, SMALL, At, Crash, crash
+from tests.runs.helpers import FLAGS, SMALL, At, Crash, crash
+from unalike.api import run
 from unalike.commands.main import app
-from unalike.studio import run
-from unalike.studio.recipe.keys import FLAGS as FLAG_NAMES
+from unalike.runs.recipe.keys import FLAGS as FLAG_NAMES
 
 runner = CliRunner()
 
@@ -183,7 +183,7 @@ def test_a_corrupt_data_file() -> None:
         (["run", "fedavg", "--seeds", "0"], "seeds = 0 (--seeds)"),
         (["run", "fedavg", "--set", "roundz=3"], "no hyperparameter 'roundz'; did you mean 'rounds'?"),
         (["run", "fedavg", "--set", "test=0.5"], "did you mean 'data.test'?"),
-        (["run", "fedavg", "--set", "lr=0.5"], "did you mean 'local.lr' or 'server.lr'"),
+        (["run", "fedavg", "--set", "lr=0.5"], "did you mean 'local.lr' or 'finetune.lr' or 'server.lr'"),
         (
             ["run", "local", "--cohort", "5"],
             "local has no hyperparameter 'cohort' (--cohort): leave it out; it has local",
@@ -218,8 +218,11 @@ def test_a_clear_message_offers_no_traceback(words: list[str]) -> None:
         (["--cohort", "9", "--labeled", "0.5"], "training clients with labels; give 1 to"),
         (["--cohort", "0"], "cohort = 0.0 (--cohort)"),
         (["--cohort", "-2"], "cohort = -2.0 (--cohort)"),
-        (["--labeled", "0"], "no training client has labels, and fedavg trains with them: use --labeled above 0"),
-        (["--data", "bare.csv"], "with --label-column"),
+        (
+            ["--labeled", "0"],
+            "fedavg trains with them: give more clients their labels (--labeled)",
+        ),
+        (["--data", "bare.csv"], "name the column that holds them (--label-column)"),
     ],
 )
 def test_clients_that_cannot_be_asked_are_told_before_the_folder_is_made(words: list[str], message: str) -> None:

@@ -12,7 +12,13 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+import unalike
+from unalike.analytics.estimation.regression import GaussianPrior
+from unalike.analytics.estimation.shared import EstimationError
+from unalike.analytics.estimation.study import estimate, read_samples
 from unalike.commands.main import app
+
+COLUMNS = ["client", "samples", "local", "estimate", "standard_error", "low", "high"]
 
 
 def invoke(*arguments: str) -> Result:
@@ -41,7 +47,7 @@ def test_gaussian_says_its_closed_form_and_writes_estimates(tmp_path: Path) -> N
     assert result["privacy"] is None
     with out.open() as stream:
         rows = list(csv.DictReader(stream))
-    assert len(rows) == 10_000 and set(rows[0]) == {"client", "samples", "local", "estimate"}
+    assert len(rows) == 10_000 and list(rows[0]) == COLUMNS
 
 
 def test_what_was_found_is_printed_and_files_are_named(tmp_path: Path) -> None:
@@ -53,11 +59,120 @@ def test_what_was_found_is_printed_and_files_are_named(tmp_path: Path) -> None:
     assert "30 clients, 1 coordinate," in shown
     assert f"prior: mu = {result['prior']['mu']:.4g}, precision = " in shown
     for row in rows[:5]:
-        cells = [row["client"], row["samples"], *(f"{float(row[name]):.4g}" for name in ("local", "estimate"))]
+        cells = [row["client"], row["samples"], *(f"{float(row[name]):.4g}" for name in COLUMNS[2:5])]
         assert any([cell.strip() for cell in line.split("│")[1:-1]] == cells for line in shown.splitlines()), cells
     assert "shop5" not in shown and "--out FILE.csv writes the estimates of all clients" in shown
     named = invoke("bernoulli", "--counts", str(counts), "--out", str(tmp_path / "b.csv")).stdout
     assert f"estimates: {tmp_path / 'b.csv'}" in named
+
+
+def patients(file: Path, clients: int = 6, rows: int = 5) -> Path:
+    """Columns whose means cannot be confused: age about 60, motor_UPDRS about 20."""
+    random = np.random.default_rng(3)
+    lines = [
+        f"p{i},{60 + i + random.normal():.3f},{'fm'[i % 2]},{20 + i + random.normal():.3f}"
+        for i in range(clients)
+        for _ in range(rows)
+    ]
+    file.write_text("client,age,sex,motor_UPDRS\n" + "\n".join(lines) + "\n")
+    return file
+
+
+def test_means_name_their_columns_and_refuse_one_that_they_do_not_use(tmp_path: Path) -> None:
+    file = patients(tmp_path / "patients.csv")
+    refused = invoke("gaussian", "--data", str(file), "--label-column", "motor_UPDRS")
+    assert refused.exit_code == 1 and "'motor_UPDRS' was named as the label" in refused.output
+    mixed = invoke("mixture", "--data", str(file), "--label-column", "age", "--kind", "means")
+    assert "was named as the label" in mixed.output
+    used = result_of("gaussian", "--data", str(file), "--label-column", "")
+    assert used["columns"] == ["age", "sex=f", "sex=m", "motor_UPDRS"]
+    assert used["prior"]["mu"][0] == pytest.approx(62.5, abs=1.5)
+    assert used["prior"]["mu"][3] == pytest.approx(22.5, abs=1.5)
+    assert "columns: age, sex=f, sex=m, motor_UPDRS" in invoke("gaussian", "--data", str(file)).stdout
+    regressed = result_of("linear", "--data", str(file), "--label-column", "motor_UPDRS", "--rounds", "3")
+    assert regressed["columns"] == ["age", "sex=f", "sex=m"] and regressed["target"] == "motor_UPDRS"
+
+
+def flats(file: Path) -> Path:
+    """Prices in whole numbers, 3 per square metre and 10 per room; a quarter of the flats are sold."""
+    random = np.random.default_rng(4)
+    area, rooms = random.integers(30, 120, 200), random.integers(1, 6, 200)
+    price = 3 * area + 10 * rooms
+    assert len(set(price.tolist())) > 100
+    rows = [f"c{i % 10},{area[i]},{rooms[i]},{price[i]},{int(i // 10 % 4 == 0)},{'no' if i % 3 else 'yes'}"
+            for i in range(200)]  # fmt: skip
+    file.write_text("client,area,rooms,price,sold,pets\n" + "\n".join(rows) + "\n")
+    return file
+
+
+@pytest.mark.parametrize("kind", [["linear"], ["mixture", "--kind", "linear", "--components", "1"]])
+def test_a_linear_regression_takes_whole_numbers_as_numbers(tmp_path: Path, kind: list[str]) -> None:
+    file, out = flats(tmp_path / "flats.csv"), tmp_path / "out.csv"
+    common = ("--data", str(file), "--features", "area,rooms")
+    result_of(*kind, *common, "--label-column", "price", "--out", str(out))
+    with out.open() as stream:
+        for row in csv.DictReader(stream):
+            assert float(row["local_area"]) == pytest.approx(3, abs=0.01)
+            assert float(row["local_rooms"]) == pytest.approx(10, abs=0.1)
+    words = invoke(*kind, *common, "--label-column", "pets")
+    assert words.exit_code == 1 and "needs numbers, but a label is 'yes'" in " ".join(words.output.split())
+    classes = invoke(*kind, *common, "--label-column", "price", "--task", "classification")
+    assert classes.exit_code == 1 and "these are the numbers of classes" in " ".join(classes.output.split())
+
+
+def test_python_does_not_regress_on_the_numbers_of_classes(tmp_path: Path) -> None:
+    how: dict[str, Any] = {"label_column": "price", "features": "area,rooms"}
+    file = str(flats(tmp_path / "flats.csv"))
+    found = estimate(GaussianPrior("linear"), read_samples(file, "linear", **how), unalike.simulate)
+    assert found.estimates.local[:, 0].numpy() == pytest.approx(3, abs=0.01)
+    with pytest.raises(EstimationError, match="these are the numbers of classes"):
+        estimate(GaussianPrior("linear"), read_samples(file, task="classification", **how), unalike.simulate)
+
+
+def test_a_logistic_regression_wants_two_classes(tmp_path: Path) -> None:
+    common = ("--data", str(flats(tmp_path / "flats.csv")), "--features", "area", "--rounds", "2")
+    refused = invoke("logistic", *common, "--label-column", "price")
+    assert refused.exit_code == 1 and "needs two classes, but the label column has" in refused.output
+    assert "class 1 is 'yes', class 0 is 'no'" in result_of("logistic", *common, "--label-column", "pets")["notes"]
+
+
+def test_rates_are_of_the_label_column(tmp_path: Path) -> None:
+    file = ("--data", str(flats(tmp_path / "flats.csv")))
+    found = result_of("bernoulli", *file, "--label-column", "sold")
+    assert found["columns"] == ["sold"] and found["prior"]["mu"] == pytest.approx(0.25, abs=0.01)
+    assert "columns: sold\n" in invoke("bernoulli", *file, "--label-column", "sold").stdout
+    assert result_of("bernoulli", *file, "--label-column", "", "--features", "sold")["prior"] == found["prior"]
+    folds = result_of("bernoulli", *file, "--label-column", "sold", "--cross-validate")["folds"]
+    assert len(folds) == 20
+    for more, message in [
+        ([], "a rate is of one column of 0 and 1, but 5 columns are features (area, rooms, price, sold, pets); name "
+             "one of them, for example label_column='sold' (--label-column sold)"),
+        (["--label-column", "pets"], "'pets' holds text (pets=no, pets=yes); write 0 and 1"),
+        (["--label-column", "sold", "--features", "area"], "give --label-column sold or --features area, not both"),
+    ]:  # fmt: skip
+        refused = invoke("bernoulli", *file, *more)
+        assert refused.exit_code == 1 and message in " ".join(refused.output.split())
+
+
+def test_means_have_names_intervals_and_a_warning_outside_their_range(tmp_path: Path) -> None:
+    file, out, page = patients(tmp_path / "patients.csv"), tmp_path / "means.csv", tmp_path / "means.html"
+    common = ("gaussian", "--data", str(file), "--label-column", "")
+    found = result_of(*common, "--range", "age=0:30", "--out", str(out), "--plot", str(page))
+    assert any("common mean of age" in note and "its range, 0 to 30" in note for note in found["notes"])
+    assert any("6 of 6 estimates of age lie outside" in note for note in found["notes"])
+    assert not any("motor_UPDRS" in note for note in found["notes"])  # within the rows' own range
+    with out.open() as stream:
+        rows = list(csv.DictReader(stream))
+    for row in rows:
+        middle, error = float(row["estimate_motor_UPDRS"]), float(row["standard_error_motor_UPDRS"])
+        assert float(row["low_motor_UPDRS"]) == pytest.approx(middle - 1.96 * error)
+        assert float(row["high_motor_UPDRS"]) == pytest.approx(middle + 1.96 * error)
+        assert 0 < error < 1.5
+    assert "low_age" in rows[0] and "what a client finds alone" in page.read_text()
+    shown = invoke(*common).stdout
+    assert "mu = {age: 62." in shown and "motor_UPDRS: 22." in shown
+    assert "no column 'weight'" in invoke(*common, "--range", "weight=0:1").output
+    assert "expected NAME=LOW:HIGH" in invoke(*common, "--range", "age=old").output
 
 
 def test_private_gaussian_states_its_epsilon() -> None:

@@ -17,17 +17,17 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from tests.commands.test_commands import commands
+from unalike.api import run
 from unalike.commands import console
 from unalike.commands.main import app
-from unalike.core.suggest import nearest
+from unalike.commands.progress import describe
+from unalike.core.checks import did_you_mean
 from unalike.methods import METHODS
 from unalike.privacy import Poisson, calibrate
-from unalike.studio import run
-from unalike.studio.recipe.settings import plan_for
-from unalike.studio.runs.measure import serves_unlabeled
-from unalike.studio.runs.prepare import prepare
-from unalike.studio.runs.progress import describe
-from unalike.studio.runs.result import ByGroup, Bytes, Privacy, Result, Summary, as_text, table
+from unalike.runs.measure import serves_unlabeled
+from unalike.runs.prepare import prepare
+from unalike.runs.recipe.settings import plan_for
+from unalike.runs.result import ByGroup, Bytes, Privacy, Result, Summary, as_text, table
 
 OUR_IDS = re.compile(r"\b[TP][1-4]\b")
 DOCS = Path(__file__).parents[2] / "docs"
@@ -54,7 +54,7 @@ def test_a_plan_is_for_the_clients_that_were_named() -> None:
     words = ("privacy", "plan", "fedavg", "--clients", "1000", "--cohort", "100", "--noise-multiplier", "1")
     words += ("--clip", "0.5", "--rounds", "20")
     plan = json.loads(unalike(*words, "--json"))
-    expected = calibrate.plan(1.0, 20, Poisson(0.1), delta=1000**-1.1)
+    expected = calibrate.predict_cost(1.0, 20, Poisson(0.1), delta=1000**-1.1)
     assert (plan["clients"], plan["data"]) == (1000, None)
     assert (plan["noise"], plan["rate"], plan["clip"], plan["rounds"]) == (1.0, 0.1, 0.5, 20)
     assert plan["epsilon"] == pytest.approx(expected.epsilon) and plan["delta"] == pytest.approx(1000**-1.1)
@@ -78,7 +78,7 @@ def test_a_run_says_which_clients_it_leaves_out_and_why() -> None:
         settings = {"partition": "iid", "clients": clients, "rounds": 1, "unseen": 0, "cohort": 2}
         run("fedavg", data=rows, watcher=watcher, **settings)
     assert len(told) == 1 and "10 of 20 clients have too few rows to train and test on and are left out" in told[0]
-    assert "with fewer clients (--clients) each has more rows" in told[0]
+    assert "with fewer clients (--clients) each has more rows" in console.with_flags(told[0])
     run("fedavg", data=rows, watcher=watcher, rounds=1, unseen=0, cohort=2)  # the data's own clients
     assert told[1].endswith("1 of 6 clients have too few rows to train and test on and are left out")
 
@@ -113,7 +113,7 @@ def test_the_tables_of_methods_name_all_of_them_and_say_what_they_do() -> None:
         method = prepare(plan_for([name], settings).runs[0][1]).method
         assert serves_unlabeled(method) == (unlabeled != "not served"), name
         if name != "local":  # which sends nothing
-            assert hasattr(entry.make, "client_private") == (private == "yes"), name
+            assert hasattr(entry.cls, "client_private") == (private == "yes"), name
 
 
 def table_of(page: Path) -> dict[str, list[str]]:
@@ -270,4 +270,4 @@ def test_a_large_delta_is_remarked_on() -> None:
 
 def test_a_method_written_as_in_its_paper_is_recognised() -> None:
     for typed, meant in (("AdaPeD", "adaped"), ("Per-FedAvg", "perfedavg"), ("kNN-Per", "knnper")):
-        assert nearest(typed, METHODS) == f"; did you mean {meant!r}?"
+        assert did_you_mean(typed, METHODS) == f"; did you mean {meant!r}?"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -81,9 +83,11 @@ def test_names_and_runs_without_noise_never_load_dp_accounting_and_one_with_nois
 
 def test_every_public_name_is_the_one_of_its_module() -> None:
     assert set(unalike.__all__) <= set(dir(unalike))
-    listed = {name: module for module, names in vars(unalike)["_NAMES"].items() for name in names}
-    assert set(listed) | {"__version__"} == set(unalike.__all__)
-    for name, module in listed.items():
+    listed = ast.parse(Path(unalike.__file__).with_suffix(".pyi").read_text())
+    imports = [node for node in listed.body if isinstance(node, ast.ImportFrom)]
+    homes = {name.name: str(node.module) for node in imports for name in node.names}
+    assert set(homes) == set(unalike.__all__)
+    for name, module in homes.items():
         assert getattr(unalike, name) is getattr(importlib.import_module(module), name)
     with pytest.raises(AttributeError, match="module 'unalike' has no attribute 'Typo'"):
         _ = unalike.Typo  # type: ignore[attr-defined]

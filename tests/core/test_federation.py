@@ -143,6 +143,7 @@ def test_errors_and_nans_become_failures_that_name_task_round_and_client() -> No
     assert re.fullmatch(r'    test_federation\.py:\d+, in picky: raise RuntimeError\("the sensor is broken"\)', where)
     assert texts["2"] == "client 2, round 7, task picky: the array 'value' is not finite (NaN or infinite)"
     assert federation.failures == replies.failures
+    assert {failure.client: failure.diverged for failure in replies.failures} == {"0": False, "2": True}
 
 
 @pytest.mark.filterwarnings("ignore::unalike.runtime.shard.simulator.LoopInstead")

@@ -17,8 +17,8 @@ from unalike.core.release import SIZE, Release
 from unalike.core.request import Program, Reply, Request
 from unalike.core.task import Sent
 from unalike.privacy import Gaussian
+from unalike.runs.simulate import simulation
 from unalike.runtime.simulate import Simulation
-from unalike.studio.simulate import simulation
 
 SIZES = [2, 5, 3, 4, 1, 6]
 STORE = clients(SIZES)
@@ -119,6 +119,7 @@ def test_a_shards_nonsense_costs_its_own_clients_and_nobody_elses(name: str) -> 
     assert torch.allclose(replies["total"], expected, atol=1e-5)
     assert {failure.client for failure in replies.failures} == {"1", "4"}
     assert all(re.search(reason, failure.reason) for failure in replies.failures), replies.failures
+    assert all(failure.diverged == (name in ("NaN", "infinite")) for failure in replies.failures)
     rows = {row["array"]: row["replies"] for row in federation.transcript.rows()}
     assert rows["n"] == 4
 

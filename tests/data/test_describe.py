@@ -71,6 +71,10 @@ def test_text_columns_of_a_file_for_each_client(tmp_path: Path) -> None:
     (tmp_path / "bert.csv").write_text("size,colour\n1,red\n2,green\n")
     (tmp_path / "carl.csv").write_text("size,colour\n1,red\n")
     summary = describe(load(tmp_path, unseen=0)).summary
-    assert summary["text columns"] == "one feature for each value: colour (3)"
+    features = [one for one in describe(load(tmp_path, unseen=0)).column_reports if one.role == "feature"]
+    assert [(one.name, one.content) for one in features] == [
+        ("size", "numbers from 1 to 2"),
+        ("colour", "text with 3 values: blue, green, red"),
+    ]
     assert summary["labels"] == "no labels: name their column with --label-column"
     assert summary["left out"] == "1 client with too few rows"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from unalike.data import Population, from_arrays, load
+from unalike.data import DataError, Population, from_arrays, load
 
 X = np.arange(24, dtype=np.float64).reshape(12, 2)
 CLIENT = np.repeat([0, 1, 2], 4)
@@ -87,8 +87,42 @@ def test_missing_features_on_request(tmp_path: Path) -> None:
     path = table(tmp_path / "my.csv", c=values)
     dropped = load(path, missing="drop", test=0, unseen=0)
     assert dropped.sizes.tolist() == [3, 3, 4]
-    filled = load(path, missing="mean", test=0, unseen=0)
-    assert float(filled.train.rows(0)[0][1, 2]) == pytest.approx(np.nanmean(values))
+    filled = load(path, missing="client", test=0, unseen=0)
+    assert float(filled.train.rows(0)[0][1, 2]) == pytest.approx(np.nanmean(values[:4]))
+
+
+def test_whole_numbers_as_labels_are_told_and_task_decides(tmp_path: Path) -> None:
+    path = table(tmp_path / "my.csv", y=[10, 20, 35, 11, 12, 13, 21, 22, 23, 31, 32, 33])
+    (note,) = load(path).notes
+    assert "12 different whole numbers from 10 to 35 and are read as 12 classes" in note and "--task regression" in note
+    decided = load(path, task="classification")
+    assert decided.classes == 12 and not decided.notes
+    quantities = load(path, task="regression")
+    assert quantities.classes is None and not quantities.notes
+    assert not load(table(tmp_path / "my.csv", y=Y)).notes, "0 and 1 are classes"
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_dates_and_times_are_numbers(ending: str, tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {"client": [0, 0, 0], "at": [pd.Timestamp(day) for day in ("2000-01-01", "2000-01-02 12:00", "1999-12-31")]}
+    )
+    path = tmp_path / f"my.{ending}"
+    if ending == "csv":
+        frame["hour"] = ["06:30", "0:00", "23:45:36"]
+        frame.to_csv(path, index=False)
+    else:
+        frame.to_parquet(path)
+    rows = load(path, test=0, unseen=0).train.x
+    assert rows[:, 0].tolist() == [0, 1.5, -1], "days since 2000"
+    assert ending == "parquet" or rows[:, 1].tolist() == pytest.approx([6.5, 0, 23.76])
+    with pytest.raises(DataError, match=r"'at' should hold numbers, but data row 2 holds '2000-02-31'"):
+        load(write(tmp_path / "bad.csv", "client,at\n0,2000-02-01\n0,2000-02-31\n0,2000-03-01\n"))
+
+
+def test_whole_numbers_beyond_64_bits_are_numbers(tmp_path: Path) -> None:
+    path = write(tmp_path / "my.csv", "client,a\n0,1\n0,123456789012345678901\n1,4\n")
+    assert load(path, test=0, unseen=0).train.x.flatten().tolist() == pytest.approx([1, 123456789012345678901, 4])
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unalike import simulate
-from unalike.data import DataError, Population, from_arrays, load
-from unalike.data.partition.shift import rotate
+from unalike.data import DataError, Population, from_arrays, from_dataset, load
+from unalike.data.partition.assignment import rotate
 from unalike.data.source import Array
 
 
@@ -370,3 +370,13 @@ def test_a_population_knows_how_its_rows_were_dealt_out() -> None:
     assert load("digits", clients=5).partition == "iid"
     assert load("digits", partition="pathological:2", clients=5).partition == "pathological:2"
     assert load("least-squares:clients=5,points=10,dim=3").partition == "natural"
+
+
+def test_a_pytorch_data_set_with_client_ids() -> None:
+    x, y = torch.arange(24.0).view(12, 2), torch.arange(12) % 2
+    for data in (torch.utils.data.TensorDataset(x, y), [(row, int(label)) for row, label in zip(x, y, strict=True)]):
+        population = from_dataset(data, [0, 1, 2] * 4, test=0, unseen=0)
+        rows, labels = population.train.rows(1)
+        assert rows.tolist() == x[1::3].tolist() and labels is not None and labels.tolist() == y[1::3].tolist()
+    with pytest.raises(DataError, match=r"expected rows that are pairs \(x, y\)"):
+        from_dataset([(1, 2, 3)], [0])

@@ -14,6 +14,7 @@ import torch
 
 from unalike.core.schema import Schema
 from unalike.data import DataError, from_arrays, load
+from unalike.data.schema_file import schema_text
 
 SCHEMA = Schema(
     shape=(4,),
@@ -60,11 +61,8 @@ def test_without_a_schema_what_is_read_off_all_rows_is_named() -> None:
     assert load(gap, missing="mean").pooled == [
         "the names of the classes",
         "the values of the text column 'colour'",
-        "the means that stand for missing values (data.options.missing)",
     ]
-    assert load(gap, missing="mean", schema=SCHEMA).pooled == [
-        "the means that stand for missing values (data.options.missing)"
-    ]
+    assert not load(gap, missing="mean", schema=SCHEMA).pooled
     numbers = sales(colour=None, y=[0, 1, 1, 0, 1, 0])
     assert load(numbers).pooled == ["the number of classes (data.options.classes)"]
     assert not load(numbers, classes=2).pooled and not load(sales(colour=None, y=[0.5, 1, 1, 0, 1, 0])).pooled
@@ -134,3 +132,37 @@ def test_a_file_that_is_no_schema_is_told(text: str | None, says: str, tmp_path:
         load(sales(), schema=file)
     with pytest.raises(DataError, match=r"the schema .*missing\.json cannot be read: No such file"):
         load(sales(), schema=tmp_path / "missing.json")
+
+
+def test_centers_and_deviations_are_written_by_column_and_read_back(tmp_path: Path) -> None:
+    file = tmp_path / "shops.json"
+    gaps = sales(price=[40.0, np.nan, 60.0, 50.0, 40.0, 30.0])
+    population = load(gaps, missing="mean", test=0, unseen=0)
+    file.write_text(schema_text(population))
+    values = json.loads(file.read_text())
+    assert values["center"] == {"price": 44.0} and values["deviation"] == {"price": 10.2}
+    assert load(gaps, missing="mean", schema=file, test=0, unseen=0).scaling == "asked", "nobody said that it is public"
+    assert "remove the note" in values.pop("note")
+    values["center"]["price"], values["deviation"]["price"] = 50.0, 20.0
+    file.write_text(json.dumps(values))
+    public = load(gaps, missing="mean", schema=file, test=0, unseen=0)
+    assert public.scaling == "public" and not public.pooled
+    x = public.train.block(torch.tensor([0])).x[0]
+    assert x[:, 2].tolist() == [-0.5, 0.0, 0.5], "what is missing counts as the center"
+    assert x[:, :2].tolist() == [[0, 1], [1, 0], [0, 1]], "words are not scaled"
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"center": {"prize": 1}}, "center must have a number for each of price"),
+        ({"deviation": {"price": 0}}, "the deviation of 'price' is 0; expected a finite number above 0"),
+        ({"center": {"price": "low"}}, "the center of 'price' is 'low'"),
+        ({"centre": {}}, "expected JSON as `unalike data DATASET --schema FILE` writes it"),
+    ],
+)
+def test_centers_that_cannot_be_meant_are_explained(changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    file = tmp_path / "shops.json"
+    file.write_text(json.dumps({**json.loads(schema_text(load(sales(), test=0, unseen=0))), "note": None, **changes}))
+    with pytest.raises(DataError, match=says):
+        load(sales(), schema=file)

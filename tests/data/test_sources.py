@@ -178,6 +178,9 @@ def test_femnist_by_writer(real: Real) -> None:
     assert len(population) == 396 and population.classes == 62
     assert int(population.train.size.sum()) == 54_109 and int(population.test.size.sum()) == 6_250
     assert population.train.name(0) == "f0424_27"
+    first, rest = load(real("femnist"), writers=200), load(real("femnist"), writers=-200)  # T1 A.4.2
+    assert len(first) == 200 and len(first) + len(rest) == len(population)
+    assert first.train.name(199) == population.train.name(199) and rest.train.name(0) == population.train.name(200)
     digits = open_source("femnist:digits", seed=0)
     assert digits.classes == 10 and len(digits.x) == 42_842
     grouped = load("femnist:digits", partition="natural:3", clients=66)

@@ -22,7 +22,7 @@ from unalike.core.draws import Draws, key
 from unalike.core.federation import each
 from unalike.core.method import train
 from unalike.core.release import Each, Mean
-from unalike.core.roster import Declared
+from unalike.core.roster import Declarations
 from unalike.core.task import Sent, send, task
 from unalike.learn import dpsgd as private_steps
 from unalike.learn.ghost import GhostNorms, clip_factors
@@ -278,8 +278,8 @@ def test_the_room_of_a_batch_overflows_with_probability_below_1e_12(batch: int) 
 
 def test_noise_has_the_deviation_that_the_ledger_is_told() -> None:
     z, clip = 2.0, 0.5
-    gradients = torch.zeros(4, 4000)
-    made = private_steps.private_gradient(gradients, torch.ones(4), clip, z, 8.0, Draws(key(3)))
+    total = private_steps.clipped_sum(torch.zeros(4, 4000), torch.ones(4), clip)
+    made = private_steps.noisy(total, clip, z, Draws(key(3)), rows=4) / 8.0
     assert float(made.std()) == pytest.approx(z * clip / 8.0, rel=0.05)
 
 
@@ -294,7 +294,7 @@ def test_every_client_is_charged_with_its_own_steps_and_noise() -> None:
         assert federation.ledger.epsilon(1e-4, client=client) == pytest.approx(accountant.get_epsilon(1e-4), abs=1e-6)
     assert federation.ledger.unit == "point"
     row = federation.transcript.rows()[0]
-    assert (row["unit"], row["clip"], row["noise"]) == ("point", 1.0, "DP-SGD(noise_multiplier=1.5)")
+    assert (row["unit"], row["clip"], row["noise"]) == ("point", 1.0, {"kind": "DP-SGD", "noise_multiplier": 1.5})
     assert "loss" not in federation.metrics  # it is not protected, so it is not released
 
 
@@ -302,7 +302,7 @@ def test_a_target_gives_every_client_the_noise_for_its_size() -> None:
     private = PointPrivacy(1.0, epsilon=1.0, delta=1e-3, rounds=1)
     local = LocalSGD(epochs=1, batch=8, private=private)
     sizes = torch.tensor([24, 16])
-    large, small = local.multipliers(Declared(sizes)).tolist()
+    large, small = local.noise_multipliers(Declarations(sizes)).tolist()
     assert large < small  # a rarer point hides better
     federation = simulate(clients([24, 16]))
     train(FedAvg(linear(), cohort=1.0, local=local), federation, 1)
@@ -311,13 +311,13 @@ def test_a_target_gives_every_client_the_noise_for_its_size() -> None:
 
 def test_rounded_steps_cost_at_least_as_much() -> None:
     for steps in (Steps(0.013, 77), Steps(1.0, 1), Steps(0.5, 33)):
-        rounded = steps.rounded()
+        rounded = steps.round_up()
         assert steps.rate <= rounded.rate <= min(1.0, 1.045 * steps.rate)
         assert steps.count <= rounded.count <= 1.045 * steps.count + 1
 
 
 def test_every_client_finds_its_own_noise_from_its_declared_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalSGD, "multipliers", lambda _, declared: torch.where(declared.bound > 16, 50.0, 1e-6))
+    monkeypatch.setattr(LocalSGD, "noise_multipliers", lambda _, declared: torch.where(declared.bound > 16, 50.0, 1e-6))
     local = LocalSGD(
         steps=1, epochs=None, batch=None, lr=1.0, private=PointPrivacy(1.0, epsilon=1, delta=1e-3, rounds=1)
     )
@@ -333,7 +333,7 @@ def test_every_client_finds_its_own_noise_from_its_declared_size(monkeypatch: py
 def test_what_private_training_made_is_charged_once_and_other_arrays_are_bare() -> None:
     federation = simulate(clients([10, 10, 10]))
     private = method(private=PointPrivacy(1.0, 2.0))
-    cost = private.local.cost(federation.everyone().declared)
+    cost = private.local.cost(federation.everyone().declarations)
     ask = federation.everyone().ask
     ask(private.fit, theta=private.model.init(0), rate=1.0, into=[Mean("update", cost=cost), Each("update", cost=cost)])
     once = federation.ledger.epsilon(1e-4)
@@ -348,7 +348,7 @@ def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="clip bound must be a finite number above 0, got 0"):
         PointPrivacy(0, 1.0)
     with pytest.raises(ValueError, match="a weight would leave the client unprotected"):
-        Mean("update", weight="n", cost=dpsgd.LocalCost((), 1.0, "DP-SGD"))
+        Mean("update", weight="n", cost=dpsgd.LocalCost((), 1.0))
     with pytest.raises(ValueError, match="a ledger speaks about one of them"):
         FedAvg(linear(), noise=Gaussian(1.0), clip=1.0, local=LocalSGD(private=PointPrivacy(1.0, 1.0)))
 

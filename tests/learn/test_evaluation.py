@@ -48,6 +48,6 @@ def test_a_personalize_that_forgets_clients_is_told() -> None:
     def too_few(_: object) -> Tensor:
         return linear().init(0).expand(3, -1)
 
-    with pytest.raises(ValueError, match=r"personalize gave a tensor \[3, \d+\] for 5 clients; expected a matrix"):
+    with pytest.raises(TypeError, match=r"personalize gave a tensor \[3, \d+\] for 5 clients; expected a matrix"):
         federation = simulate(population(store, store))
         evaluate(linear(), too_few, federation, federation.roster)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,13 +15,14 @@ from torch import Tensor
 from tests.core.helpers import clients, linear
 from unalike import Clients, Federation, LocalSGD, Model, State, simulate, train
 from unalike.core.method import Method
+from unalike.learn.schedules import Schedule
 from unalike.methods.adaped import AdaPeD, theorem_7_epsilon
 from unalike.methods.fedavg import FedAvg
 from unalike.methods.fml import FML
 from unalike.methods.local import Local
 from unalike.methods.quped import QuPeD
 from unalike.privacy import Budget, Gaussian
-from unalike.studio.simulate import opened
+from unalike.runs.simulate import gather_models
 
 MODEL = linear()
 SIZES = [6, 4, 9]
@@ -32,7 +34,7 @@ def models(method: Method, federation: Federation, state: State) -> Tensor:
     """Every client's personal model [C, d]."""
     with federation.aside() as aside:
         cohort = aside.everyone()
-        return opened(cohort, method.personalize(state, cohort))
+        return gather_models(cohort, method.personalize(state, cohort))
 
 
 def trained(method: Method, sizes: list[int] = SIZES, rounds: int = 3) -> tuple[State, Tensor]:
@@ -58,7 +60,9 @@ def taught(theta: Tensor, mu: Tensor, psi: float, x: Tensor, y: Tensor, decay: f
     return from_outputs(g, x) + decay * theta
 
 
-def step(theta: Tensor, mu: Tensor, psi: float, x: Tensor, y: Tensor, lr: float) -> tuple[Tensor, Tensor, float]:
+def step(
+    theta: Tensor, mu: Tensor, psi: float, x: Tensor, y: Tensor, lr: float, psi_lr: float = 2.0
+) -> tuple[Tensor, Tensor, float]:
     """Alg. 5, lines 10 to 15, with the floor of ψ and weight decay."""
     theta = theta - lr * taught(theta, mu, psi, x, y, 0.01)
     log_mu, log_theta = log_p(mu, x), log_p(theta, x)
@@ -67,7 +71,7 @@ def step(theta: Tensor, mu: Tensor, psi: float, x: Tensor, y: Tensor, lr: float)
     mu = mu - lr * (h + 0.01 * mu)
     log_mu = log_p(mu, x)
     kd = float((log_mu.exp() * (log_mu - log_theta)).sum(-1).mean())
-    return theta, mu, max(0.5, psi - 2.0 * (1 / (2 * psi) - kd / (2 * psi**2)))
+    return theta, mu, max(0.5, psi - psi_lr * (1 / (2 * psi) - kd / (2 * psi**2)))
 
 
 def test_two_rounds_equal_algorithm_5_written_out() -> None:
@@ -94,30 +98,38 @@ def test_two_rounds_equal_algorithm_5_written_out() -> None:
     assert float(state.psi) == pytest.approx(psi, abs=1e-5)
 
 
-def test_clients_that_are_not_sampled_go_on_with_what_they_received() -> None:
-    """Alg. 6 written out; a client that was never sampled has the first μ and ψ."""
-    sizes = [6, 4, 9, 5, 7]
-    method = AdaPeD(MODEL, 1, WHOLE, psi=1.5, psi_lr=2.0, train_unsampled=True)
+@pytest.mark.parametrize("most", [None, 2, 0])
+def test_clients_that_are_not_sampled_go_on_with_what_they_received(most: int | None) -> None:
+    """Alg. 6 written out, at rates that fall in every round; a client that was never sampled has the first μ and ψ.
+
+    With a limit they stop after so many rounds in succession, until they are sampled again (§6.2.2).
+    """
+    sizes, rounds = [6, 4, 9, 5, 7], 7
+    method = AdaPeD(
+        MODEL, 1, WHOLE, psi=1.5, psi_lr=2.0, train_unsampled=True, most_rounds_alone=most,
+        schedule=Schedule("exponential", 0.8, 1),
+    )  # fmt: skip
     federation, twin = (simulate(clients(sizes), seed=1) for _ in range(2))
-    state = train(method, federation, 4)
+    state = train(method, federation, rounds)
     mu, psi = method.first, 1.5
-    theta, received = [mu] * 5, [(mu, psi)] * 5
-    drawn = [int(twin.begin_round(number).sample(1, labeled=True).ids) for number in range(1, 5)]
-    assert len(set(drawn)) > 1
-    for sampled in drawn:
-        common = mu, psi
+    theta, received, alone = [mu] * 5, [(mu, psi)] * 5, [0] * 5
+    drawn = [int(twin.begin_round(number).sample(1, labeled=True).ids) for number in range(1, rounds + 1)]
+    assert len(set(drawn)) < len(drawn), "somebody is sampled again"
+    for number, sampled in enumerate(drawn):
+        common, rate = (mu, psi), 0.8**number
         for i in range(5):
             x, y = clients(sizes).rows(i)
             assert y is not None
             if i == sampled:
-                received[i] = common
+                received[i], alone[i] = common, 0
                 now = theta[i], *common
                 for _ in range(3):
-                    now = step(*now, x, y, 0.5)
+                    now = step(*now, x, y, 0.5 * rate, 2.0 * rate)
                 theta[i], mu, psi = now
-            else:
+            elif most is None or alone[i] < most:
+                alone[i] += 1
                 for _ in range(3):
-                    theta[i] = theta[i] - 0.5 * taught(theta[i], *received[i], x, y, 0.01)
+                    theta[i] = theta[i] - 0.5 * rate * taught(theta[i], *received[i], x, y, 0.01)
     torch.testing.assert_close(state.mu, mu)
     torch.testing.assert_close(models(method, federation, state), torch.stack(theta))
 
@@ -203,15 +215,15 @@ def test_newcomers_start_from_the_common_model_and_get_it_without_labels(make: t
     common = next(iter(state.values()))
     with federation.aside(store.roster().select(torch.tensor([3, 4]))) as aside:
         cohort = aside.everyone()
-        served = opened(cohort, method.personalize(state, cohort))
+        served = gather_models(cohort, method.personalize(state, cohort))
     assert not torch.allclose(served, common.expand(2, -1), atol=1e-3)
     still = make(MODEL, 2, replace(DRAWN, lr=0.0), newcomer_rounds=2)
     with federation.aside(store.roster().select(torch.tensor([3, 4]))) as aside:
         cohort = aside.everyone()
-        torch.testing.assert_close(opened(cohort, still.personalize(state, cohort)), common.expand(2, -1))
+        torch.testing.assert_close(gather_models(cohort, still.personalize(state, cohort)), common.expand(2, -1))
     with federation.aside(store.roster().select(torch.tensor([3, 4])), labels=False) as aside:
         cohort = aside.everyone()
-        assert torch.equal(opened(cohort, method.personalize(state, cohort)), common.expand(2, -1))
+        assert torch.equal(gather_models(cohort, method.personalize(state, cohort)), common.expand(2, -1))
 
 
 # Privacy
@@ -255,7 +267,7 @@ def test_a_client_trains_with_its_share_of_the_noise_and_sends_the_rest() -> Non
     """σ = 0.5·C on ∇μ = (3, 4) with C = 2, with ones in the place of normal draws; the sum is in units of C."""
     method = AdaPeD(MODEL, clip=2.0, noise=Gaussian(1.0), noisy_steps="apart", psi_clip=4.0)
     ones = SimpleNamespace(noise=SimpleNamespace(normal=torch.ones))
-    protect = method._noisy(ones, torch.tensor(0.5))  # type: ignore[arg-type]
+    protect = functools.partial(method._protect, ones, torch.tensor(0.5))
     moved = {**protect(mu=torch.tensor([3.0, 4.0])), **protect(psi=torch.tensor(-2.0))}
     wanted = {"mu": [1.2 + 1, 1.6 + 1], "mu_sum": [0.6, 0.8], "psi": -2.0 + 2, "psi_sum": -0.5}
     for name, value in wanted.items():
@@ -313,3 +325,27 @@ def test_a_private_run_costs_what_fedavg_costs_and_hides_its_cohorts(make: type)
 def test_nonsense_is_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AdaPeD(MODEL, **settings)  # type: ignore[arg-type]
+
+
+def test_a_newcomer_trains_from_the_common_model_and_one_without_labels_has_it() -> None:
+    """A training client keeps its model; a client with other ids starts from μ, though it has the same rows."""
+    method = AdaPeD(MODEL, 1.0, replace(WHOLE, steps=2), newcomer_rounds=2)
+    home = simulate(clients(SIZES))
+    federation = type(home)(home.runtime, 0, home.roster.select([0, 1]))
+    state = train(method, federation, 3)
+    everyone = home.roster
+    with federation.aside(everyone) as aside:
+        found = gather_models(aside.everyone(), method.personalize(state, aside.everyone()))
+    theta = state.mu
+    x, y = clients(SIZES).rows(2)
+    assert y is not None
+    for _ in range(4):
+        theta = theta - 0.5 * taught(theta, state.mu, float(state.psi), x, y, 0.01)
+    torch.testing.assert_close(found[2], theta)
+    assert float((found[0] - state.mu).norm()) > 1e-2, "a training client has its own"
+    torch.testing.assert_close(
+        found[:2], gather_models(federation.everyone(), method.personalize(state, federation.everyone()))
+    )
+    with federation.aside(everyone, labels=False) as hidden:
+        unlabeled = gather_models(hidden.everyone(), method.personalize(state, hidden.everyone()))
+    assert torch.equal(unlabeled[2], state.mu), "its labels are there, but it may not use them"

@@ -6,9 +6,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from sklearn.covariance import oas
+from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
 from tests.core.helpers import population
@@ -18,7 +20,7 @@ from unalike.core.client import Clients
 from unalike.core.method import State, train
 from unalike.learn.evaluation import evaluate
 from unalike.learn.local import LocalSGD
-from unalike.methods.borrowed import Borrowed
+from unalike.methods.borrowed import Borrowed, of_separators
 from unalike.methods.pfedhn import PFedHN
 
 CHOICES = ("sampled", "nearest", "ensemble")
@@ -233,8 +235,10 @@ def test_the_distance_to_the_nearest_is_told() -> None:
     far, among = method.nearest(state, sent) or (torch.zeros(0), torch.zeros(0))
 
     def apart(mean: Tensor, covariance: Tensor, other: int) -> float:
-        gap = (mean - state.means[other]).double()
-        squared = gap @ torch.linalg.inv((covariance + state.covariances[other]).double() / 2) @ gap - 6 * 2 / 15
+        gap = (mean - state["summary.mean"][other]).double()
+        squared = (
+            gap @ torch.linalg.inv((covariance + state["summary.covariance"][other]).double() / 2) @ gap - 6 * 2 / 15
+        )
         return float(2 - 4 * torch.distributions.Normal(0.0, 1.0).cdf(-squared.clamp(min=0).sqrt() / 2))
 
     for i, twin in enumerate([2, 0, 3, 1]):
@@ -243,3 +247,48 @@ def test_the_distance_to_the_nearest_is_told() -> None:
         assert float(far[i]) == pytest.approx(min(wanted), abs=1e-3)
     assert float(far.max()) < 1 < float(among.min()) <= 2
     assert _trained("sampled")[0].nearest(state, sent) is None
+
+
+def test_a_trained_separator_is_scikit_learns_on_rows_that_it_did_not_see() -> None:
+    """Clients of 13, 30 and 8 rows, a little apart: 2(1 − 2ε) with ε the balanced error on the odd rows."""
+    random = torch.Generator().manual_seed(5)
+    counts, shifts = [13, 30, 8], [0.0, 0.7, 2.0]
+    points = torch.randn(3, 30, 4, generator=random) + torch.tensor(shifts)[:, None, None]
+    sent = {"points": points, "rows": torch.tensor(counts, dtype=torch.float32)}
+    found = of_separators(sent, sent)
+    for i, n in enumerate(counts):
+        for j, m in enumerate(counts):
+            rows = np.concatenate([points[i, :n].double().numpy(), points[j, :m].double().numpy()])
+            side = np.array([1] * n + [-1] * m)
+            even = np.concatenate([np.arange(n), np.arange(m)]) % 2 == 0
+            weight = np.where(side == 1, 0.5 / (even & (side == 1)).sum(), 0.5 / (even & (side == -1)).sum())
+            center = np.average(rows[even], axis=0, weights=weight[even])
+            spread = np.sqrt(np.average((rows[even] - center) ** 2, axis=0, weights=weight[even]))
+            inputs = np.concatenate([(rows - center) / spread, np.ones((n + m, 1))], 1)
+            one = LogisticRegression(C=100.0, fit_intercept=False, tol=1e-10, max_iter=1000)
+            wrong = one.fit(inputs[even], side[even], weight[even]).predict(inputs) != side
+            error = (wrong[~even & (side == 1)].mean() + wrong[~even & (side == -1)].mean()) / 2
+            assert float(found[i, j]) == pytest.approx(max(0.0, 2 - 4 * error), abs=1e-6), (i, j)
+    assert float(found[0, 2]) > 1.2 > float(found[0, 1]) > 0.2
+
+
+def test_nearest_by_trained_separators_borrows_from_the_twin() -> None:
+    """Rows are drawn without replacement, and a client with fewer than are compared sends all of its rows."""
+    clients = _twins()
+    method = replace(_method("nearest"), separator="trained", compared_rows=20)
+    seen = simulate(clients.select(range(4)))
+    state = train(method, seen, 2)
+    own = method.trainer.personalize(state, seen.aside().everyone())
+    torch.testing.assert_close(_personalized(method, state, clients, range(4, 8)), own[[2, 0, 3, 1]])
+    for i in range(4):
+        rows = clients.rows(i)[0] @ state.projection
+        sent = state["summary.points"][i]
+        assert sent.shape == (20, 6) and float(state["summary.rows"][i]) == 15 and not sent[15:].any()
+        order = torch.cdist(sent[:15], rows).argmin(1)
+        assert sorted(order.tolist()) == list(range(15))
+        torch.testing.assert_close(sent[:15], rows[order], atol=1e-5, rtol=1e-5)
+    seen_as = {(row["array"], row["seen_as"]) for row in seen.transcript.rows() if row["task"].startswith("Borrowed")}
+    assert seen_as == {("points", "individual"), ("rows", "individual")}
+    few = replace(method, compared_rows=6)
+    short = train(few, simulate(clients.select(range(4))), 1)
+    assert short["summary.rows"].tolist() == [6.0] * 4

@@ -1,32 +1,19 @@
-"""Oracles for FedAvg, fine-tuning and local training."""
-
-import itertools
+"""Oracles for FedAvg and fine-tuning."""
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tests.core.helpers import clients, linear, population
+from tests.methods.small import pooled_step
 from unalike import Federation, LocalSGD, simulate, train
 from unalike.learn.evaluation import evaluate
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.fedavg import FedAvg
-from unalike.methods.local import Local
 from unalike.privacy import Gaussian
-from unalike.studio.simulate import opened
+from unalike.runs.simulate import gather_models
 
 SIZES = [3, 10, 1, 6]
-
-
-def pooled_step(theta: Tensor, rows: list[int], lr: float) -> Tensor:
-    """One gradient step on the samples of these clients put together."""
-    store, model = clients(SIZES), linear()
-    x = torch.cat([store.rows(i)[0] for i in rows])
-    y = torch.cat([store.rows(i)[1] for i in rows])  # type: ignore[misc]
-    leaf = theta.clone().requires_grad_(True)
-    (gradient,) = torch.autograd.grad(F.cross_entropy(model(leaf, x), y), leaf)
-    return theta - lr * gradient
 
 
 @pytest.mark.parametrize("cohort", [4, 1])
@@ -39,7 +26,7 @@ def test_one_full_batch_step_equals_pooled_gradient_descent(cohort: int) -> None
     for number in range(1, 6):
         chosen = simulate(clients(SIZES)).begin_round(number).sample(cohort).positions.tolist()
         expected = pooled_step(expected, chosen, 0.5)
-        state = method.round(state, federation.begin_round(number))
+        state = train(method, federation, 1, state)
         assert torch.allclose(state.theta, expected, atol=1e-6)
 
 
@@ -48,7 +35,7 @@ def test_the_server_rate_scales_the_step() -> None:
         linear(), cohort=4, local=LocalSGD(epochs=1, batch=None, lr=0.5), server=ServerOptimizer("sgd", lr=0.1)
     )
     start = method.start(0)
-    after = method.round(start, simulate(clients(SIZES)).begin_round(1))
+    after = train(method, simulate(clients(SIZES)), 1, start)
     assert torch.allclose(after.theta, pooled_step(start.theta, [0, 1, 2, 3], 0.05), atol=1e-6)
 
 
@@ -58,40 +45,10 @@ def test_fine_tuning_starts_from_the_global_model_and_leaves_it_alone() -> None:
     federation = simulate(clients(SIZES))
     state = train(method, federation, 2)
     cohort = federation.aside().everyone()
-    personal = opened(cohort, method.personalize(state, cohort))
+    personal = gather_models(cohort, method.personalize(state, cohort))
     expected = pooled_step(pooled_step(state.theta, [1], 0.5), [1], 0.5)
     assert torch.allclose(personal[1], expected, atol=1e-5)
     assert not method.serves_unlabeled and FedAvg(linear()).serves_unlabeled
-
-
-def test_local_models_go_on_from_round_to_round_and_nothing_leaves_a_client() -> None:
-    method = Local(linear(), LocalSGD(epochs=1, batch=None, lr=0.5))
-    federation = simulate(clients(SIZES))
-    state = train(method, federation, 3)
-    cohort = federation.aside().everyone()
-    personal = opened(cohort, method.personalize(state, cohort))
-    expected = method.first
-    for _ in range(3):
-        expected = pooled_step(expected, [1], 0.5)
-    assert torch.allclose(personal[1], expected, atol=1e-5)
-    assert federation.traffic.total_up == federation.traffic.total_down == 0 and not federation.transcript.entries
-    assert federation.ledger.epsilon(1e-6) == 0
-
-
-def test_a_newcomer_and_a_client_that_missed_rounds_make_up_for_them() -> None:
-    method, asks = Local(linear(), LocalSGD(epochs=1, batch=None, lr=0.5)), itertools.count()
-    store = clients(SIZES)
-    federation = simulate(population(store, store, seen=3), drop=lambda client, _: client == 1 and next(asks) < 2)
-    state = train(method, federation, 4)
-    assert dict(zip(state.ids.tolist(), state.calls.tolist(), strict=True)) == {0: 4, 1: 2, 2: 4}
-    with federation.aside(federation.runtime.roster) as aside:
-        cohort = aside.everyone()
-        personal = opened(cohort, method.personalize(state, cohort))
-    for client in range(4):  # the last one is the newcomer
-        expected = method.first
-        for _ in range(4):
-            expected = pooled_step(expected, [client], 0.5)
-        assert torch.allclose(personal[client], expected, atol=1e-5)
 
 
 def test_private_averaging_clips_every_client_counts_them_alike_and_is_accounted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -19,7 +20,7 @@ from unalike.methods.fedavg import FedAvg
 from unalike.methods.fedtta import FedTTA
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
-from unalike.studio.simulate import opened
+from unalike.runs.simulate import gather_models
 
 SIZES = [7, 12, 5, 9]
 
@@ -34,9 +35,20 @@ def problem() -> Problem:
     return Problem(Model(build("mlp", (6,), 3, hidden=(8,))), (6,), 3, 4)
 
 
+def adaptation(phi: Tensor, logits: Tensor) -> Tensor:
+    """φ's network, T1 C.1.2: three hidden layers of 32 with ReLU, and one number."""
+    widths = [logits.shape[1], 32, 32, 32, 1]
+    for layer, (before, after) in enumerate(itertools.pairwise(widths)):
+        weight, bias, phi = phi.split([before * after, after, len(phi) - after * (before + 1)])
+        logits = logits @ weight.view(after, before).T + bias
+        logits = logits.clamp(min=0) if layer < 3 else logits
+    assert not len(phi)
+    return logits[:, 0]
+
+
 def by_hand(method: FedTTA, theta: Tensor, phi: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """The outer loss with ordinary autograd, which builds the graph of the inner gradient."""
-    inner = method.adaptation(phi, method.model(theta, x)).norm()
+    inner = adaptation(phi, method.model(theta, x)).norm()
     (step,) = torch.autograd.grad(inner, theta, create_graph=True)
     return F.cross_entropy(method.model(theta - method.adapt_lr * step, x), y)
 
@@ -45,7 +57,7 @@ def test_round_follows_the_gradient_through_the_inner_step() -> None:
     clients = clients_of()
     method = FedTTA(problem(), cohort=4, local=LocalSGD(steps=1, batch=None, lr=1.0), adapt_lr=0.3)
     state = method.start(0)
-    after = method.round(state, simulate(clients).begin_round(1))
+    after = train(method, simulate(clients), 1, state)
     theta, phi = state.theta.clone().requires_grad_(), state.phi.clone().requires_grad_()
     total = torch.zeros(())
     for i, size in enumerate(SIZES):
@@ -85,7 +97,7 @@ def test_newcomers_take_the_step_of_a_training_batch(block: int) -> None:
     method = FedTTA(problem(), local=LocalSGD(batch=9), adapt_lr=0.3)
     state = method.start(0)
     cohort = simulate(clients.without_labels(), block=block).everyone()
-    models = opened(cohort, method.personalize(state, cohort))
+    models = gather_models(cohort, method.personalize(state, cohort))
     for i, size in enumerate(SIZES):
         theta, x = state.theta.clone().requires_grad_(), clients.rows(i)[0]
         outputs = method.adaptation(state.phi, method.model(theta, x.flip(0)))
@@ -114,9 +126,7 @@ def test_convolutional_networks_are_trained_for_a_block_of_clients_as_for_each(n
     clients = Clients.from_sizes(x, y, torch.tensor([4, 4, 4]))
     images = Problem(Model(build(name, (1, side, side), 3)), (1, side, side), 3, 3)
     method = FedTTA(images, cohort=3, local=LocalSGD(steps=1, batch=None, lr=1.0), adapt_lr=0.3)
-    together, singly = (
-        method.round(method.start(0), simulate(clients, block=block).begin_round(1)) for block in (3, 1)
-    )
+    together, singly = (train(method, simulate(clients, block=block), 1, method.start(0)) for block in (3, 1))
     torch.testing.assert_close(together.theta, singly.theta, atol=1e-6, rtol=0)
 
 
@@ -126,8 +136,8 @@ def test_secure_sums_give_the_same_round() -> None:
     plain = FedTTA(problem(), cohort=4, local=LocalSGD(steps=1, batch=None, lr=0.1))
     masked = replace(plain, secure=True, clip=50.0)
     federation = simulate(clients)
-    after = masked.round(masked.start(0), federation.begin_round(1))
-    expected = plain.round(plain.start(0), simulate(clients).begin_round(1))
+    after = train(masked, federation, 1, masked.start(0))
+    expected = train(plain, simulate(clients), 1, plain.start(0))
     torch.testing.assert_close(after.theta, expected.theta, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(after.phi, expected.phi, rtol=1e-3, atol=1e-5)
     assert {(row["array"], row["seen_as"]) for row in federation.transcript.rows()} == {("update", "secure mean")}

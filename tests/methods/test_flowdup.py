@@ -15,17 +15,19 @@ from unalike import simulate
 from unalike.core.client import Clients
 from unalike.core.method import Method, State, train
 from unalike.core.model import Model
+from unalike.deploy.program import program_of
 from unalike.learn.evaluation import evaluate
 from unalike.learn.local import LocalSGD
+from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.fedavg import FedAvg
-from unalike.methods.flowdup import PARTS, FLowDUP, LDFedAvg, Representation
+from unalike.methods.flowdup import PARTS, FLowDUP, Representation
+from unalike.methods.ld_fedavg import LDFedAvg
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
 from unalike.networks.heads import with_outputs
 from unalike.networks.subspace import Kind
-from unalike.studio.program import program_of
-from unalike.studio.simulate import opened
+from unalike.runs.simulate import gather_models
 
 SIZES = [8, 12, 5, 9]
 FULL_STEP = LocalSGD(steps=1, batch=None, lr=1.0)
@@ -55,7 +57,7 @@ def begun(method: FLowDUP) -> State:
 
 def models_of(method: FLowDUP, state: State, clients: Clients) -> Tensor:
     cohort = simulate(clients).everyone()
-    return opened(cohort, method.personalize(state, cohort))
+    return gather_models(cohort, method.personalize(state, cohort))
 
 
 @pytest.mark.parametrize("kind", ["kronecker", "signs"])
@@ -63,7 +65,10 @@ def models_of(method: FLowDUP, state: State, clients: Clients) -> Tensor:
 def test_round_is_one_step_on_the_pooled_objective(kind: Kind, block: int) -> None:
     """Clients 0 and 2 are labeled: loss and regulariser; 1 and 3 are not: the regulariser alone (eq. 5.4-5.6)."""
     flags = [True, False, True, False]
-    clients, method = clients_of(labeled=flags), small(subspace=kind, labeled_share=0.5)
+    rates = {"h1": 0.3, "hidden": 0.7, "last": 2.0, "bias": 1.5}  # and 1 for the prior
+    schedule = Schedule("exponential", 0.5, 1)
+    clients = clients_of(labeled=flags)
+    method = small(subspace=kind, labeled_share=0.5, rates=rates, schedule=schedule)
     state = begun(method)
 
     def objective(h1: Tensor, hidden: Tensor, last: Tensor, bias: Tensor, prior: Tensor) -> Tensor:
@@ -79,10 +84,17 @@ def test_round_is_one_step_on_the_pooled_objective(kind: Kind, block: int) -> No
         return total / 4
 
     wanted = torch.func.grad(objective, (0, 1, 2, 3, 4))(*(state[name] for name in PARTS))
-    after = method.round(state, simulate(clients, block=block).begin_round(1))
+    after = train(method, simulate(clients, block=block), 1, state)
     for name, gradient in zip(PARTS, wanted, strict=True):
-        torch.testing.assert_close(after[name], state[name] - 0.5 * gradient, atol=1e-6, rtol=0)
+        rate = 0.5 * rates.get(name, 1.0)
+        torch.testing.assert_close(after[name], state[name] - rate * gradient, atol=1e-6, rtol=0)
         assert float(gradient.abs().max()) > 1e-3
+    second = torch.func.grad(objective, (0, 1, 2, 3, 4))(*(after[name] for name in PARTS))
+    federation = simulate(clients, block=block)
+    later = train(method, federation, 2, state)
+    for name, gradient in zip(PARTS, second, strict=True):
+        rate = 0.25 * rates.get(name, 1.0)  # the schedule's second round
+        torch.testing.assert_close(later[name], after[name] - rate * gradient, atol=1e-6, rtol=0)
 
 
 def test_h1_may_be_another_network_than_f() -> None:
@@ -99,7 +111,7 @@ def test_h1_may_be_another_network_than_f() -> None:
         torch.testing.assert_close(r[i], mean, atol=1e-6, rtol=0)
         v = state.last @ (layer @ mean + shift).relu() + state.bias
         torch.testing.assert_close(models[i], method.lift.theta0 + method.lift.p(v), atol=1e-6, rtol=0)
-    after = method.round(state, simulate(clients).begin_round(1))
+    after = train(method, simulate(clients), 1, state)
     assert float((after.h1 - state.h1).abs().max()) > 1e-4, "it learns"
 
 
@@ -110,7 +122,7 @@ def test_a_residual_network_can_be_generated_and_one_with_batch_norm_cannot() ->
     method = FLowDUP(resnet, 3, problem=Problem(resnet, (1, 8, 8), 3, 3, "image"), **fields)  # type: ignore[arg-type]
     clients = clients_of([4, 4, 4], shape=(1, 8, 8))
     state = method.start(0)
-    after = method.round(state, simulate(clients).begin_round(1))
+    after = train(method, simulate(clients), 1, state)
     assert float((after.last - state.last).abs().max()) > 0
     assert models_of(method, after, clients).shape == (3, resnet.size)
     with pytest.raises(ValueError, match=r"BatchNorm2d .*use nn.GroupNorm.*`resnet18` architecture is the group-norm"):
@@ -138,32 +150,10 @@ def test_without_unlabeled_clients_and_with_a_constant_v_it_is_ld_fedavg() -> No
     plain = LDFedAvg(method.model, cohort=4, local=in_space, server=PLAIN, dimension=9)
     wanted = plain.start(0).replace(v=v)
     federation, other = simulate(clients), simulate(halves)
-    for number in (1, 2):
-        state = method.round(state, federation.begin_round(number))
-        wanted = plain.round(wanted, other.begin_round(number))
+    state, wanted = train(method, federation, 2, state), train(plain, other, 2, wanted)
     own = models_of(method, state, clients)
     torch.testing.assert_close(own, plain.personalize(wanted, other.everyone()), atol=1e-6, rtol=0)
     assert float((wanted.v - v).abs().max()) > 1e-2
-
-
-def test_ld_fedavg_in_the_whole_space_is_fedavg() -> None:
-    clients, local = clients_of(), LocalSGD(epochs=2, batch=4, lr=0.3)
-    low = LDFedAvg(mlp(), cohort=3, local=local, subspace="identity", agreed_seed=5)
-    full = FedAvg(low.model, cohort=3, local=local)
-    federation, other = simulate(clients), simulate(clients)
-    state, wanted = train(low, federation, 3), train(full, other, 3, full.start(5))
-    torch.testing.assert_close(low.personalize(state, federation.everyone())[0], wanted.theta, atol=1e-6, rtol=0)
-
-
-def test_ld_fedavg_stays_in_its_subspace() -> None:
-    low = LDFedAvg(mlp(), cohort=4, local=LocalSGD(lr=0.3), dimension=9)
-    federation = simulate(clients_of())
-    theta = low.personalize(train(low, federation, 2), federation.everyone())[0]
-    p = torch.func.vmap(low.lift.p)(torch.eye(9)).T
-    moved = theta - low.lift.theta0
-    inside = p @ torch.linalg.lstsq(p, moved[:, None]).solution[:, 0]
-    torch.testing.assert_close(inside, moved, atol=1e-6, rtol=0)
-    assert float(moved.norm()) > 1e-2
 
 
 def test_h_does_not_depend_on_the_order_of_the_rows_nor_on_labels() -> None:
@@ -204,15 +194,15 @@ def test_block_size_does_not_matter(block: int) -> None:
 def test_cohort_has_the_labeled_share(flags: list[bool], share: float, labeled: int, unlabeled: int) -> None:
     method = small(cohort=20, labeled_share=share)
     federation = simulate(clients_of([4] * 40, flags))
-    method.round(method.start(0), federation.begin_round(1))
-    rows = {row["task"]: row["replies"] for row in federation.transcript.rows() if row["array"] == "bias"}
+    train(method, federation, 1)
+    rows = {row["task"]: row["replies"] for row in federation.transcript.rows() if row["array"] == "update"}
     assert rows == {"FLowDUP.fit": labeled} | ({"FLowDUP.regularize": unlabeled} if unlabeled else {})
 
 
 def test_server_sees_sums_only_and_p_is_never_sent() -> None:
     method = small(labeled_share=0.5)
     federation = simulate(clients_of(labeled=[True, True, False, False]))
-    method.round(method.start(0), federation.begin_round(1))
+    train(method, federation, 1)
     assert {row["seen_as"] for row in federation.transcript.rows()} <= {"sum", "mean"}
     assert federation.traffic.total_down == 4 * 4 * (method.h1.size + method.hidden.size + 5 * 9 + 9 + 9)
 
@@ -221,7 +211,7 @@ def test_a_fixed_prior_is_zero() -> None:
     """Table C.4's variant: ψ_r is neither used nor learned."""
     method, clients = small(learn_prior=False), clients_of()
     states = [begun(method), method.start(0)]
-    first, second = (method.round(state, simulate(clients).begin_round(1)) for state in states)
+    first, second = (train(method, simulate(clients), 1, state) for state in states)
     assert torch.equal(first.last, second.last) and torch.equal(first.prior, states[0].prior)
 
 
@@ -272,7 +262,7 @@ def test_bad_settings_say_what_was_expected() -> None:
         small(local=LocalSGD(batch=1))
     with pytest.raises(ValueError, match="no client has labels"):
         method = small()
-        method.round(method.start(0), simulate(clients_of(labeled=[False] * 4)).begin_round(1))
+        train(method, simulate(clients_of(labeled=[False] * 4)), 1)
 
 
 def test_secure_sums_give_the_same_round_and_long_changes_are_clipped() -> None:
@@ -280,24 +270,13 @@ def test_secure_sums_give_the_same_round_and_long_changes_are_clipped() -> None:
     plain = small(cohort=6, labeled_share=0.5)
     far, near = (replace(plain, secure=True, clip=clip) for clip in (100.0, 1e-2))
     federation = simulate(clients)
-    expected = plain.round(begun(plain), simulate(clients).begin_round(1))
-    after = far.round(begun(far), federation.begin_round(1))
+    expected = train(plain, simulate(clients), 1, begun(plain))
+    after = train(far, federation, 1, begun(far))
     for name in PARTS:
         torch.testing.assert_close(after[name], expected[name], rtol=1e-3, atol=1e-5)
     assert {(row["array"], row["seen_as"]) for row in federation.transcript.rows()} == {("update", "secure sum")}
-    short = near.round(begun(near), simulate(clients).begin_round(1))
+    short = train(near, simulate(clients), 1, begun(near))
     moved = torch.cat([(short[name] - begun(near)[name]).flatten() for name in PARTS])
     assert 1e-4 < float(moved.norm()) <= PLAIN.lr * 1e-2 * (1 + 1e-4)
     with pytest.raises(ValueError, match="secure sums need a bound"):
         small(secure=True)
-
-
-def test_ld_fedavg_by_secure_sums() -> None:
-    """Of equally large clients: a masked mean has no weights."""
-    clients = clients_of([8] * 4)
-    plain = LDFedAvg(mlp(), cohort=4, local=FULL_STEP, dimension=9)
-    masked = replace(plain, secure=True, clip=100.0)
-    federation = simulate(clients)
-    after = masked.round(masked.start(0), federation.begin_round(1))
-    torch.testing.assert_close(after.v, plain.round(plain.start(0), simulate(clients).begin_round(1)).v)
-    assert {(row["array"], row["seen_as"]) for row in federation.transcript.rows()} == {("update", "secure mean")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -80,7 +81,7 @@ def test_three_exchanges_are_one_joint_gradient_step(encoder: Encoder) -> None:
         return total
 
     g_h, g_g = torch.func.grad(objective, (0, 1))(state.hypernet, state.encoder)
-    after = method.round(state, simulate(clients, block=3).begin_round(1))
+    after = train(method, simulate(clients, block=3), 1, state)
     torch.testing.assert_close(after.hypernet, state.hypernet - 0.3 * g_h, atol=1e-6, rtol=0)
     torch.testing.assert_close(after.encoder, state.encoder - 0.3 * g_g, atol=1e-6, rtol=0)
     assert float(g_g.abs().max()) > 1e-5
@@ -137,11 +138,33 @@ def test_the_first_phase_is_one_gradient_step_of_the_loss_and_of_the_encoders_ga
         return total
 
     g_h, g_v = torch.func.grad(loss, (0, 1))(state.hypernet, state.descriptors)
-    after = method.round(state, simulate(clients, block=3).begin_round(1))
+    after = train(method, simulate(clients, block=3), 1, state)
     torch.testing.assert_close(after.hypernet, state.hypernet - 0.3 * g_h, atol=1e-6, rtol=0)
     torch.testing.assert_close(after.descriptors, state.descriptors - 0.7 * g_v, atol=1e-6, rtol=0)
     g_g = torch.func.grad(gap)(state.encoder)
     torch.testing.assert_close(after.encoder, state.encoder - 0.3 * g_g, atol=1e-5, rtol=1e-5)
+
+
+def test_the_first_phase_sums_clipped_gradients_of_the_encoder_under_masks() -> None:
+    settings = {"cohort": 4, "local": FULL_STEP, "descriptor": 3, "two_phase": 2, "lambda_g": 0.0, "clip": 1e9}
+    sgd = ServerOptimizer("sgd", lr=1.0)
+    plain = ODPFL(problem_of((6,)), server=sgd, **settings)  # type: ignore[arg-type]
+    start = plain.start(0)
+
+    def step(method: ODPFL) -> tuple[Tensor, dict[str, str], bool]:
+        federation = simulate(clients_of((6,)))
+        after = train(method, federation, 1, start)
+        seen = {row["array"]: row["seen_as"] for row in federation.transcript.rows()}
+        return after.encoder - start.encoder, seen, "encoder_gap" in federation.metrics
+
+    wanted, seen, reported = step(plain)
+    assert seen["gradient"] == seen["gap"] == "mean" and reported
+    masked, seen, reported = step(replace(plain, secure=True, gradient_clip=1000.0))
+    torch.testing.assert_close(masked, wanted, atol=1e-4, rtol=1e-3)
+    assert seen == {"update": "individual", "loss": "mean", "gradient": "secure mean"} and not reported
+    for secure in (False, True):
+        clipped = step(replace(plain, secure=secure, gradient_clip=1e-3))[0]
+        assert 1e-5 < float(clipped.norm()) <= 1.001e-3 < 0.1 * float(wanted.norm())
 
 
 def test_absent_clients_descriptors_rest_in_the_first_phase() -> None:

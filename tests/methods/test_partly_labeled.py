@@ -96,7 +96,7 @@ def test_pefll_describes_by_all_rows_and_learns_from_the_labeled_ones(block: int
         return total
 
     g_h, g_v = torch.func.grad(objective, (0, 1))(state.hypernet, state.embedding)
-    after = method.round(state, simulate(clients, block=block).begin_round(1))
+    after = train(method, simulate(clients, block=block), 1, state)
     torch.testing.assert_close(after.hypernet, state.hypernet - 0.3 * g_h, atol=1e-6, rtol=0)
     torch.testing.assert_close(after.embedding, state.embedding - 0.3 * g_v, atol=1e-6, rtol=0)
     assert float(g_v.abs().max()) > 1e-3
@@ -125,7 +125,7 @@ def test_flowdup_makes_v_of_all_rows_and_adds_nothing_for_a_missing_label() -> N
         return total / 4
 
     wanted = torch.func.grad(objective, (0, 1, 2, 3, 4))(*(state[name] for name in PARTS))
-    after = method.round(state, simulate(clients, block=3).begin_round(1))
+    after = train(method, simulate(clients, block=3), 1, state)
     for name, gradient in zip(PARTS, wanted, strict=True):
         torch.testing.assert_close(after[name], state[name] - 0.5 * gradient, atol=1e-5, rtol=1e-4)
 
@@ -170,8 +170,8 @@ def test_a_table_with_empty_label_cells(tmp_path: Path) -> None:
     (tmp_path / "shops.csv").write_text("\n".join(lines) + "\n")
     population = load(tmp_path / "shops.csv", client_column="shop", unseen=0, test=0.2)
     assert population.train.labeled.tolist() == [True, True, False, True]
-    assert population.train.labels_there().tolist() == [32, 8, 0, 1], "each part has its share of the labels"
-    assert population.test.labels_there().tolist() == [8, 2, 0, 0]
+    assert population.train.label_counts().tolist() == [32, 8, 0, 1], "each part has its share of the labels"
+    assert population.test.label_counts().tolist() == [8, 2, 0, 0]
     assert population.test.labeled.tolist() == [True, True, False, False]
     assert population.histogram().sum(1).tolist() == [40, 10, 0, 1]
     assert "69" in describe(population).summary["rows without a label"]  # 30 + 39: s2 has no label at all
@@ -181,5 +181,5 @@ def test_numbers_may_be_missing_too() -> None:
     x = np.arange(12.0)[:, None]
     y = np.where(x[:, 0] < 9, x[:, 0] / 4, np.nan)
     population = from_arrays(x, y, np.arange(12) // 6, test=0, unseen=0, normalize=False)
-    assert population.train.labels_there().tolist() == [6, 3] and population.classes is None
+    assert population.train.label_counts().tolist() == [6, 3] and population.classes is None
     assert "from 0 to 2" in describe(population).summary["targets"]

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.core.helpers import kept, population
-from unalike import Federation, simulate
+from unalike import Each, Federation, simulate
 from unalike.core.client import Clients
 from unalike.core.draws import Draws
 from unalike.core.federation import each
@@ -23,7 +23,7 @@ from unalike.methods.fedavg import FedAvg
 from unalike.methods.pefll import PeFLL
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
-from unalike.studio.simulate import opened
+from unalike.runs.simulate import gather_models
 
 SIZES = [7, 12, 5, 9]
 
@@ -67,7 +67,7 @@ def test_three_exchanges_are_one_joint_gradient_step(labels: str, block: int) ->
         return total
 
     g_h, g_v = torch.func.grad(objective, (0, 1))(state.hypernet, state.embedding)
-    after = method.round(state, simulate(clients, block=block).begin_round(1))
+    after = train(method, simulate(clients, block=block), 1, state)
     torch.testing.assert_close(after.hypernet, state.hypernet - 0.3 * g_h, atol=1e-6, rtol=0)
     torch.testing.assert_close(after.embedding, state.embedding - 0.3 * g_v, atol=1e-6, rtol=0)
     assert float(g_h.abs().max()) > 1e-3 and float(g_v.abs().max()) > 1e-3
@@ -117,7 +117,8 @@ def test_backpropagation_uses_the_batch_that_was_described() -> None:
     cohort = federation.everyone()
     sent = cohort.ask(method.describe, embedding=eta)["descriptor"]
     cotangent = torch.randn_like(sent)
-    gradient = cohort.ask(method.backpropagate, embedding=eta, cotangent=each(cotangent))["gradient"]
+    sent_back = cohort.ask(method.backpropagate, embedding=eta, cotangent=each(cotangent), into=Each("gradient"))
+    gradient = sent_back["gradient"]
     batches = kept(federation).read(clients.ids).values["batch"]
     for i, n in enumerate(SIZES):
         x, y = clients.rows(i)
@@ -149,7 +150,7 @@ def test_masked_classes_are_never_predicted_and_get_no_gradient() -> None:
     )
     state = train(method, simulate(clients), 1)
     cohort = simulate(clients).everyone()
-    theta = opened(cohort, method.personalize(state, cohort))
+    theta = gather_models(cohort, method.personalize(state, cohort))
     for client, own in enumerate(([0, 1], [2, 3])):
         scores = method.model(theta[client], torch.randn(200, 6))
         assert set(scores.argmax(1).tolist()) <= set(own)
@@ -192,13 +193,13 @@ def test_clip_bounds_the_whole_gradient() -> None:
         lambda_h=0, lambda_v=0,
     )  # fmt: skip
     state = method.start(0).replace(scale=torch.ones(()))
-    after = method.round(state, simulate(clients).begin_round(1))
+    after = train(method, simulate(clients), 1, state)
     moved = sum(float((after[name] - state[name]).square().sum()) for name in ("hypernet", "embedding"))
     assert moved**0.5 == pytest.approx(1e-3, rel=0.05)  # float32 rounding of η limits how exactly
 
 
 def test_traffic_is_what_the_thesis_counts() -> None:
-    """2c(|θ| + |η_v| + |v|) numbers a round (T1 B.1.3); Unalike sends η_v once more, because tasks keep no network."""
+    """2c(|θ| + |η_v| + |v|) numbers a round (T1 B.1.3), and a digest of η_v for the clients that have had it."""
     problem = problem_of((6,))
     method = PeFLL(problem, cohort=3, local=FULL_STEP, descriptor=5)
     federation = simulate(clients_of((6,))).begin_round(1)
@@ -206,7 +207,7 @@ def test_traffic_is_what_the_thesis_counts() -> None:
     theta, eta, v = problem.model.size, method.embedding.size, 5
     up, down = federation.traffic.up, federation.traffic.down
     assert (up["update"], up["gradient"], up["descriptor"]) == (3 * 4 * theta, 3 * 4 * eta, 3 * 4 * v)
-    assert (down["theta"], down["embedding"], down["cotangent"]) == (3 * 4 * theta, 2 * 3 * 4 * eta, 3 * 4 * v)
+    assert (down["theta"], down["embedding"], down["cotangent"]) == (3 * 4 * theta, 3 * 4 * eta + 3 * 32, 3 * 4 * v)
 
 
 @pytest.mark.parametrize(
@@ -307,7 +308,7 @@ def test_on_the_sphere_one_row_moves_a_descriptor_by_its_sensitivity_at_most(row
     described = rows or n
     assert gaussian.sensitivity(n) == pytest.approx(2 / described)
     assert laplace.sensitivity(n) == pytest.approx(2 * length**0.5 / described)
-    plain = gaussian.protecting(None, 0.01)
+    plain = gaussian.with_protection(None, 0.01)
     far = {1: 0.0, 2: 0.0}
     for seed in range(40):
         x = torch.randn(n, 6, generator=torch.Generator().manual_seed(seed))
@@ -355,3 +356,88 @@ def test_a_private_descriptor_needs_the_sphere() -> None:
     with pytest.raises(ValueError, match="needs sphere=true"):
         PeFLL(problem_of((6,)), newcomer_epsilon=1.0)
     assert PeFLL(problem_of((6,))).sensitivity(5) is None
+
+
+def test_an_embedding_of_chosen_width_is_one_hidden_layer() -> None:
+    """The MLP of T1 Table B.7, on an image whose label enters by a linear map of length 16."""
+    method = PeFLL(problem_of((1, 16, 16)), descriptor=4, embedding_width=7)
+    eta = method.embedding.init(0)
+    t = method.embedding.tensors(eta)
+    x, y = torch.randn(5, 1, 16, 16), torch.tensor([0, 2, 1, 1, 0])
+    first, second = (name.removesuffix(".weight") for name in t if name.startswith("network") and "weight" in name)
+    inputs = torch.cat([x.flatten(1), F.one_hot(y, 3).float() @ t["label.weight"].T], 1)
+    hidden = (inputs @ t[f"{first}.weight"].T + t[f"{first}.bias"]).relu()
+    assert hidden.shape == (5, 7)
+    wanted = hidden @ t[f"{second}.weight"].T + t[f"{second}.bias"]
+    torch.testing.assert_close(method.embedding(eta, x, y), wanted, atol=1e-6, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"embedding_width=7 .*labels='planes'"):
+        PeFLL(problem_of((1, 16, 16)), embedding_width=7, labels="planes")
+
+
+def test_the_gradients_of_the_embedding_can_be_summed_under_masks() -> None:
+    clients = clients_of((6,))
+    plain = PeFLL(problem_of((6,)), cohort=4, local=FULL_STEP, descriptor=4, describe_rows=None, lambda_v=0.0)
+    masked = replace(plain, secure=True, gradient_clip=50.0)
+    federation = simulate(clients)
+    after, wanted = train(masked, federation, 1), train(plain, simulate(clients), 1)
+    torch.testing.assert_close(after.hypernet, wanted.hypernet)
+    for name, moment in wanted.part("server").items():
+        torch.testing.assert_close(after.part("server")[name], moment, atol=1e-5, rtol=1e-3)
+    seen = {row["array"]: row["seen_as"] for row in federation.transcript.rows()}
+    assert seen == {"descriptor": "individual", "update": "individual", "loss": "mean", "gradient": "secure mean"}
+    with pytest.raises(ValueError, match="secure sums need a bound; set gradient_clip"):
+        PeFLL(problem_of((6,)), secure=True)
+
+
+def test_a_gradient_of_the_embedding_is_clipped() -> None:
+    """Plain steps at a rate of 1 without decay: the embedding moves by the mean of four vectors of length 1e-3."""
+    clients, server = clients_of((6,)), ServerOptimizer("sgd", lr=1.0)
+    method = PeFLL(
+        problem_of((6,)), cohort=4, local=FULL_STEP, server=server, descriptor=4, lambda_v=0.0, gradient_clip=1e-3
+    )
+    start = method.start(0).replace(scale=torch.ones(()))
+    moved = float((train(method, simulate(clients), 1, start).embedding - start.embedding).norm())
+    free = train(replace(method, gradient_clip=None), simulate(clients), 1, start)
+    assert 1e-5 < moved <= 1e-3 * (1 + 1e-4) < float((free.embedding - start.embedding).norm())
+
+
+def test_the_server_remembers_descriptors_as_long_as_it_may_and_says_so() -> None:
+    clients = clients_of((6,))
+    method = PeFLL(problem_of((6,)), cohort=4, local=FULL_STEP, descriptor=4, sphere=True, describe_rows=None)
+    for changes, remembered in (({}, 4), ({"remember": False}, 0), ({"newcomer_epsilon": 1.0}, 0)):
+        one, federation = replace(method, **changes), simulate(clients)  # type: ignore[arg-type]
+        state = train(one, federation, 1)
+        assert state["remembered.v"].shape == (remembered, 4)
+        assert sorted(state["remembered.ids"].tolist()) == list(range(remembered))
+        notes = [row["note"] for row in federation.transcript.rows() if row["array"] == "descriptor"]
+        assert notes == ["kept by the server with the client's id, to tell how far newcomers are from those who trained"
+                         if remembered else None]  # fmt: skip
+        distance = one.nearest(state, {"descriptor": torch.zeros(1, 4)})
+        assert (distance is not None) == bool(remembered)
+
+
+def test_a_newcomer_is_described_and_served_by_the_same_averaged_networks() -> None:
+    """The latest networks, the averaged ones and their mixtures give four models; only one is right."""
+    clients = clients_of((6,), sizes=[6])
+    method = PeFLL(problem_of((6,)), descriptor=4, newcomer_rows=None)
+    state = method.start(0).replace(shift=torch.full((4,), 0.2), scale=torch.tensor(1.3))
+    state = state.replace(**{"steady.embedding": method.embedding.init(7), "steady.hypernet": method.hypernet.init(8)})
+    x, y = clients.rows(0)
+    given = method.personalize(state, simulate(clients).everyone())
+    for embedding in (state.embedding, state["steady.embedding"]):
+        for hypernet in (state.hypernet, state["steady.hypernet"]):
+            v = (method.embedding(embedding, x, y).mean(0) - 0.2) * 1.3
+            same = torch.allclose(given[0], method.hypernet(hypernet, v[None])[0], atol=1e-5)
+            assert same == (embedding is state["steady.embedding"] and hypernet is state["steady.hypernet"])
+
+
+def test_the_embedding_is_sent_once_a_round() -> None:
+    """The second ask names it, in fewer bytes than a tenth of the array; every round sends it anew, as it has moved."""
+    clients = clients_of((6,))
+    method = PeFLL(problem_of((6,)), cohort=4, local=FULL_STEP, descriptor=4, calibration=1)
+    federation = simulate(clients)
+    state, before, once = train(method, federation, 1), 0, 4 * 4 * method.embedding.size
+    for _ in range(2):
+        before = federation.traffic.down["embedding"]
+        state = train(method, federation, 1, state)
+        assert once <= federation.traffic.down["embedding"] - before < 1.1 * once

@@ -37,7 +37,7 @@ def test_a_round_is_one_joint_gradient_step() -> None:
         return total
 
     g_h, g_v = torch.func.grad(objective, (0, 1))(state.hypernet, state.descriptors)
-    after = method.round(state, simulate(clients, block=3).begin_round(1))
+    after = train(method, simulate(clients, block=3), 1, state)
     torch.testing.assert_close(after.hypernet, state.hypernet - 0.3 * g_h, atol=1e-6, rtol=0)
     torch.testing.assert_close(after.descriptors, state.descriptors - 0.2 * g_v, atol=1e-6, rtol=0)
     assert float(g_v.abs().max()) > 1e-4
@@ -133,3 +133,12 @@ def test_a_federation_of_another_size_is_refused() -> None:
     method = PFedHN(problem_of((6,), clients=9), cohort=2, local=FULL_STEP, descriptor=3)
     with pytest.raises(ValueError, match="built for 9 training clients, but the federation has 4"):
         train(method, simulate(clients_of((6,))), 1)
+
+
+def test_a_newcomers_descriptor_moves_by_its_own_rate() -> None:
+    """Adam's first step is the rate in every coordinate, so rates of .1 and .3 end .2 apart."""
+    clients = clients_of((6,))
+    method = PFedHN(problem_of((6,)), local=FULL_STEP, descriptor=3, newcomer_rounds=1, newcomer_lr=0.1)
+    state = method.start(0)  # nobody is known yet
+    found = [one.descriptors(state, simulate(clients).everyone()) for one in (method, replace(method, newcomer_lr=0.3))]
+    torch.testing.assert_close((found[0] - found[1]).abs(), torch.full((4, 3), 0.2), atol=1e-3, rtol=0)

@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Categorical, Independent, Laplace, MixtureSameFamily, Normal
 
-from unalike import simulate
+from unalike import simulate, train
 from unalike.core.client import Clients
 from unalike.core.model import Model
 from unalike.learn.local import LocalSGD
 from unalike.methods.prior import LearnedPrior
 from unalike.networks.architectures import build
-from unalike.studio.simulate import opened
+from unalike.runs.simulate import gather_models
 
 SIZES = [8, 12, 5, 9]
 STEP = LocalSGD(steps=1, batch=None, lr=0.05)
@@ -50,9 +50,9 @@ def test_a_step_descends_the_loss_and_the_priors_density(prior: str) -> None:
         state = state.replace(centers=state.centers + torch.tensor([[0.2], [-0.1]]))
     begin = state.weights @ state.centers
     federation = simulate(clients)
-    method.round(state, federation.begin_round(1))
+    train(method, federation, 1, state)
     cohort = federation.everyone()
-    found = opened(cohort, method.personalize(state.replace(ids=cohort.ids), cohort))
+    found = gather_models(cohort, method.personalize(state.replace(ids=cohort.ids), cohort))
     law = density(prior, state.weights, state.centers, state.scale)
     for i, size in enumerate(SIZES):
         x, y = clients.rows(i)
@@ -68,9 +68,8 @@ def test_a_narrow_prior_and_few_rows_do_not_throw_models_away(prior: str) -> Non
     local = LocalSGD(steps=20, batch=None, lr=0.1)
     method, clients = replace(made(prior), local=local, scale=0.01), clients_of()
     state, federation = method.start(0), simulate(clients)
-    for number in range(1, 4):
-        state = method.round(state, federation.begin_round(number))
-    models = opened(federation.everyone(), method.personalize(state, federation.everyone()))
+    state = train(method, federation, 3, state)
+    models = gather_models(federation.everyone(), method.personalize(state, federation.everyone()))
     assert bool(torch.isfinite(models).all())
     assert float((models - state.weights @ state.centers).abs().max()) < 0.2
     assert float((state.centers - method.first).abs().max()) < 0.5
@@ -87,7 +86,7 @@ def test_the_next_mixture_is_that_of_em() -> None:
     }
     models = gamma["centers"][torch.tensor([0, 1, 1, 0, 1])] + 0.8 * torch.randn(5, d, generator=random)
     shares = torch.stack([method.share(theta, **gamma) for theta in models]).mean(0)
-    found = method.moved(shares, **gamma)
+    found = method.next_prior(shares, **gamma)
     law = density("mixture", **gamma)
     likely = torch.stack([law.component_distribution.log_prob(theta) + gamma["weights"].log() for theta in models])
     belongs = torch.softmax(likely, 1)
@@ -106,16 +105,16 @@ def test_a_laplace_prior_comes_to_rest_at_the_median() -> None:
     gamma = {"weights": torch.ones(1), "centers": torch.zeros(1, method.model.size), "scale": torch.tensor([0.2])}
     for _ in range(200):
         mean = torch.stack([method.share(theta, **gamma) for theta in models]).mean(0)
-        gamma = {**method.moved(mean, **gamma), "scale": 0.95 * gamma["scale"]}
+        gamma = {**method.next_prior(mean, **gamma), "scale": 0.95 * gamma["scale"]}
     torch.testing.assert_close(gamma["centers"], torch.full_like(gamma["centers"], 0.2), atol=0.05, rtol=0)
-    b = method.moved(torch.stack([method.share(theta, **gamma) for theta in models]).mean(0), **gamma)["scale"]
+    b = method.next_prior(torch.stack([method.share(theta, **gamma) for theta in models]).mean(0), **gamma)["scale"]
     assert float(b) == pytest.approx((3.2 + 0.1 + 0.0 + 0.1 + 8.8) / 5, abs=0.1)
 
 
 def test_only_sums_leave_the_clients_and_what_makes_no_sense_is_refused() -> None:
     method = made("mixture")
     federation = simulate(clients_of())
-    method.round(method.start(0), federation.begin_round(1))
+    train(method, federation, 1)
     assert {row["seen_as"] for row in federation.transcript.rows()} == {"mean"}
     wrong = {"prior": "cauchy", "components": 0, "scale": 0.0, "floor": -1.0, "strength": 0.0}
     for field, value in wrong.items():

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from unalike import Clients, LocalSGD, Model, simulate
+from unalike import Clients, LocalSGD, Model, simulate, train
 from unalike.core.federation import Federation
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.fedtta import FedTTA
-from unalike.methods.flowdup import FLowDUP, LDFedAvg
+from unalike.methods.flowdup import FLowDUP
+from unalike.methods.ld_fedavg import LDFedAvg
 from unalike.methods.problem import Problem
 from unalike.privacy import Gaussian
 
@@ -41,10 +42,7 @@ def federation(seed: int = 0) -> Federation:
 @pytest.mark.parametrize("name", ["flowdup", "ld-fedavg", "fedtta"])
 def test_with_hardly_any_noise_and_a_long_clip_it_is_the_method_without_privacy(name: str) -> None:
     plain, private = made(name), made(name, clip=1e3, noise=Gaussian(1e-10))
-    expected, found = plain.start(3), private.start(3)
-    for number in (1, 2):
-        expected = plain.round(expected, federation().begin_round(number))
-        found = private.round(found, federation().begin_round(number))
+    expected, found = (train(one, federation(), 2, one.start(3)) for one in (plain, private))
     for key, value in expected.items():
         torch.testing.assert_close(found[key], value, atol=2e-4, rtol=1e-3)
 
@@ -55,8 +53,7 @@ def test_all_that_a_client_sends_is_one_array_with_one_clip_and_one_charge(name:
     method = made(name, clip=0.01, noise=Gaussian(2.0), cohort=0.5)
     state = method.start(0)
     numbers = sum(value.numel() for key, value in state.items() if not key.startswith("server"))
-    for number in (1, 2, 3):
-        state = method.round(state, run.begin_round(number))
+    state = train(method, run, 3, state)
     assert {entry.array for entry in run.transcript.entries} == {"update"}
     assert {math.prod(entry.shape) for entry in run.transcript.entries} == {numbers}
     sampled = dp_accounting.PoissonSampledDpEvent(0.5, dp_accounting.GaussianDpEvent(2.0))

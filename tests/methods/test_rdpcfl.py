@@ -1,28 +1,27 @@
-"""R-DPCFL, IFCA and MR-MTL: planted clusters, closed forms of separation and selection, and steps written out."""
+"""R-DPCFL and IFCA: planted clusters, closed forms of separation and selection, and steps written out."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from dp_accounting import dp_event, pld
 from torch import Tensor
 
-from unalike import Clients, Federation, LocalSGD, Model, State, simulate, train
+from tests.methods.small import normal, shifted
+from unalike import Clients, LocalSGD, Model, State, simulate, train
 from unalike.core.federation import each
 from unalike.methods.fedavg import FedAvg
-from unalike.methods.mr_mtl import MRMTL
-from unalike.methods.rdpcfl import RDPCFL, mixture_of, principal
+from unalike.methods.mixture import mixture_of, principal
+from unalike.methods.rdpcfl import RDPCFL
 from unalike.networks.architectures import build
 from unalike.privacy.dpsgd import PointPrivacy
-from unalike.studio.simulate import opened
+from unalike.runs.simulate import gather_models
 
 TRUE = torch.tensor([0] * 3 + [1] * 6 + [2] * 6 + [3] * 6)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def alike(found: Tensor, true: Tensor) -> bool:
@@ -63,14 +62,6 @@ def test_principal_components_keep_distances_of_what_they_span() -> None:
     assert torch.allclose(apart / apart.max(), true / true.max(), atol=1e-9)
 
 
-def shifted(sizes: list[int], flips: list[int], features: int = 5) -> Federation:
-    """Clients whose labels are (y + flip) mod 2: a concept shift between clusters."""
-    x = normal(sum(sizes), features, seed=3).float()
-    flip = torch.tensor(flips).repeat_interleave(torch.tensor(sizes))
-    y = ((x[:, 0] > 0).long() + flip) % 2
-    return simulate(Clients.from_sizes(x, y, torch.tensor(sizes)), seed=1)
-
-
 LOCAL = LocalSGD(epochs=1, batch=8, lr=0.5)
 MODEL = Model(build("logistic", (5,), 2))
 
@@ -84,7 +75,7 @@ def test_clusters_of_a_concept_shift_are_learned_apart(private: PointPrivacy | N
     assert alike(state.cluster, torch.tensor(flips)) and float(state.mpo) < 0.5
     with federation.aside() as aside:
         cohort = aside.everyone()
-        thetas = opened(cohort, method.personalize(state, cohort))
+        thetas = gather_models(cohort, method.personalize(state, cohort))
     for theta, flip in zip(thetas, flips, strict=True):
         x = normal(200, 5, seed=9).float()
         right = (MODEL(theta, x).argmax(1) == ((x[:, 0] > 0).long() + flip) % 2).float().mean()
@@ -92,7 +83,7 @@ def test_clusters_of_a_concept_shift_are_learned_apart(private: PointPrivacy | N
     if private is not None:
         assert math.isfinite(federation.ledger.epsilon(1e-3)) and federation.ledger.unit == "point"
         assert {row["task"] for row in federation.transcript.rows()} == {
-            f"RDPCFL.{t}" for t in ("begin", "fit", "choose")
+            f"RDPCFL.{t}" for t in ("fit_first", "fit", "select")
         }
 
 
@@ -122,7 +113,7 @@ def test_a_private_selection_has_the_probabilities_of_the_exponential_mechanism(
     bias = next(name for name, value in names.items() if value.ndim == 1)
     models = torch.stack([model.flatten({**names, bias: torch.tensor(b)}) for b in ([1.0, -1.0], [-1.0, 1.0])])
     method = RDPCFL(model, local=replace(LOCAL, private=PointPrivacy(1.0, 1.0)), clusters=2, selection=0.5)
-    chosen = simulate(clients).everyone().ask(method.choose, models=models)["cluster"]
+    chosen = simulate(clients).everyone().ask(method.select, models=models)["cluster"]
     expected = 1 / (1 + math.exp(-0.5 * 3 / 2))  # three samples right against none
     assert float((chosen == 0).double().mean()) == pytest.approx(expected, abs=4 * (0.25 / 2000) ** 0.5)
 
@@ -143,7 +134,7 @@ def test_first_updates_of_small_batches_have_the_noise_of_as_many_more_steps() -
         local = LocalSGD(epochs=1, batch=4, lr=1.0, private=PointPrivacy(1.0, 50.0))
         method = RDPCFL(Model(build("logistic", (400,), 2)), local=local, first_batch=batch)
         federation = shifted([16, 16], [0, 1], features=400).begin_round(1)
-        updates = federation.everyone().ask(method.begin, theta=method.model.init(0))["update"]
+        updates = federation.everyone().ask(method.fit_first, theta=method.model.init(0))["update"]
         found[batch] = float(updates.var())
     assert found[4] / found[None] == pytest.approx((16 / 4) ** 3, rel=0.15)
     assert found[None] == pytest.approx((50 / 16) ** 2, rel=0.15)
@@ -167,6 +158,95 @@ def test_one_cluster_is_fedavg_and_known_clusters_are_fedavg_in_each() -> None:
     assert apart.models.shape[0] == 4 and apart.cluster.tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("classes, lr", [(3, 10.0), (None, 2.0)])
+def test_ifca_without_epsilon_selects_the_least_loss_in_every_round(classes: int | None, lr: float) -> None:
+    """Ghosh et al., Algorithm 1 with model averaging, written out in NumPy: ŝ_i = argmin_j f_i(θ_j) in every round."""
+    sizes, d, rounds = (5, 9, 7), 4, 4
+    x = normal(sum(sizes), d, seed=7).float()
+    y = torch.arange(sum(sizes)) * 5 % 3 if classes else normal(sum(sizes), seed=8).float()
+    rows = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    model = Model(build("logistic" if classes else "linear", (d,), classes or 1))
+    method = RDPCFL(
+        model, local=LocalSGD(steps=1, batch=None, lr=lr), clustering="selection", clusters=2, rounds=rounds
+    )
+    clients = simulate(Clients.from_sizes(x, y, torch.tensor(sizes)))
+    selected: list[list[int]] = []
+    state = train(method, clients, rounds, after_round=lambda _, now: selected.append(now.cluster.tolist()))
+
+    def loss_and_gradient(theta: np.ndarray, i: int) -> tuple[float, np.ndarray]:
+        inputs, targets = x[rows[i]].double().numpy(), y[rows[i]].numpy()
+        if classes is None:
+            away = inputs @ theta - targets
+            return float((away**2).mean() / 2), inputs.T @ away / len(inputs)
+        tensors = model.tensors(torch.from_numpy(theta))
+        scores = inputs @ tensors["linear.weight"].numpy().T + tensors["linear.bias"].numpy()
+        p = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+        away = (p - np.eye(classes)[targets]) / len(inputs)
+        loss = -np.log(p[np.arange(len(inputs)), targets]).mean()
+        return float(loss), np.concatenate([(away.T @ inputs).ravel(), away.sum(0)])
+
+    models = [one.double().numpy() for one in method.start(0).models]
+    for number in range(rounds):
+        best = [int(np.argmin([loss_and_gradient(theta, i)[0] for theta in models])) for i in range(3)]
+        assert selected[number] == best
+        for j, theta in enumerate(list(models)):
+            steps = [-lr * loss_and_gradient(theta, i)[1] for i in range(3) if best[i] == j]
+            models[j] = theta + np.mean(steps, axis=0) if steps else theta
+    assert len({tuple(one) for one in selected}) > 1  # a client changes its mind, so that freezing would be seen
+    torch.testing.assert_close(state.models.double(), torch.from_numpy(np.stack(models)), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("selection_rounds, expected", [(None, 2), (5, 5), (20, 19)])
+def test_clients_select_for_as_many_rounds_as_are_set(selection_rounds: int | None, expected: int) -> None:
+    method = RDPCFL(MODEL, local=LOCAL, clusters=2, rounds=20, selection_rounds=selection_rounds)
+    federation = shifted([12] * 4, [0, 0, 1, 1])
+    sent: list[float] = []
+    state = train(method, federation, 20, after_round=lambda *_: sent.append(federation.traffic.up["cluster"]))
+    ec = max(1, math.floor((1 - float(state.mpo)) * 10))
+    found = [number for number in range(2, 21) if sent[number - 1] > sent[number - 2]]
+    assert found == list(range(ec + 1, min(20, ec + expected) + 1))
+    with pytest.raises(ValueError, match="selection_rounds=0"):
+        RDPCFL(MODEL, selection_rounds=0)
+
+
+def test_a_private_selection_on_numbers_counts_for_how_many_rows_a_model_has_the_least_loss() -> None:
+    """Of four rows three are nearer to the first of two constant models: it is selected with odds exp(ε·(3 − 1)/2)."""
+    count, epsilon = 4000, 0.8
+    y = torch.tensor([0.2, 0.4, 0.3, 12.0]).repeat(count)
+    clients = Clients.from_sizes(torch.ones(4 * count, 1), y, torch.full((count,), 4))
+    model = Model(build("linear", (1,), 1))
+    private = replace(LOCAL, private=PointPrivacy(1.0, 1.0))
+    method = RDPCFL(model, local=private, clusters=2, selection=epsilon)
+    federation = simulate(clients)
+    models = torch.tensor([[0.0], [5.0]])
+    selected = federation.everyone().ask(method.select, models=models)["cluster"]
+    expected = 1 / (1 + math.exp(-epsilon * (3 - 1) / 2))
+    assert float((selected == 0).double().mean()) == pytest.approx(expected, abs=4 * (0.25 / count) ** 0.5)
+    assert federation.ledger.epsilon(1e-9) == pytest.approx(epsilon, rel=1e-2)
+    # without an ε the outlier decides: the mean loss of the first model is larger
+    alone = replace(method, local=LOCAL)
+    assert set(simulate(clients).everyone().ask(alone.select, models=models)["cluster"].tolist()) == {1}
+
+
+def test_noise_pays_for_private_statistics_of_the_inputs_too() -> None:
+    """z is larger where a Gaussian sum was released before, and without that ε would be exceeded."""
+    private = PointPrivacy(1.0, epsilon=4.0, delta=1e-2, rounds=4, also=(2.0,))
+    declared = shifted([24] * 3, [0, 0, 1]).everyone().declarations
+    found = {}
+    for one in (private, replace(private, also=())):
+        method = RDPCFL(MODEL, local=replace(LOCAL, private=one), clusters=2, rounds=4, selection=0.1)
+        found[one.also] = float(method.budget.multipliers(declared)[0])
+    assert found[(2.0,)] > 1.02 * found[()]
+
+    def training(z: float) -> float:
+        account = pld.PLDAccountant()
+        steps = [dp_event.PoissonSampledDpEvent(8 / 24, dp_event.GaussianDpEvent(z))] * (3 * 3)
+        first, before = dp_event.GaussianDpEvent(z), dp_event.GaussianDpEvent(2.0)
+        return float(account.compose(dp_event.ComposedDpEvent([*steps, first, before])).get_epsilon(1e-2))
+
+    assert 3.6 < training(found[(2.0,)]) < 4.0 < training(found[()])  # one selection costs at most 0.4
+
+
 def test_ifca_finds_clusters_from_models_that_begin_unlike_each_other() -> None:
     flips = [0, 1, 0, 1, 0, 1]
     federation = shifted([40] * 6, flips)
@@ -175,27 +255,3 @@ def test_ifca_finds_clusters_from_models_that_begin_unlike_each_other() -> None:
     assert alike(state.cluster, torch.tensor(flips))
     with pytest.raises(ValueError, match="give clusters"):
         RDPCFL(MODEL, clustering="selection")
-
-
-def test_mr_mtl_is_its_update_written_out() -> None:
-    federation = shifted([6, 9], [0, 1])
-    x = normal(15, 5, seed=3).float()
-    y = ((x[:, 0] > 0).long() + torch.tensor([0] * 6 + [1] * 9)) % 2
-    local = LocalSGD(steps=2, epochs=None, batch=None, lr=0.3)
-    state = train(MRMTL(MODEL, local=local, strength=0.7), federation, 2)
-    mean = MODEL.init(1)
-    own = [mean, mean]
-    for _ in range(2):
-        after = []
-        for w, rows in zip(own, (slice(0, 6), slice(6, 15)), strict=True):
-            for _ in range(2):
-                w = w.detach().requires_grad_()
-                loss = torch.nn.functional.cross_entropy(MODEL(w, x[rows]), y[rows])
-                (gradient,) = torch.autograd.grad(loss, w)
-                w = w.detach() - 0.3 * (gradient + 0.7 * (w.detach() - mean))
-            after.append(w)
-        own, mean = after, torch.stack(after).mean(0)
-    assert torch.allclose(state.mean, mean, atol=1e-6)
-    with federation.aside() as aside:
-        cohort = aside.everyone()
-        assert torch.allclose(opened(cohort, MRMTL(MODEL).personalize(state, cohort)), torch.stack(own), atol=1e-6)

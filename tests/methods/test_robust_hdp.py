@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from unalike import Clients, Federation, Model, simulate, train
-from unalike.core.roster import Declared
+from unalike.core.roster import Declarations
 from unalike.learn.local import LocalSGD
 from unalike.learn.robust_pca import robust_pca
 from unalike.methods.robust_hdp import RobustHDP, large, noise_of, projected
@@ -59,6 +59,18 @@ def test_blocks_are_those_of_the_thesis() -> None:
     parts = [updates[:, 0:10], updates[:, 15:25]]
     expected = torch.stack([robust_pca(part.T)[1].square().sum(0) for part in parts]).mean(0)
     assert torch.equal(noise_of(updates, 10), expected)
+    assert torch.equal(noise_of(updates, 10, 1), robust_pca(updates[:, :10].T)[1].square().sum(0))  # Q = 1
+    for p, ends in ((30, [10, 20, 30]), (9, [9]), (19, [19])):
+        updates = normal(6, p)
+        whole = torch.stack([robust_pca(updates[:, max(0, end - 10) : end].T)[1].square().sum(0) for end in ends])
+        assert torch.equal(noise_of(updates, 10), whole.mean(0)) and torch.equal(
+            noise_of(updates, 10, 7), whole.mean(0)
+        )
+    weights = method("robust", rows=10, blocks=1).weigh(updates, federation().everyone().declarations)
+    inverse = 1 / noise_of(updates, 10, 1)
+    torch.testing.assert_close(weights, inverse / inverse.sum())
+    with pytest.raises(ValueError, match="blocks=0; expected 1 or more"):
+        method("robust", blocks=0)
 
 
 def method(weights: str, **more: object) -> RobustHDP:
@@ -69,7 +81,7 @@ def method(weights: str, **more: object) -> RobustHDP:
 
 def test_the_other_weights() -> None:
     updates = normal(4, 14)
-    declared = Declared(
+    declared = Declarations(
         torch.tensor([10, 20, 30, 40]),
         torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64),
         torch.full((4,), 1e-3, dtype=torch.float64),
@@ -114,15 +126,20 @@ def federation(reported: list[float] | None = None) -> Federation:
     return made
 
 
-def test_a_client_that_lies_about_its_epsilon_gains_nothing() -> None:
-    honest, lie = [50.0] * 12, [50.0, 50.0, 5000.0, *[50.0] * 9]
-    for weights, gains in (("robust", False), ("epsilon", True)):
-        first, second = (train(method(weights), federation(reported), 2) for reported in (honest, lie))
-        assert first.ids.tolist() == second.ids.tolist()
-        position = first.ids.tolist().index(2)
-        assert (float(second.weights[position]) > 5 * float(first.weights[position])) == gains
-        assert torch.equal(first.weights, second.weights) != gains  # bit for bit
-        assert torch.equal(first.theta, second.theta) != gains
+@pytest.mark.parametrize("weights", ["robust", "epsilon", "projected", "size", "uniform", "oracle"])
+def test_a_client_that_lies_about_its_epsilon_gains_nothing_unless_weights_are_made_of_it(weights: str) -> None:
+    """The third client says 5000 in the place of 20; its noise stays what it was."""
+    honest = [20.0 if client % 2 == 0 else 50.0 for client in range(12)]
+    lie = [*honest[:2], 5000.0, *honest[3:]]
+    first, second = (train(method(weights), federation(reported), 2) for reported in (honest, lie))
+    assert first.ids.tolist() == second.ids.tolist()
+    position, gains = first.ids.tolist().index(2), weights in ("epsilon", "projected")
+    assert (float(second.weights[position]) > 5 * float(first.weights[position])) == gains
+    assert torch.equal(first.weights, second.weights) != gains  # bit for bit
+    assert torch.equal(first.theta, second.theta) != gains
+    if weights == "projected":  # whose directions count is decided by ε, too: the liar's alone are left
+        assert large(torch.tensor(honest)).tolist() == [client % 2 == 1 for client in range(12)]
+        assert large(torch.tensor(lie)).tolist() == [client == 2 for client in range(12)]
 
 
 def test_a_round_adds_the_weighted_updates() -> None:

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from reproductions.splitting.points_at_server import PointsAtServer
 from tests.core.helpers import clients, linear
-from tests.studio.helpers import At, Crash, crash, metrics, timeless
+from tests.runs.helpers import At, Crash, crash, metrics, timeless
 from unalike import LocalSGD, Model, resume, run, simulate, train
 from unalike.core.client import Client, Clients
 from unalike.core.federation import Federation
@@ -26,13 +27,13 @@ from unalike.learn.optimum import Optimum
 from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.fedavg import FedAvg
-from unalike.methods.splitting import Splitting
+from unalike.methods.splitting import Schedules, Splitting
 from unalike.networks.architectures import build
 from unalike.privacy import Gaussian
 from unalike.privacy.dpsgd import PointPrivacy
-from unalike.studio.errors import UserError
-from unalike.studio.runs.progress import Watcher
-from unalike.studio.simulate import opened
+from unalike.runs.errors import UserError
+from unalike.runs.simulate import gather_models
+from unalike.runs.watcher import Watcher
 
 M, N, D = 4, 12, 3
 SIZES = [3, 10, 1, 6]
@@ -153,11 +154,22 @@ def test_without_label_noise_fedprox_is_exact() -> None:
     assert easy.gap(train(scheme(FEDPROX, eta=1.0), federation(easy), 40).theta) < 1e-12
 
 
+@dataclass(frozen=True)
+class Shrink:
+    """Takes η away."""
+
+    exact = False
+
+    def __call__(self, client: Client, u: Tensor, *others: Any, **more: Any) -> tuple[Tensor, Tensor]:
+        return u.sign() * (u.abs() - ETA).clamp(min=0), torch.zeros(())
+
+
 class Absolute(Splitting):
     """f = |x|, whose proximal map takes η away."""
 
-    def _image(self, client: Client, local: LocalSGD, u: Tensor, *others: Any, **more: Any) -> tuple[Tensor, Tensor]:
-        return u.sign() * (u.abs() - ETA).clamp(min=0), torch.zeros(())
+    @property
+    def proximal_map(self) -> Any:
+        return Shrink()
 
 
 @pytest.mark.parametrize(("triple", "expected"), [(FEDSPLIT, [-1, 1, -1, 1]), (FEDPI, [-1, 0, 0, 0])])
@@ -167,8 +179,8 @@ def test_of_an_absolute_value_fedsplit_alternates_and_fedpi_is_at_its_minimum(
     method = Absolute(Model(build("linear", (1,), 1)), *triple, **{**SUMS, "solver": "local"})
     one = simulate(Clients.from_sizes(torch.ones(1, 1), torch.ones(1), torch.ones(1)), block=1)
     state = State(theta=torch.tensor([0.6 * ETA], dtype=torch.float64))
-    for number, sign in enumerate(expected, 1):
-        state = method.round(state, one.begin_round(number))
+    for sign in expected:
+        state = train(method, one, 1, state)
         torch.testing.assert_close(state.theta, torch.tensor([sign * 0.6 * ETA], dtype=torch.float64))
 
 
@@ -177,11 +189,11 @@ def test_fedpi_is_admm() -> None:
     method, here = scheme(FEDPI), federation()
     state = method.start(0)
     theta, dual = state.theta, torch.zeros(M, D, dtype=torch.float64)
-    for number in range(1, 8):
+    for _ in range(1, 8):
         z = PROBLEM.proximal(theta + dual, ETA)
         before, theta = theta, (z - dual).mean(0)
         dual = dual + theta - z
-        state = method.round(state, here.begin_round(number))
+        state = train(method, here, 1, state)
         # the mean of 2P(v) − v, of which the second part is θ before the step
         torch.testing.assert_close(state.theta, 2 * theta - before)
 
@@ -228,9 +240,36 @@ def test_who_is_back_takes_one_step_with_the_newest_mean_and_what_went_astray_is
         u = torch.where(runs, (1 - gamma) * u + gamma * (2 * mean - z), u)
         z = torch.where(runs, 2 * PROBLEM.proximal(u, ETA) - u, z)
         at_server, joined = torch.where(heard, z, at_server), joined | heard[:, 0]
-        state = method.round(state, here.begin_round(number))
+        state = train(method, here, 1, state)
         torch.testing.assert_close(state.theta, at_server[joined].mean(0))
     assert joined.all()
+
+
+@pytest.mark.parametrize("triple", [(1.5, 1.0, 0.7), FEDRP, (2.0, 1.6, 0.6)])
+def test_who_joins_is_counted_from_the_point_that_it_got(triple: tuple[float, float, float]) -> None:
+    """One or two of four clients a round: z̄ is the mean of the latest z of all that have joined, from round 1 on."""
+    alpha, beta, gamma = triple
+    method, here = scheme(triple, cohort=2), federation()
+    cohorts = [federation().begin_round(number).sample(2, labeled=True).positions for number in range(1, 7)]
+    assert any(set(later.tolist()) - set(cohorts[0].tolist()) for later in cohorts[1:])
+    found: list[Tensor] = []
+    train(method, here, 6, after_round=lambda _, state: found.append(state.theta))
+    z, u = torch.zeros(M, D, dtype=torch.float64), torch.zeros(M, D, dtype=torch.float64)
+    joined, mean, common = torch.tensor([False] * M), torch.zeros(D, dtype=torch.float64), u[0]
+    for cohort, theta in zip(cohorts, found, strict=True):
+        for i in cohort.tolist():
+            if beta == 1:
+                u[i] = common
+            elif joined[i]:
+                u[i] = (1 - gamma) * u[i] + gamma * ((1 - beta) * z[i] + beta * mean)
+            else:
+                u[i] = mean  # a client joins at z̄
+        image = PROBLEM.proximal(u, ETA)
+        z[cohort] = ((1 - alpha) * u + alpha * image)[cohort]
+        joined[cohort] = True
+        mean = z[joined].mean(0)
+        common = (1 - gamma) * common + gamma * mean
+        torch.testing.assert_close(theta, mean)
 
 
 def test_secure_and_shared_runs_reach_the_same_point() -> None:
@@ -290,7 +329,7 @@ def test_personal_models_are_proximal_points_of_the_mean_and_stay() -> None:
     state = train(method, here, 5)
     with here.aside() as aside:
         cohort = aside.everyone()
-        models = opened(cohort, method.personalize(state, cohort))
+        models = gather_models(cohort, method.personalize(state, cohort))
     torch.testing.assert_close(models, PROBLEM.proximal(state.theta.expand(M, D), ETA))
     assert not method.serves_unlabeled and scheme(FEDPROX).serves_unlabeled
 
@@ -305,6 +344,93 @@ def test_step_sizes_follow_the_schedule_and_the_average_weighs_by_them() -> None
     weights = 1 / torch.arange(1.0, 7.0, dtype=torch.float64)
     average = (weights[:, None] * torch.stack(points)).sum(0) / weights.sum()
     torch.testing.assert_close(method.personalize(state, federation().everyone())[0], average)  # type: ignore[index]
+
+
+FALLING = Schedules(Schedule("1/sqrt(t)"), Schedule("exponential", 0.8), Schedule("1/log(t)"))
+
+
+@pytest.mark.parametrize("triple", [FEDSPLIT, FEDPI, (1.7, 1.0, 0.9)])
+@pytest.mark.parametrize("over", [None, "mean", "gram"])
+def test_alpha_beta_and_gamma_follow_their_schedules(triple: tuple[float, float, float], over: Any) -> None:
+    """(2.15)-(2.17) with α_t, β_t and γ_t of each round; acceleration with a memory of 1 solves for one weight."""
+    common = triple[1] == 1.0
+    schedules = replace(FALLING, beta=Schedule()) if common else FALLING
+    method = scheme(triple, schedules=schedules, anderson=Anderson(1, over, guard=False) if over else Anderson())
+    found: list[Tensor] = []
+    train(method, federation(), 6, after_round=lambda _, state: found.append(state.theta))
+    u = torch.zeros(M, D, dtype=torch.float64)
+    images: list[Tensor] = []
+    residuals: list[Tensor] = []
+    for t, theta in enumerate(found, 1):
+        alpha, gamma = triple[0] / math.sqrt(t), triple[2] / math.log(t + math.e - 1)
+        beta = 1.0 if common else triple[1] * 0.8 ** (t - 1)
+        z = (1 - alpha) * u + alpha * PROBLEM.proximal(u, ETA)
+        torch.testing.assert_close(theta, z.mean(0))
+        image = (1 - gamma) * u + gamma * ((1 - beta) * z + beta * z.mean(0))
+        images, residuals = [*images[-1:], image], [*residuals[-1:], u - image]
+        u = image
+        if over and t > 1:
+            one, two = (r.mean(0) if over == "mean" or common else r for r in residuals)
+            weight = float((two * (two - one)).sum() / (two - one).square().sum())
+            u = weight * images[0] + (1 - weight) * images[1]
+
+
+def test_the_local_rate_has_a_schedule_of_its_own() -> None:
+    """Two steps x ← x − lr_t·(∇f_i(x) + (x − u)/η_t) from z̄, with η_t = η/t and lr_t = lr·0.7^(t−1), written out."""
+    lr = 0.02
+    method = scheme(
+        FEDPROX,
+        solver="local",
+        local=LocalSGD(steps=2, batch=None, lr=lr),
+        schedule=Schedule("1/t"),
+        schedules=Schedules(local=Schedule("exponential", 0.7)),
+    )
+    theta = train(method, federation(), 4).theta
+    u = torch.zeros(D, dtype=torch.float64)
+    for t in range(1, 5):
+        x = u.expand(M, D)
+        for _ in range(2):
+            slope = (PROBLEM.q @ x[..., None])[..., 0] - PROBLEM.c
+            x = x - lr * 0.7 ** (t - 1) * (slope + (x - u) * t / ETA)
+        u = x.mean(0)
+    torch.testing.assert_close(theta.double(), u, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("triple", [FEDPROX, FEDRP])
+@pytest.mark.parametrize("network", ["linear", "mlp"])
+def test_only_diminishing_steps_end_at_the_pooled_solution(triple: tuple[float, float, float], network: str) -> None:
+    """T2 Theorem 3, by local steps: the pooled gradient falls with η_t = η/t, and stops at a floor with constant η.
+
+    Logistic regression, and a network, whose end is a stationary point of the mean loss of all clients.
+    """
+    random = torch.Generator().manual_seed(2)
+    x = torch.randn(3, 20, 4, generator=random)
+    y = ((x @ torch.randn(3, 4, 1, generator=random))[..., 0] > 0).long()  # a concept of its own for each client
+    store = Clients.from_sizes(x.reshape(-1, 4), y.reshape(-1), torch.full((3,), 20))
+    options = {"hidden": (5,)} if network == "mlp" else {}
+    model = Model(build(network, (4,), 2, **options))
+    eta, ridge = 16.0, 0.1
+    local = LocalSGD(steps=8, batch=None, lr=1.0, weight_decay=ridge)
+    norms = {}
+    for kind in ("constant", "1/t"):
+        method = Splitting(model, *triple, cohort=1.0, eta=eta, local=local, schedule=Schedule(kind))  # type: ignore[arg-type]
+        theta = train(method, simulate(store, block=3), 100).theta.clone().requires_grad_()
+        loss = F.cross_entropy(model(theta, x.reshape(-1, 4)), y.reshape(-1)) + ridge / 2 * theta.square().sum()
+        norms[kind] = float(torch.autograd.grad(loss, theta)[0].norm())
+    assert norms["1/t"] < 0.1 * norms["constant"]
+
+
+def test_acceleration_within_the_local_steps_solves_for_a_proximal_point_in_d_steps() -> None:
+    """Gradient steps on a quadratic of D dimensions, accelerated with a memory of D, are exact after D + 1 (§2.5)."""
+    local = LocalSGD(steps=D + 2, batch=None, lr=0.02)
+    gaps = {}
+    for memory in (0, D):
+        method = scheme(FEDSPLIT, solver="local", local=local, inner_memory=memory)
+        theta = train(method, federation(), 1).theta
+        gaps[memory] = float((theta - (2 * PROBLEM.proximal(torch.zeros(M, D).double(), ETA)).mean(0)).norm())
+    assert gaps[D] < 1e-3 * gaps[0] and gaps[D] < 1e-5
+    with pytest.raises(ValueError, match="inner_memory accelerates full-batch steps"):
+        scheme(FEDSPLIT, inner_memory=2)
 
 
 # Acceleration
@@ -332,7 +458,8 @@ def test_a_linear_map_of_d_dimensions_is_solved_in_d_steps(triple: tuple[float, 
 
 def test_histories_at_the_clients_give_what_all_points_at_the_server_give() -> None:
     for triple in (FEDSPLIT, FEDPI):
-        each, gram, mean = (scheme(triple, anderson=Anderson(2, over)) for over in ("each", "gram", "mean"))  # type: ignore[arg-type]
+        gram, mean = scheme(triple, anderson=Anderson(2, "gram")), scheme(triple, anderson=Anderson(2, "mean"))
+        each = PointsAtServer.of(mean)
         first, second = (train(method, federation(), 9).theta for method in (each, gram))
         torch.testing.assert_close(first, second, rtol=1e-6, atol=1e-6)
         assert (first - train(scheme(triple), federation(), 9).theta).norm() > 1e-6
@@ -372,7 +499,7 @@ def test_fedprox_descends_the_proximal_objective() -> None:
     method = Splitting(linear(), cohort=1, local=LocalSGD(epochs=400, batch=None, lr=0.2), mu=2.0)
     store = clients([8])
     start = method.start(0)
-    theta = method.round(start, simulate(store).begin_round(1)).theta
+    theta = train(method, simulate(store), 1, start).theta
     leaf = theta.clone().requires_grad_(True)
     x, y = store.rows(0)
     assert y is not None
@@ -510,7 +637,7 @@ def test_nonsense_is_refused(fields: dict[str, Any], message: str) -> None:
 
 
 def test_a_memory_longer_than_the_run_is_refused() -> None:
-    with pytest.raises(UserError, match=r"rounds = 3 .*accelerated before round 7; use more rounds or less memory"):
+    with pytest.raises(UserError, match=r"rounds = 3, .*accelerated before round 7; use more rounds or less memory"):
         run("fedsplit", **SMALL, rounds=3, hyperparameters={"anderson": {"memory": 5}})
     with pytest.raises(ValueError, match="memory=-1"):
         Anderson(-1)
@@ -523,7 +650,7 @@ def test_an_empty_private_cohort_is_not_told_by_a_model_that_stands_still() -> N
     method = Splitting(Model(build("linear", (4,), 1)), 2, 2, 1, cohort=0.02, clip=0.1, noise=Gaussian(1.0))
     federation = simulate(clients)
     state = method.start(0)
-    for number in range(1, 5):  # nobody is drawn in most of them
-        after = method.round(state, federation.begin_round(number))
+    for _ in range(4):  # nobody is drawn in most of them
+        after = train(method, federation, 1, state)
         assert not torch.equal(after.theta, state.theta)
         state = after

@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from unalike.core.model import Model
-from unalike.networks import architectures, classifiers
+from unalike.networks import architectures, convolutions
 from unalike.networks.architectures import build, default_for, names
-from unalike.networks.classifiers import LeNetEmbedding, LSTMLayer, ResNet20, pooled_by_slices
+from unalike.networks.classifiers import LeNetEmbedding
+from unalike.networks.convolutions import max_pool_by_slices
+from unalike.networks.lstm import LSTMLayer
+from unalike.networks.resnets import ResNet20
 
 
 def parameters(module: nn.Module) -> int:
@@ -36,6 +39,8 @@ CASES = [
     ("mlp", (1, 8, 8), 3, {"hidden": (7, 5)}),
     ("dense", (20,), 4, {"hidden": (9, 5)}),
     ("small-cnn", (1, 8, 8), 10, {}),
+    ("cnn1d", (40,), 3, {}),
+    ("cnn1d", (2, 33), 3, {"widths": (3, 5), "kernel": 4}),
     ("lenet", (1, 28, 28), 62, {}),
     ("lenet", (3, 32, 32), 10, {}),
     ("lenet-5", (1, 28, 28), 10, {}),
@@ -44,6 +49,7 @@ CASES = [
     ("resnet20", (3, 16, 16), 10, {}),
     ("resnet18", (3, 16, 16), 10, {"width": 8, "groups": 2}),
     ("resnet18", (3, 66, 66), 10, {"width": 4, "groups": 2}),
+    ("resnet34", (3, 8, 8), 10, {"width": 4, "groups": 2}),
     ("lstm", (9,), 80, {"hidden": 12}),
 ]
 CASE_NAMES = [f"{name}-{'x'.join(map(str, shape))}" for name, shape, _, _ in CASES]
@@ -101,6 +107,7 @@ def test_lenet_has_the_layers_of_table_b1(shape, classes, features, by_hand):
         ("linear", (64,), 2, {}, 64),
         ("mlp", (64,), 10, {}, 64 * 64 + 64 + 64 * 10 + 10),
         ("small-cnn", (1, 8, 8), 10, {}, (9 * 16 + 16) + (16 * 9 * 32 + 32) + (128 * 10 + 10)),
+        ("cnn1d", (40,), 3, {}, (7 * 16 + 16) + (16 * 7 * 32 + 32) + (2 * 32 * 3 + 3)),
         ("lenet-5", (1, 28, 28), 10, {}, 156 + 2_416 + 30_840 + 10_164 + 850),
         ("lenet-embedding", (3, 32, 32), 10, {"descriptor": 25}, lenet_size(3 + 10, 800, 25)),
         ("lenet-embedding", (3, 32, 32), 10, {"descriptor": 25, "labels": False}, lenet_size(3, 800, 25)),
@@ -109,6 +116,7 @@ def test_lenet_has_the_layers_of_table_b1(shape, classes, features, by_hand):
         # the published sizes: 0.27 M less batch norm's share, and the 11.17 M of the small-stem ResNet18
         ("resnet20", (3, 32, 32), 10, {}, 270_906),
         ("resnet18", (3, 32, 32), 10, {}, 11_173_962),
+        ("resnet34", (3, 32, 32), 10, {}, 21_282_122),  # T2: p is about 2e7
         ("lstm", (80,), 80, {}, 80 * 8 + 4 * 256 * (8 + 256 + 1) + 4 * 256 * (256 + 256 + 1) + 256 * 80 + 80),
     ],
 )
@@ -119,7 +127,7 @@ def test_sizes_by_hand(name, shape, classes, options, by_hand):
 @pytest.mark.parametrize("side", [8, 9])
 def test_lenet_5_pools_alike_with_and_without_a_gradient(side):
     x = torch.randn(2, 3, side, side)
-    assert torch.equal(pooled_by_slices(x), F.max_pool2d(x, 2))
+    assert torch.equal(max_pool_by_slices(x), F.max_pool2d(x, 2))
 
 
 def lenet_5_by_hand(model, theta, x):
@@ -133,11 +141,11 @@ def lenet_5_by_hand(model, theta, x):
     return F.linear(x, weights["fc3.weight"], weights["fc3.bias"])
 
 
-@pytest.mark.parametrize("room", [classifiers._ROOM, 0], ids=["by patches", "by groups"])
+@pytest.mark.parametrize("room", [convolutions._ROOM, 0], ids=["by patches", "by groups"])
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("own", [(0, 0), (0, None), (None, 0)], ids=["both", "models", "images"])
 def test_lenet_5_of_a_block_is_that_of_each_client(monkeypatch, room, channels, own):
-    monkeypatch.setattr(classifiers, "_ROOM", room)
+    monkeypatch.setattr(convolutions, "_ROOM", room)
     model = Model(build("lenet-5", (channels, 20, 18), 4))
     theta = torch.stack([model.init(seed) for seed in range(3)])
     x = torch.randn(3, 5, channels, 20, 18, generator=torch.Generator().manual_seed(0))

@@ -12,6 +12,9 @@ import torch
 from scipy.stats import binom, norm
 from torch import Tensor
 
+from unalike.api import UserError
+from unalike.audit.tap import Tapped
+from unalike.audit.training import AttackedRun, audit, coins, judge, result_of
 from unalike.core import release
 from unalike.core.client import Client, Clients
 from unalike.core.release import Sum
@@ -20,12 +23,9 @@ from unalike.learn.ghost import GhostNorms
 from unalike.privacy import Exponential, Gaussian, RandomizedResponse, accountant
 from unalike.privacy.account import account
 from unalike.privacy.audit import Quieter, allows, proven_epsilon, proven_noise, upper_bound
-from unalike.studio import UserError
-from unalike.studio.audit.tap import Tapped
-from unalike.studio.audit.training import Attacked, attacked_by, audit, coins, judge
-from unalike.studio.recipe.settings import plan_for
-from unalike.studio.runs.prepare import Prepared, prepare
-from unalike.studio.simulate import simulation
+from unalike.runs.prepare import Prepared, prepare
+from unalike.runs.recipe.settings import plan_for
+from unalike.runs.simulate import simulation
 
 SMALL: dict[str, Any] = {"data": "digits", "partition": "iid", "clients": 60, "model": "logistic", "rounds": 4}
 
@@ -90,8 +90,8 @@ def test_scaled_accounts_have_noise_times_a_factor() -> None:
     released = account([(dp_accounting.PoissonSampledDpEvent(0.1, inner), 4), (Exponential(0.5).event(), 2)])
     twice = dp_accounting.ComposedDpEvent((dp_accounting.GaussianDpEvent(4.0), dp_accounting.LaplaceDpEvent(6.0)))
     expected = account([(dp_accounting.PoissonSampledDpEvent(0.1, twice), 4), (Exponential(0.25).event(), 2)])
-    assert accountant.scaled(released, 2.0) == expected
-    (answer,) = accountant.scaled(account([(RandomizedResponse(1.0, 3).event(), 1)]), 0.5)
+    assert accountant.scale_noise(released, 2.0) == expected
+    (answer,) = accountant.scale_noise(account([(RandomizedResponse(1.0, 3).event(), 1)]), 0.5)
     assert answer[0].noise_parameter == pytest.approx(RandomizedResponse(2.0, 3).event().noise_parameter)
 
 
@@ -183,11 +183,11 @@ def test_cohorts_of_a_fixed_size_are_attacked_where_a_client_is_replaced(cut: fl
     clients = Clients.from_sizes(torch.zeros(512, 1), None, torch.ones(512))
     noisy = Sum("update", clip=1.0, noise=Quieter(Gaussian(1.0), cut))
 
-    def run(number: int) -> Attacked:
+    def run(number: int) -> AttackedRun:
         tapped = Tapped(simulation(clients, block=256, threads=1), number, member=coins(512, number), noise="system")
         for turn in range(1, 5):
             tapped.begin_round(turn).sample(256).ask(Asks().update, into=noisy)
-        return attacked_by(tapped)
+        return result_of(tapped)
 
     found = judge("client", run, 1e-4, 2_048, cut, 0, 4)
     assert (found.proof.noise > CHANCE) == (cut == 1.0) and found.holds == (cut == 1.0)
@@ -204,6 +204,6 @@ def test_what_a_replaced_client_of_a_fixed_cohort_gives_away(rate: float, z: flo
     at = np.array([0.0, 0.3, 1.0, 2.0])
     expected = [np.maximum(p - math.exp(eps) * q, 0.0).sum() * (x[1] - x[0]) for eps in at]
     assert accountant.deltas(released, at) == pytest.approx(expected, rel=1e-3, abs=1e-6)
-    found = accountant.attained(released, 1e-3)
+    found = accountant.attainable_epsilon(released, 1e-3)
     assert np.maximum(p - math.exp(found) * q, 0.0).sum() * (x[1] - x[0]) == pytest.approx(1e-3, rel=1e-2)
     assert found <= accountant.epsilon(released, 1e-3) * (1 + 1e-6)

@@ -11,11 +11,11 @@ import torch
 
 from tests.core.helpers import clients, total
 from unalike import Mean, Sum, simulate
+from unalike.api import UserError
 from unalike.core.request import Reply, Request
 from unalike.privacy import Budget, BudgetExceeded, Gaussian, Laplace, Ledger
-from unalike.studio import UserError
-from unalike.studio.recipe.settings import plan_for
-from unalike.studio.runs.prepare import prepare
+from unalike.runs.prepare import prepare
+from unalike.runs.recipe.settings import plan_for
 
 SMALL = {"data": "digits", "partition": "iid", "clients": 30, "cohort": 6, "model": "logistic", "rounds": 2}
 

@@ -282,7 +282,9 @@ def test_the_slack_bounds_a_discrete_gaussian_that_is_summed_up(sigma: int, z: f
 
 def test_the_accountant_charges_the_slack_and_no_more() -> None:
     sampled = dp_accounting.PoissonSampledDpEvent(0.05, dp_accounting.GaussianDpEvent(1.1))
-    continuous = dp_accounting.pld.PLDAccountant().compose(sampled, 200).get_epsilon(1e-5)
+    continuous = (
+        dp_accounting.pld.PLDAccountant().compose(sampled, 200).get_epsilon(1e-5 - 200 * 2e-12)
+    )  # a Poisson sample may be cut
     found = epsilon_of(account([(sampled, 200)]), 1e-5)
     extra = slack(200 / 1.1**2, continuous, 1e-5)[0]
     assert 0 < extra < 1e-4

@@ -22,16 +22,18 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from tests.core.helpers import clients, linear, total
-from tests.studio.helpers import At, Crash, crash
+from tests.runs.helpers import At, Crash, crash
 from unalike import Client, Clients, Each, Federation, Mean, Model, Sum, simulate, train
 from unalike.analytics.kmeans.algorithm import FedDPKMeans
-from unalike.analytics.kmeans.budget import Privacy
+from unalike.analytics.kmeans.budget import KMeansPrivacy
+from unalike.api import resume, run
 from unalike.core import secure, wire
 from unalike.core.client import Kept
 from unalike.core.federation import QuorumError, each
-from unalike.core.request import Program, Request, Wanted
+from unalike.core.release import Terms, Trust
+from unalike.core.request import Program, ReleaseName, Request
 from unalike.core.task import Sent, send, task
-from unalike.core.terms import Terms, Trust
+from unalike.deploy.program import program_of, program_of_run
 from unalike.learn.dpsgd import PrivateGradient
 from unalike.learn.ghost import GhostNorms
 from unalike.learn.local import LocalSGD
@@ -41,14 +43,14 @@ from unalike.methods.fedavg import FedAvg
 from unalike.privacy import Budget, Everyone, FixedSize, Gaussian, Ledger, Poisson, SystemDraws
 from unalike.privacy.dpsgd import LocalCost, PointPrivacy
 from unalike.privacy.masks.protocol import SecureClient, SecureServer, SecureSumAborted
-from unalike.privacy.masks.session import Session
+from unalike.privacy.masks.session import SecureSession
+from unalike.runs.errors import UserError
+from unalike.runs.prepare import prepare
+from unalike.runs.recipe.settings import plan_for
+from unalike.runs.result import Result
 from unalike.runtime.shard.shard import PrivateFailure, Refused, Shard
 from unalike.runtime.shard.simulator import Simulator
 from unalike.runtime.simulate import Simulation
-from unalike.studio import resume, run
-from unalike.studio.errors import UserError
-from unalike.studio.program import program_of
-from unalike.studio.runs.result import Result
 
 SMALL: dict[str, Any] = {
     "data": "digits", "partition": "iid", "clients": 40, "unseen": 4, "cohort": 0.5, "model": "logistic", "rounds": 2,
@@ -101,7 +103,7 @@ def test_a_server_that_sends_the_same_key_twice_gets_other_draws() -> None:
 def _request(ids: list[int], task_name: str = "batches", **more: Any) -> Request:
     fields: dict[str, Any] = {
         "run": "run", "serial": 99, "task": task_name, "ids": torch.tensor(ids), "part": "train", "labels": True,
-        "purpose": "train", "key": 5, "wanted": (Wanted("each", ()),), "shared": {}, "each": {},
+        "purpose": "train", "key": 5, "wanted": (ReleaseName("each", ()),), "shared": {}, "each": {},
     }  # fmt: skip
     return Request(**{**fields, **more})
 
@@ -235,7 +237,7 @@ def test_a_curious_server_is_given_no_exact_sum_in_a_run_with_an_epsilon() -> No
     for terms in (Terms("system", "nobody"), Terms("system", "server")):
         shard = Shard({"train": store}, store.roster(), program_of(method, schema, terms=terms), Simulator(block=4))
         for purpose in ("train", "serve", "measure"):
-            wanted = (Wanted.of(Sum("total")), Wanted.of(Sum("rows")))
+            wanted = (ReleaseName.of(Sum("total")), ReleaseName.of(Sum("rows")))
             sums = _request([0], "Scaling.totals", wanted=wanted, purpose=purpose)
             with pytest.raises(wire.WireError, match="without noise: nothing is sent"):
                 list(shard.answer(sums))
@@ -248,7 +250,7 @@ def test_a_curious_server_is_given_no_exact_sum_in_a_run_with_an_epsilon() -> No
 def test_a_simulation_measures_by_some_tasks_only() -> None:
     """Under the purpose "measure" a worker tells what those tasks say, and of all others nothing without noise."""
     program = Program([total, batches], terms=Terms("system", "server"), private=True, measured=[total])
-    wanted = Wanted.of(Sum("total"))
+    wanted = ReleaseName.of(Sum("total"))
     assert program.releases(_request([0], total.name, wanted=(wanted,), purpose="measure"))
     for name, purpose in ((total.name, "train"), (batches.name, "measure")):
         with pytest.raises(wire.WireError, match="without noise: nothing is sent"):
@@ -282,13 +284,14 @@ def test_a_secure_sum_is_not_masked_twice_and_forgets_its_secrets() -> None:
     kept = shard.kept(federation.run)
     ids = torch.arange(4)
     kept.write(ids, {secure.SECURE_ARRAY: torch.ones(4, 3)})  # the task was asked again, with other inputs
-    with pytest.raises(QuorumError, match="its next step is unmask"):
+    with pytest.raises(QuorumError, match="its next step is confirm"):
         exchange.ask(secure.MASK, letters)
     survivors = torch.arange(4)
-    exchange.ask(secure.UNMASK, {}, survivors=survivors)
+    words = exchange.server.confirmations(exchange.ask(secure.CONFIRM, {}, survivors=survivors))
+    exchange.ask(secure.UNMASK, words, survivors=survivors)
     assert not kept.column("secure.state.secret", ids)[0].any()
     with pytest.raises(QuorumError, match=r"session that it has not begun|its next step is nothing more"):
-        exchange.ask(secure.UNMASK, {}, survivors=survivors[:3])
+        exchange.ask(secure.UNMASK, words, survivors=survivors[:3])
 
 
 class _Exchange:
@@ -301,7 +304,7 @@ class _Exchange:
 
     def ask(self, exchange: Any, told: Any, **same: Tensor) -> dict[int, dict[str, Tensor]]:
         rows = self.session.peer_count
-        padded = [secure._padded(told[who], rows) for who in range(4)] if told else []
+        padded = [secure._pad(told[who], rows) for who in range(4)] if told else []
         given = {name: each(torch.stack([one[name] for one in padded])) for name in (padded[0] if padded else ())}
         cohort = self.federation.everyone()
         inputs = {**self.session.message(), **same, **given, "identity": each(torch.arange(4))}
@@ -310,7 +313,7 @@ class _Exchange:
 
 
 def test_a_client_helps_to_open_no_sum_with_less_noise_than_was_planned() -> None:
-    session = Session(tuple(range(6)), 2, 1.0, neighbours=2)
+    session = SecureSession(tuple(range(6)), 2, 1.0, neighbours=2)
     parties = {who: SecureClient(session, who) for who in session.identities}
     server = SecureServer(session)
     keys = server.keys({who: one.advertise() for who, one in parties.items()})
@@ -319,7 +322,57 @@ def test_a_client_helps_to_open_no_sum_with_less_noise_than_was_planned() -> Non
         one.mask(torch.zeros(2), letters[who])
     few = torch.tensor([0, *session.peers(0)])  # enough to know its secrets, but only three of six shares of noise
     with pytest.raises(SecureSumAborted, match="needed for the noise"):
-        parties[0].unmask({"survivors": few})
+        parties[0].confirm({"survivors": few})
+
+
+@pytest.mark.parametrize(
+    ("session", "message"),
+    [
+        (
+            SecureSession(tuple(range(4)), 3, 1.0, noise=2.0, planned=((1 << 20) - 1, 1 << 20)),
+            "by the recipe there are",
+        ),
+        (SecureSession(tuple(range(60)), 3, 1.0, noise=2.0), "by the recipe there are at most 50"),
+        (SecureSession(tuple(range(4)), 3, 1.0, noise=0.5), "the client agreed to 1 and 2"),
+        (SecureSession(tuple(range(4)), 3, 9.0, noise=2.0), "the client agreed to 1 and 2"),
+        (SecureSession(tuple(range(4)), 2, 1.0, noise=2.0), "the client keeps 3"),
+        (SecureSession(tuple(range(40)), 3, 1.0, neighbours=2, noise=2.0), "2 peers for each of 40 clients"),
+    ],
+)
+def test_a_client_begins_no_session_with_less_noise_than_the_recipe_says(session: Any, message: str) -> None:
+    """The client adds the noise over the root of the fewest clients; a server that plans for 2^20 got it nearly off."""
+    federation = simulate(clients([2] * 4))
+    exchange = _Exchange(federation, secure._session(4, 3, 1.0))
+    (shard,) = shards_of(federation)
+    agreed = torch.tensor([[2.0, 1.0, 4.0, 50.0]] * 4, dtype=torch.float64)  # the noise, the clip, fewest and most
+    shard.kept(federation.run).write(torch.arange(4), {secure.SECURE_NOISE: agreed})
+    exchange.session = session
+    with pytest.raises(QuorumError, match=message):
+        exchange.ask(secure.ADVERTISE, {})
+
+
+def test_a_shard_of_a_recipe_knows_how_many_clients_share_the_noise() -> None:
+    ready = prepare(plan_for(["fedavg"], {**SMALL, "trust": "nobody"}).runs[0][1])
+    assert isinstance(ready.method, FedAvg)
+    labeled = int(ready.roster.labeled.sum())
+    rate = float(ready.method.cohort)
+    expected = (int(binom.ppf(1e-12, labeled, rate)), int(binom.isf(1e-12, labeled, rate)))
+    assert program_of_run(ready).terms.cohort == expected
+
+
+def test_runs_beside_a_run_neither_see_the_secrets_of_its_secure_sum_nor_make_exchanges() -> None:
+    """Each of "run/1", "run/2" would answer UNMASK once, from the same secrets: for other survivors the other half."""
+    store = clients([2] * 4)
+    program = Program([total], terms=Terms("system", "nobody"), exchanges=secure.EXCHANGES, private=True)
+    shard = Shard({"train": store}, store.roster(), program, Simulator(block=4))
+    shard.kept("run").write(torch.arange(4), {"secure.state.secret": torch.ones(4, 96), "own": torch.ones(4, 1)})
+    assert "secure.state.secret" in shard.kept("run").read(torch.arange(4)).values
+    assert set(shard.kept("run/1").read(torch.arange(4)).values) == {"own"}
+    for name in ("advertise", "share", "mask", "confirm", "unmask"):
+        for run_name, purpose in (("run/1", "train"), ("run", "measure"), ("run", "serve")):
+            request = replace(_request([0, 1, 2, 3], name, purpose=purpose), run=run_name)
+            with pytest.raises(Refused, match="while it trains only"):
+                list(shard.answer(request))
 
 
 def test_two_trainings_that_cost_the_same_are_charged_twice() -> None:
@@ -327,7 +380,7 @@ def test_two_trainings_that_cost_the_same_are_charged_twice() -> None:
 
     def costs(shared: bool) -> float:
         federation = simulate(clients([3, 3, 3]), noise="seeded")
-        one = LocalCost((event,) * 3, 1.0, "made")
+        one = LocalCost((event,) * 3, 1.0)
         other = one if shared else replace(one)
         assert one == other
         federation.everyone().ask(total, into=[Mean("total", cost=one), Mean("n", cost=other)])
@@ -506,7 +559,7 @@ def test_a_private_run_that_resumes_is_charged_again(tmp_path: Path) -> None:
     whole = run("fedavg", **settings).privacy.epsilon
     with pytest.raises(Crash):
         run("fedavg", **settings, out=tmp_path / "run", watcher=At(2, crash))
-    resumed = resume(tmp_path / "run").results[0].privacy.epsilon  # rounds 1 and 2 were after the last checkpoint
+    resumed = resume(tmp_path / "run").privacy.epsilon  # rounds 1 and 2 were after the last checkpoint
     longer = run("fedavg", **{**settings, "rounds": 6}).privacy.epsilon
     assert whole is not None and resumed is not None and longer is not None
     assert resumed == pytest.approx(longer, rel=1e-9) and resumed > whole
@@ -551,11 +604,11 @@ def many_zeros(client: Client) -> Sent:
 
 
 def test_ring_and_shares_follow_from_the_planned_sizes_alone() -> None:
-    small, large = (Session(tuple(range(n)), 10, 1.0, noise=2.0, planned=(20, 70)) for n in (25, 60))
+    small, large = (SecureSession(tuple(range(n)), 10, 1.0, noise=2.0, planned=(20, 70)) for n in (25, 60))
     assert (small.ring.step, small.least) == (large.ring.step, large.least) == (small.ring.step, 11)
-    assert Session.from_message(small.message()) == small
+    assert SecureSession.from_message(small.message()) == small
     with pytest.raises(ValueError, match="almost impossible"):
-        Session(tuple(range(71)), 10, 1.0, noise=2.0, planned=(20, 70))
+        SecureSession(tuple(range(71)), 10, 1.0, noise=2.0, planned=(20, 70))
 
 
 def test_a_secure_sum_without_noise_promises_nothing() -> None:
@@ -587,7 +640,7 @@ def test_a_whole_block_that_fails_is_told_and_nothing_crashes() -> None:
 def test_a_gram_matrix_of_many_points_moves_by_no_more_than_one_point() -> None:
     many, features = 100_000, 4
     x = torch.ones(many, features) * torch.linspace(0.2, 0.5, features)
-    method = FedDPKMeans(k=2, privacy=Privacy(1.0, 1e-6, "point"))
+    method = FedDPKMeans(k=2, privacy=KMeansPrivacy(1.0, 1e-6, "point"))
     given = {"origin": torch.zeros(features), "radius": torch.tensor(1.0), "scale": torch.tensor(1.0)}
 
     def gram(rows: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from reproductions.hdp import draws
 from unalike import Clients, Federation, Model, simulate
 from unalike.core.client import Kept
 from unalike.core.draws import key
@@ -27,13 +28,13 @@ from unalike.methods.robust_hdp import RobustHDP
 from unalike.networks.architectures import build
 from unalike.privacy.dpsgd import PointPrivacy
 from unalike.privacy.ledger import BudgetExceeded
+from unalike.runs.declared import declare
+from unalike.runs.errors import UserError
+from unalike.runs.load import load_data
+from unalike.runs.prepare import build as build_method
+from unalike.runs.recipe.recipe import Recipe, checked
 from unalike.runtime.shard.shard import Shard
 from unalike.runtime.simulate import Simulation
-from unalike.studio.errors import UserError
-from unalike.studio.recipe.recipe import Recipe, checked
-from unalike.studio.runs.declared import declare
-from unalike.studio.runs.prepare import build as build_method
-from unalike.studio.runs.prepare import load_data
 
 
 def population(sizes: list[int], **declared: list[float]) -> Population:
@@ -140,7 +141,7 @@ def test_pieces_of_a_batch_are_added_up_before_the_step(network: str) -> None:
 
 def test_every_account_ends_just_below_what_its_client_declares() -> None:
     data = population([16, 24], epsilon=[0.5, 3.0], delta=[1e-3, 1e-2], batch=[4, 8])
-    private = PointPrivacy(1.0, rounds=2, own=True, batches=(4, 8))
+    private = PointPrivacy(1.0, rounds=2, per_client=True, batches=(4, 8))
     federation = simulate(data)
     train(FedAvg(model(), 1.0, LocalSGD(epochs=1, private=private)), federation, 2)
     for client, (epsilon, delta) in enumerate([(0.5, 1e-3), (3.0, 1e-2)]):
@@ -167,7 +168,7 @@ def test_a_roster_carries_what_clients_declare() -> None:
     again = Roster.joined(halves)
     for name in ("epsilon", "delta", "batch"):
         assert torch.equal(getattr(again, name), getattr(roster, name))
-    assert roster.declared(torch.tensor([2])).batch.tolist() == [8]  # type: ignore[union-attr]
+    assert roster.declarations(torch.tensor([2])).batch.tolist() == [8]  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="those of others do not"):
         Roster.joined([halves[0], replace(halves[1], batch=None)])
     with pytest.raises(ValueError, match="epsilon has a number between 0 and inf"):
@@ -180,7 +181,9 @@ def recipe(**privacy: object) -> Recipe:
     return checked({"method": "fedavg", "privacy": privacy}, "a test")
 
 
-def test_budgets_come_from_a_file_or_a_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_budgets_come_from_a_file_or_a_distribution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     data = population([2] * 4)
     file = tmp_path / "budgets.csv"
     file.write_text("client,epsilon,batch\n2,3.0,8\n0,1.0,2\n1,2.0,4\n3,4.0,16\n3,4.0,16\n")
@@ -203,32 +206,36 @@ def test_budgets_come_from_a_file_or_a_distribution(tmp_path: Path, monkeypatch:
     assert shops.input_shape == (1,)  # what a client grants is no feature
     assert declare(asked, shops, 1e-3).declared["epsilon"].tolist() == [2.0, 3.0]
     monkeypatch.setenv("UNALIKE_DATA", str(tmp_path))
-    drawn = declare(recipe(epsilons="dist6"), population([2] * 300), 1e-3).declared
+    drawn = draws.draw("dist6", 300, 0)
     assert 0.4 < float(drawn["epsilon"].mean()) < 0.7 and set(drawn["batch"].tolist()) == {16, 32, 64, 128}
     (tmp_path / "robust-hdp").mkdir()
     written = {"Dist6": {"4": {"eps": [0.1, 0.2, 0.3, 0.4], "batch": [16] * 4}}}
     (tmp_path / "robust-hdp" / "dists.json").write_text(json.dumps(written))
-    assert declare(recipe(epsilons="dist6"), data, 1e-3).declared["epsilon"].tolist() == [0.1, 0.2, 0.3, 0.4]
+    authors = draws.authors_draws("dist6", 4)
+    assert authors is not None and authors["epsilon"].tolist() == [0.1, 0.2, 0.3, 0.4]
+    draws.main("dist6", 4)
+    file.write_text(capsys.readouterr().out)
+    assert declare(recipe(epsilons=str(file)), data, 1e-3).declared["epsilon"].tolist()[:3] == [0.1, 0.2, 0.3]
     uniform = declare(recipe(epsilons="uniform:0.2,2"), population([2] * 50), 1e-3).declared["epsilon"]
     assert 0.2 <= float(uniform.min()) < float(uniform.max()) <= 2
     for wrong in ("uniform:2", "uniform:0,1", "nowhere.csv"):
-        with pytest.raises(UserError, match="--epsilons"):
+        with pytest.raises(UserError, match="epsilons"):
             declare(recipe(epsilons=wrong), data, 1e-3)
     with pytest.raises(UserError, match="not both"):
-        recipe(epsilons="dist1", epsilon=1.0)
-    assert recipe(epsilons="dist1").privacy.unit == "point"
+        recipe(epsilons="uniform:0.2,2", epsilon=1.0)
+    assert recipe(epsilons="uniform:0.2,2").privacy.unit == "point"
 
 
 def test_a_recipe_makes_methods_from_what_clients_declare() -> None:
     roster = population([20] * 3, epsilon=[2.0, 0.5, 1.0], delta=[1e-3] * 3, batch=[4, 8, 16]).roster()
 
     def built(name: str) -> RobustHDP | RDPCFL:
-        values = {"method": name, "rounds": 30, "privacy": {"epsilons": "dist1", "clip": 3.0}}
+        values = {"method": name, "rounds": 30, "privacy": {"epsilons": "uniform:0.2,2", "clip": 3.0}}
         method = build_method(checked(values, "a test"), roster)[1]
         assert isinstance(method, RobustHDP | RDPCFL)
         return method
 
-    own = PointPrivacy(3.0, delta=60**-1.1, rounds=30, own=True, batches=(4, 8, 16))
+    own = PointPrivacy(3.0, delta=60**-1.1, rounds=30, per_client=True, batches=(4, 8, 16))
     assert built("robust-hdp").local.private == built("rdpcfl").local.private == own
-    assert built("minimum-epsilon").local.private == replace(own, own=False, epsilon=0.5)
+    assert built("minimum-epsilon").local.private == replace(own, per_client=False, epsilon=0.5)
     assert built("rdpcfl").rounds == 30

@@ -12,15 +12,15 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.core.helpers import clients, total
-from tests.studio.helpers import At, Crash, crash, metrics
+from tests.runs.helpers import At, Crash, crash, metrics
 from unalike import Sum, simulate
+from unalike.api import UserError, resume, run
 from unalike.commands.main import app
 from unalike.methods import METHODS
 from unalike.privacy import BudgetExceeded, Gaussian, Ledger
-from unalike.studio import UserError, resume, run
-from unalike.studio.recipe.settings import plan_for
-from unalike.studio.runs import checkpoint
-from unalike.studio.runs.prepare import prepare
+from unalike.runs import checkpoint
+from unalike.runs.prepare import prepare
+from unalike.runs.recipe.settings import plan_for
 
 SMALL: dict[str, Any] = {
     "data": "digits",
@@ -70,7 +70,7 @@ def test_resume_drop_outs_and_a_repeated_run_are_accounted_like_dp_accounting(tm
 
     with pytest.raises(Crash):
         run("fedavg", **private, out=tmp_path / "resumed", watcher=At(2, crash))
-    resumed = resume(tmp_path / "resumed").results[0]
+    resumed = resume(tmp_path / "resumed")
     assert resumed.privacy == whole.privacy
     assert ledger_in(tmp_path / "resumed") == ledger_in(tmp_path / "whole")
 
@@ -95,7 +95,7 @@ def test_points_are_protected_by_training_at_the_clients(tmp_path: Path) -> None
     assert result.privacy.unit == "point"
     assert 5.9 < result.privacy.epsilon <= 6.0
     [row] = json.loads((tmp_path / "run" / "transcript.json").read_text())
-    assert (row["unit"], row["clip"], row["noise"]) == ("point", 1.0, "DP-SGD(noise by client)")
+    assert (row["unit"], row["clip"], row["noise"]) == ("point", 1.0, {"kind": "DP-SGD"})
 
 
 def flags(**settings: Any) -> list[str]:
@@ -151,7 +151,7 @@ def test_a_ledger_that_is_written_before_an_ask_is_sent_survives_a_crash(
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_method_protects_clients_or_says_which_release_prevents_it(name: str) -> None:
-    method = METHODS[name].make
+    method = METHODS[name].cls
     reason = getattr(method, "not_client_private", None)
     assert bool(getattr(method, "client_private", False)) != bool(reason)
     if reason:

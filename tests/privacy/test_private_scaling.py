@@ -18,22 +18,21 @@ from dp_accounting.pld import PLDAccountant
 from torch import Tensor
 
 from tests.privacy.test_private_runs import invoked
-from tests.studio.helpers import Crash
+from tests.runs.helpers import Crash
 from unalike import Clients, data, simulate
-from unalike.core.release import Unit
-from unalike.core.terms import Trust
+from unalike.core.release import Trust, Unit
 from unalike.core.wire import WireError
 from unalike.data.source import Source
+from unalike.deploy.program import program_of
 from unalike.learn.scaling import PrivateScaling, scale_privately
 from unalike.privacy import Gaussian
+from unalike.runs.errors import UserError
+from unalike.runs.folder import load_roster
+from unalike.runs.prepare import prepare
+from unalike.runs.recipe.recipe import Recipe
+from unalike.runs.recipe.settings import plan_for
+from unalike.runs.run import run_recipe
 from unalike.runtime.simulate import Simulation
-from unalike.studio.errors import UserError
-from unalike.studio.program import program_of
-from unalike.studio.recipe.recipe import Recipe
-from unalike.studio.recipe.settings import plan_for
-from unalike.studio.runs.folder import load_roster
-from unalike.studio.runs.prepare import prepare
-from unalike.studio.runs.run import run_recipe
 
 HARDLY = Gaussian(1e-10)
 UNITS: tuple[Unit, ...] = ("client", "point")
@@ -176,7 +175,7 @@ def test_points_pay_for_both_parts_too(file: str, trust: Trust) -> None:
     ready = prepared(**settings(file, trust=trust, unit="point", delta=1e-5, cohort=1.0, batch=100))
     federation = ready.federation()
     ready.method.round(ready.method.start(0), federation.begin_round(1))
-    point, steps = ready.method.dp_sgd(4)
+    point, steps = ready.method.local.private, ready.method.local.steps_of(4)
     event = dp_accounting.GaussianDpEvent(point.multiplier(steps))
     spent = by_hand(
         ready.scaling.noise.noise_multiplier,

@@ -12,6 +12,7 @@ from scipy.stats import kstest
 from tests.core.helpers import clients, kept, linear, total
 from unalike import Clients, Federation, Mean, Simulator, Sum, simulate
 from unalike.core.client import Client
+from unalike.core.release import SECURE_SHAPE
 from unalike.core.request import Program, Reply, Request
 from unalike.core.task import Sent, send, task
 from unalike.methods.fedavg import FedAvg
@@ -94,27 +95,40 @@ def test_no_exchange_carries_the_array_itself() -> None:
         "secure.shape",
         "seal_key",
         "mask_key",
+        "signature",
         "to",
         "sealed",
         "seed_digest",
+        "share_digests",
         "masked",
+        "confirmations",
         "owners",
         "shares",
     }
 
 
-@pytest.mark.parametrize("exchange", ["own_number", "advertise", "share", "mask", "unmask"])
+def test_the_name_of_a_run_does_not_change_the_bytes_of_a_secure_sum() -> None:
+    """A run on workers has another name than one in this process."""
+    down = []
+    for name in ("run", "run-17"):
+        federation = replace(simulate(clients([3, 4, 5])), run=name)
+        federation.everyone().ask(total, into=Sum("total", clip=99.0, secure=True))
+        down.append((dict(federation.traffic.down), federation.traffic.total_up))
+    assert down[0] == down[1] and down[0][0]["purpose"] > 0
+
+
+@pytest.mark.parametrize("exchange", ["own_number", "advertise", "share", "mask", "confirm", "unmask"])
 def test_drop_outs_up_to_the_threshold_complete(exchange: str) -> None:
     federation, x, _ = numbers(9, lost={exchange: {2, 7}})
     replies = federation.everyone().ask(own_number, into=Sum("value", clip=9.0, secure=True))
-    stay = [i for i in range(9) if i not in (2, 7)] if exchange != "unmask" else list(range(9))
+    stay = [i for i in range(9) if i not in (2, 7)] if exchange not in ("confirm", "unmask") else list(range(9))
     assert torch.allclose(replies["value"], x[stay].sum(0), atol=1e-5)
     assert replies.answered.tolist() == stay
     assert {failure.client for failure in replies.failures} == {"2", "7"}
     assert all("the connection broke" in failure.reason for failure in replies.failures)
 
 
-@pytest.mark.parametrize("exchange", ["advertise", "share", "mask", "unmask"])
+@pytest.mark.parametrize("exchange", ["advertise", "share", "mask", "confirm", "unmask"])
 def test_beyond_the_threshold_it_aborts_and_nothing_is_revealed(exchange: str) -> None:
     federation, _, _ = numbers(9, lost={exchange: {0, 1, 2, 3, 4}})
     with pytest.raises(SecureSumAborted, match="too many clients dropped out; no vector was revealed"):
@@ -175,3 +189,29 @@ def test_what_cannot_be_summed_is_refused_before_anything_is_sent() -> None:
         FedAvg(linear(), secure=True)
     assert watched.seen == {}
     assert federation.ledger.epsilon(1e-5) == 0
+
+
+@pytest.mark.parametrize("large", [100, 1 << 10], ids=["named", "sent"])
+def test_the_bytes_of_a_secure_sum_do_not_tell_how_many_were_drawn(large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are those of a cohort of the expected size, where nothing is a secret."""
+    monkeypatch.setattr("unalike.core.federation._LARGE", large)
+    store = clients([1] * 80)
+
+    def exchanged(federation: Federation) -> list[dict[str, int]]:
+        counters = federation.traffic.up, federation.traffic.down
+        return [{name: size for name, size in one.items() if name != SECURE_SHAPE} for one in counters]
+
+    plain = simulate(store, noise="seeded")
+    plain.begin_round(1).cohort(range(40)).ask(own_number, into=Sum("value", clip=9.0, secure=True))
+    for count, lost in ((38, set[int]()), (40, set[int]()), (41, {3}), (43, {3, 8})):
+        watched = Watched(store)
+        watched.lost = {"mask": lost}
+        federation = Federation(watched, noise="seeded")
+        drawn = federation.begin_round(1).sample(0.5, poisson=True)
+        cohort = replace(drawn, positions=torch.arange(count))
+        assert cohort.expected == 40
+        cohort.ask(own_number, into=Sum("value", clip=9.0, noise=Gaussian(1.0), secure=True))
+        assert exchanged(federation) == exchanged(plain)
+        [row] = federation.transcript.rows()
+        [known] = plain.transcript.rows()
+        assert (row["replies"], row["bytes"]) == (known["replies"], known["bytes"])

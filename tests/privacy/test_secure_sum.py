@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 import dp_accounting
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -23,8 +26,8 @@ from unalike.privacy import (
     Ring,
     SecureClient,
     SecureServer,
+    SecureSession,
     SecureSumAborted,
-    Session,
     SystemDraws,
 )
 from unalike.privacy.masks import shamir
@@ -37,10 +40,11 @@ def over_the_wire(message: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def secure_sum(
-    session: Session,
+    session: SecureSession,
     vectors: dict[int, Tensor],
     never_share: Iterable[int] = (),
     never_send: Iterable[int] = (),
+    never_confirm: Iterable[int] = (),
     never_help: Iterable[int] = (),
 ) -> Tensor:
     """The whole protocol; every client is rebuilt from what it kept between two exchanges."""
@@ -48,7 +52,9 @@ def secure_sum(
     kept: dict[int, dict[str, Tensor]] = {}
 
     def client(identity: int) -> SecureClient:
-        return SecureClient.from_state(Session.from_message(session.message()), identity, over_the_wire(kept[identity]))
+        return SecureClient.from_state(
+            SecureSession.from_message(session.message()), identity, over_the_wire(kept[identity])
+        )
 
     advertised = {}
     for identity in vectors:
@@ -67,8 +73,14 @@ def secure_sum(
         server.receive(identity, over_the_wire(one.mask(vectors[identity], letters[identity])))
         kept[identity] = one.state()
     survivors = server.survivors()
-    helpers = set(survivors["survivors"].tolist()) - set(never_help)
-    return server.open({identity: over_the_wire(client(identity).unmask(survivors)) for identity in helpers})
+    words = {}
+    for identity in set(survivors["survivors"].tolist()) - set(never_confirm):
+        one = client(identity)
+        words[identity] = over_the_wire(one.confirm(survivors))
+        kept[identity] = one.state()
+    inboxes = server.confirmations(words)
+    helpers = set(words) - set(never_help)
+    return server.open({who: over_the_wire(client(who).unmask(survivors, inboxes[who])) for who in helpers})
 
 
 def vectors(identities: Iterable[int], length: int = 50) -> dict[int, Tensor]:
@@ -76,19 +88,21 @@ def vectors(identities: Iterable[int], length: int = 50) -> dict[int, Tensor]:
     return {identity: 2 * torch.rand(length, generator=generator) - 1 for identity in identities}
 
 
-def grid_sum(session: Session, values: Iterable[Tensor]) -> Tensor:
+def grid_sum(session: SecureSession, values: Iterable[Tensor]) -> Tensor:
     whole = sum(torch.from_numpy(session.ring.encode(value).view(np.int32).astype(np.int64)) for value in values)
     assert isinstance(whole, Tensor)
     return whole.double() * session.ring.step
 
 
-@pytest.mark.parametrize(("neighbours", "never_send"), [(None, [2, 23]), (8, [2])])
+@pytest.mark.parametrize(("neighbours", "never_send"), [(None, [2, 23]), (10, [2])])
 def test_the_sum_is_exact_on_the_grid_with_drop_outs_at_every_exchange(
     neighbours: int | None, never_send: list[int]
 ) -> None:
-    session = Session((2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31), 50, 1.0, neighbours=neighbours)
+    session = SecureSession((2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41), 50, 1.0, neighbours=neighbours)
     given_vectors = vectors(session.identities)
-    total = secure_sum(session, given_vectors, never_share=[5], never_send=never_send, never_help=[31])
+    total = secure_sum(
+        session, given_vectors, never_share=[5], never_send=never_send, never_confirm=[29], never_help=[31]
+    )
     there = [value for identity, value in given_vectors.items() if identity not in (5, *never_send)]
     assert torch.equal(total, grid_sum(session, there))
     exact = torch.stack(there).double().sum(0)
@@ -96,15 +110,21 @@ def test_the_sum_is_exact_on_the_grid_with_drop_outs_at_every_exchange(
 
 
 def test_nobody_missing_and_extreme_values_do_not_overflow() -> None:
-    session = Session(tuple(range(8)), 3, 2.5)
-    total = secure_sum(session, {identity: torch.tensor([2.5, -2.5, 99.0]) for identity in range(8)})
+    session = SecureSession(tuple(range(8)), 3, 2.5)
+    total = secure_sum(session, {identity: torch.tensor([2.5, -2.5, 2.5]) for identity in range(8)})
     torch.testing.assert_close(total, torch.tensor([20.0, -20.0, 20.0], dtype=torch.float64), rtol=1e-9, atol=0.0)
+
+
+def test_a_coordinate_beyond_the_bound_is_refused_and_not_clamped() -> None:
+    session = SecureSession(tuple(range(8)), 3, 2.5)
+    with pytest.raises(ValueError, match=r"beyond the bound of 2\.5.*clip it before"):
+        secure_sum(session, {identity: torch.tensor([0.0, 0.0, 2.6]) for identity in range(8)})
 
 
 @settings(max_examples=10)
 @given(st.integers(4, 9), st.data())
 def test_any_drop_outs_within_the_threshold_are_tolerated_and_any_beyond_abort(count: int, data: st.DataObject) -> None:
-    session = Session(tuple(range(count)), 4, 1.0)
+    session = SecureSession(tuple(range(count)), 4, 1.0)
     missing = data.draw(st.sets(st.integers(0, count - 1), max_size=count - 1))
     given_vectors = vectors(range(count), 4)
     # A missing client's key is put together by all the survivors, a survivor's seed by the other survivors.
@@ -118,7 +138,7 @@ def test_any_drop_outs_within_the_threshold_are_tolerated_and_any_beyond_abort(c
 
 
 def test_too_few_helpers_at_the_end_abort_before_any_secret_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    session = Session(tuple(range(7)), 4, 1.0)
+    session = SecureSession(tuple(range(7)), 4, 1.0)
 
     def never(*_: object) -> bytes:
         raise AssertionError("a secret was put together")
@@ -128,7 +148,7 @@ def test_too_few_helpers_at_the_end_abort_before_any_secret_is_known(monkeypatch
         secure_sum(session, vectors(range(7), 4), never_help=[0, 1, 2])
 
 
-def masked_message(value: Tensor, session: Session) -> Tensor:
+def masked_message(value: Tensor, session: SecureSession) -> Tensor:
     clients = {identity: SecureClient(session, identity) for identity in session.identities}
     server = SecureServer(session)
     keys = server.keys({identity: client.advertise() for identity, client in clients.items()})
@@ -137,7 +157,7 @@ def masked_message(value: Tensor, session: Session) -> Tensor:
 
 
 def test_a_masked_message_is_uniform_whatever_is_in_it() -> None:
-    session = Session((0, 1, 2), 200_000, 1.0)
+    session = SecureSession((0, 1, 2), 200_000, 1.0)
     values = torch.full((session.length,), 0.5)
     residues = masked_message(values, session).numpy().view(np.uint32)
     assert stats.kstest(residues / 2**32, "uniform").pvalue > 1e-6
@@ -147,23 +167,25 @@ def test_a_masked_message_is_uniform_whatever_is_in_it() -> None:
 
 
 def test_a_client_gives_one_share_of_each_peer_and_answers_once() -> None:
-    session = Session(tuple(range(5)), 2, 1.0)
+    session = SecureSession(tuple(range(5)), 2, 1.0)
     clients = {identity: SecureClient(session, identity) for identity in range(5)}
     server = SecureServer(session)
     keys = server.keys({identity: client.advertise() for identity, client in clients.items()})
-    with pytest.raises(ProtocolError, match="client 0 is asked to unmask, but its next step is share"):
-        clients[0].unmask({"survivors": torch.arange(5)})
+    with pytest.raises(ProtocolError, match="client 0 is asked to confirm, but its next step is share"):
+        clients[0].confirm({"survivors": torch.arange(5)})
     letters = server.letters({identity: client.share(keys[identity]) for identity, client in clients.items()})
     masked = {identity: client.mask(torch.zeros(2), letters[identity]) for identity, client in clients.items()}
     with pytest.raises(SecureSumAborted, match="2 peers survived, 3 are needed; no share is given"):
-        SecureClient.from_state(session, 0, clients[0].state()).unmask({"survivors": torch.tensor([0, 1, 2])})
+        SecureClient.from_state(session, 0, clients[0].state()).confirm({"survivors": torch.tensor([0, 1, 2])})
     with pytest.raises(ProtocolError, match="is not among the survivors"):
-        SecureClient.from_state(session, 0, clients[0].state()).unmask({"survivors": torch.tensor([1, 2, 3, 4])})
-    answer = clients[0].unmask({"survivors": torch.tensor([0, 1, 2, 3])})
+        SecureClient.from_state(session, 0, clients[0].state()).confirm({"survivors": torch.tensor([1, 2, 3, 4])})
+    left = {"survivors": torch.tensor([0, 1, 2, 3])}
+    inbox = server.confirmations({identity: clients[identity].confirm(left) for identity in range(4)})[0]
+    answer = clients[0].unmask(left, inbox)
     assert answer["owners"].tolist() == [1, 2, 3, 4]
     assert answer["shares"].shape == (4, shamir.SHARE_BYTES)
     with pytest.raises(ProtocolError, match="nothing more"):
-        clients[0].unmask({"survivors": torch.arange(5)})
+        clients[0].unmask(left, inbox)
     server.receive(1, masked[1])
     with pytest.raises(ProtocolError, match="came twice"):
         server.receive(1, masked[1])
@@ -171,27 +193,129 @@ def test_a_client_gives_one_share_of_each_peer_and_answers_once() -> None:
         server.receive(2, {"masked": torch.zeros(3, dtype=torch.int32)})
 
 
-def test_an_altered_letter_or_share_closes_the_sum() -> None:
-    session = Session(tuple(range(5)), 2, 1.0)
-    clients = {identity: SecureClient(session, identity) for identity in range(5)}
-    server = SecureServer(session)
-    keys = server.keys({identity: client.advertise() for identity, client in clients.items()})
-    letters = server.letters({identity: client.share(keys[identity]) for identity, client in clients.items()})
-    letters[4]["letters"][0, 20] ^= 1
-    for identity, client in clients.items():
-        server.receive(identity, client.mask(torch.zeros(2), letters[identity]))
-    survivors = server.survivors()
-    answers = {identity: clients[identity].unmask(survivors) for identity in range(4)}
+class Adversary:
+    """A server that runs the protocol up to the masked vectors, and then does as the test likes."""
+
+    def __init__(self, session: SecureSession, least: int = 3) -> None:
+        self.session = session
+        self.clients = {identity: SecureClient(session, identity, least=least) for identity in session.identities}
+        self.server = SecureServer(session)
+        keys = self.server.keys({who: one.advertise() for who, one in self.clients.items()})
+        self.shared = {who: one.share(keys[who]) for who, one in self.clients.items()}
+
+    def mask(self) -> None:
+        letters = self.server.letters(self.shared)
+        for who, one in self.clients.items():
+            self.server.receive(who, one.mask(torch.zeros(self.session.length), letters[who]))
+
+    def unmask(self) -> dict[int, dict[str, Tensor]]:
+        left = self.server.survivors()
+        words = self.server.confirmations({who: one.confirm(left) for who, one in self.clients.items()})
+        return {who: one.unmask(left, words[who]) for who, one in self.clients.items()}
+
+
+def test_an_altered_letter_is_found_by_its_receiver() -> None:
+    adversary = Adversary(SecureSession(tuple(range(5)), 2, 1.0))
+    adversary.shared[0]["sealed"][3, 20] ^= 1
+    adversary.mask()
     with pytest.raises(ProtocolError, match="letter of client 0 to client 4 was altered"):
-        clients[4].unmask(survivors)
-    answers[0]["shares"][0, -1] ^= 1
-    with pytest.raises((SecureSumAborted, ValueError), match="altered"):
-        server.open(answers)
+        adversary.unmask()
+
+
+def test_a_holder_that_alters_a_share_is_named_and_the_sum_is_opened_without_it() -> None:
+    adversary = Adversary(SecureSession(tuple(range(5)), 2, 1.0))
+    adversary.mask()
+    answers = adversary.unmask()
+    answers[3]["shares"][0, -1] ^= 1
+    assert not adversary.server.open(answers).any()
+    assert adversary.server.accused == {3: "altered its share of client 0's secret"}
+
+
+def test_an_owner_that_shares_something_else_than_it_promised_is_named() -> None:
+    adversary = Adversary(SecureSession(tuple(range(5)), 2, 1.0))
+    adversary.shared[2]["share_digests"] ^= 1
+    adversary.mask()
+    answers = adversary.unmask()
+    with pytest.raises(SecureSumAborted, match=r"peers of client 2 .*; client 2 gave its peers other shares"):
+        adversary.server.open(answers)
+
+
+def test_a_server_that_tells_clients_of_different_survivors_gets_no_share() -> None:
+    """To 0, 1 and 2 it says that client 5 dropped out, to the others that it did not: with both answers it would have
+    both secrets of client 5, and so its vector.
+    """
+    adversary = Adversary(SecureSession(tuple(range(6)), 2, 1.0))
+    adversary.mask()
+    stories = [{"survivors": torch.tensor([0, 1, 2, 3, 4])}] * 3 + [{"survivors": torch.arange(6)}] * 3
+    told = dict(enumerate(stories))
+    said = {who: one.confirm(told[who]) for who, one in adversary.clients.items()}
+    for who, one in adversary.clients.items():
+        words = {
+            peer: word
+            for peer, one_said in said.items()
+            for to, word in zip(one_said["to"].tolist(), one_said["confirmations"], strict=True)
+            if to == who
+        }
+        inbox = {"senders": torch.tensor(list(words)), "confirmations": torch.stack(list(words.values()))}
+        with pytest.raises(SecureSumAborted, match=f"2 peers were told of the same survivors as client {who}"):
+            one.unmask(told[who], inbox)
+
+
+def test_survivors_cannot_change_after_they_were_confirmed() -> None:
+    adversary = Adversary(SecureSession(tuple(range(5)), 2, 1.0))
+    adversary.mask()
+    left = {"survivors": torch.arange(5)}
+    words = adversary.server.confirmations({who: one.confirm(left) for who, one in adversary.clients.items()})
+    with pytest.raises(ProtocolError, match="told of other survivors than it confirmed"):
+        adversary.clients[0].unmask({"survivors": torch.tensor([0, 1, 2, 3])}, words[0])
+
+
+def test_invented_drop_outs_do_not_get_below_the_least_number_of_clients() -> None:
+    session = SecureSession(tuple(range(8)), 2, 1.0, neighbours=4)
+    adversary = Adversary(session, least=7)
+    adversary.mask()
+    few = torch.tensor(sorted({0, *session.peers(0), 1, 2}))
+    with pytest.raises(SecureSumAborted, match=f"{len(few)} clients survived, 7 are needed"):
+        SecureClient.from_state(session, 0, adversary.clients[0].state()).confirm({"survivors": few})
+
+
+def test_keys_of_a_server_in_the_place_of_a_peer_are_refused_where_keys_are_pinned() -> None:
+    session = SecureSession(tuple(range(4)), 2, 1.0)
+    signers = {who: Ed25519PrivateKey.generate() for who in range(4)}
+    pinned = {who: one.public_key().public_bytes_raw() for who, one in signers.items()}
+    clients = {who: SecureClient(session, who, signer=signers[who], pinned=pinned) for who in range(4)}
+    server = SecureServer(session)
+    advertised = {who: one.advertise() for who, one in clients.items()}
+    assert clients[0].share(server.keys(advertised)[0])["to"].tolist() == [1, 2, 3]
+    advertised[2] = SecureClient(session, 2).advertise()  # the server's own keys, under the name of client 2
+    with pytest.raises(ProtocolError, match="keys of client 2 are not signed by the key that client 1 knows"):
+        clients[1].share(server.keys(advertised)[1])
+    other = SecureSession(tuple(range(4)), 2, 1.0)
+    advertised[2] = SecureClient(other, 2, signer=signers[2]).advertise()  # signed, but for another session
+    with pytest.raises(ProtocolError, match="keys of client 2 are not signed"):
+        clients[3].share(server.keys(advertised)[3])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"planned": (3, 9)}, {"noise": 0.25}, {"bound": 2.0}, {"purpose": "another ask"}, {"length": 3},
+        {"identities": (0, 1, 2, 3, 4, 5)}, {"neighbours": 2}, {"number": bytes(16)},
+    ],
+)  # fmt: skip
+def test_a_client_goes_on_in_the_very_session_that_it_began(change: dict[str, Any]) -> None:
+    session = SecureSession(tuple(range(5)), 2, 1.0, purpose="ask 1")
+    client = SecureClient(session, 0)
+    client.advertise()
+    assert SecureSession.from_message(over_the_wire(session.message())) == session
+    other = SecureSession.from_message(over_the_wire(replace(session, **change).message()))
+    with pytest.raises(ProtocolError, match="a session that it has not begun"):
+        SecureClient.from_state(other, 0, client.state())
 
 
 def test_noise_shares_of_the_survivors_carry_at_least_what_the_ledger_was_told() -> None:
     """Clients add noise before masking, enough for the fewest who may be left; the sum's noise is then never less."""
-    session = Session(tuple(range(6)), 20_000, 40.0)
+    session = SecureSession(tuple(range(6)), 20_000, 40.0)
     whole, fewest = Gaussian(1.5), session.needed + 1
     clip = 1.0
     sensitivity = session.ring.sensitivity(clip, session.length)
@@ -244,7 +368,7 @@ def test_the_ring_neither_overflows_nor_errs_by_more_than_half_a_step(
 
 
 def test_neighbours_are_mutual() -> None:
-    session = Session(tuple(range(50)), 1, 1.0, neighbours=10)
+    session = SecureSession(tuple(range(50)), 1, 1.0, neighbours=10)
     for one in range(50):
         peers = session.peers(one)
         assert len(set(peers)) == 10
@@ -263,7 +387,7 @@ def test_neighbours_are_mutual() -> None:
 )
 def test_nonsense_is_refused(settings_given: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Session(**{"identities": tuple(range(5)), "length": 4, "bound": 1.0, **settings_given})  # type: ignore[arg-type]
+        SecureSession(**{"identities": tuple(range(5)), "length": 4, "bound": 1.0, **settings_given})  # type: ignore[arg-type]
 
 
 def test_a_vector_that_is_not_finite_is_refused() -> None:

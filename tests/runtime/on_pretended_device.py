@@ -19,12 +19,12 @@ from tests.analytics.test_shards import Found, assert_same_bits
 from tests.analytics.test_shards import found as analysed
 from tests.runtime.pretend import PRETEND, Pretended, ran
 from unalike import Client, Clients, Model, send, simulate, task
-from unalike.core.device import beside
 from unalike.core.draws import Draws, key
 from unalike.core.federation import Federation
 from unalike.core.method import Method, train
 from unalike.core.release import Each
 from unalike.core.task import Sent
+from unalike.core.torch_internals import to_device_of
 from unalike.learn.evaluation import evaluate
 from unalike.learn.local import LocalSGD
 from unalike.learn.scaling import scale_inputs
@@ -35,10 +35,10 @@ from unalike.networks.embeddings import embedding_network
 from unalike.networks.subspace import KINDS, subspace
 from unalike.privacy.dpsgd import PointPrivacy
 from unalike.privacy.mechanisms import Gaussian
-from unalike.runtime.shard import recording, simulator
-from unalike.runtime.shard.simulator import Simulator, found_device
-from unalike.studio.recipe.recipe import Recipe, checked
-from unalike.studio.runs.prepare import build
+from unalike.runs.prepare import build
+from unalike.runs.recipe.recipe import Recipe, checked
+from unalike.runtime.shard import call, recording
+from unalike.runtime.shard.simulator import Simulator, find_device
 
 SIZES = [7, 4, 9, 4, 6, 7]  # unequal: blocks are padded
 SHAPES = {"features": (6,), "image": (1, 16, 16), "tokens": (3,)}
@@ -212,11 +212,11 @@ def test_a_subspace_follows_its_vector(kind: Any) -> None:
 
 def test_a_constant_is_moved_once_and_outlives_the_gradient_that_moved_it() -> None:
     constant, x = torch.arange(3.0), torch.ones(2, 3).to(PRETEND)
-    gradient = vmap(grad(lambda one: (one * beside(constant, one)).sum()))(x)
+    gradient = vmap(grad(lambda one: (one * to_device_of(constant, one)).sum()))(x)
     assert torch.equal(gradient.cpu(), constant.expand(2, 3))
-    assert type(beside(constant, x)) is Pretended  # no wrapper of vmap or grad
-    assert beside(constant, x) is beside(constant, x)
-    assert beside(constant, torch.ones(1)) is constant
+    assert type(to_device_of(constant, x)) is Pretended  # no wrapper of vmap or grad
+    assert to_device_of(constant, x) is to_device_of(constant, x)
+    assert to_device_of(constant, torch.ones(1)) is constant
 
 
 def test_draws_are_the_same_bits() -> None:
@@ -254,12 +254,9 @@ def test_without_a_block_as_many_as_fit_are_computed_at_once() -> None:
     assert federation.runtime.plans() == {}  # type: ignore[attr-defined]  # nothing is measured
 
 
-def test_on_the_cpu_nothing_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    def moved(*_: object) -> None:
-        raise AssertionError("a copy on the CPU")
-
-    monkeypatch.setattr(simulator, "_moved", moved)
-    monkeypatch.setattr(simulator, "_back", moved)
+def test_on_the_cpu_nothing_is_moved() -> None:
+    x = torch.ones(3)
+    assert call.to_device({"x": x}, torch.device("cpu"))["x"] is x
     modes = []
 
     @task
@@ -277,7 +274,7 @@ def test_a_recording_stays_on_its_device() -> None:
 
     def function(inputs: recording.Inputs) -> Tensor:
         def loss(one: Tensor) -> Tensor:
-            return (one * torch.arange(4) + beside(constant, one) * torch.ones_like(one)).relu().sum()
+            return (one * torch.arange(4) + to_device_of(constant, one) * torch.ones_like(one)).relu().sum()
 
         with torch.device("meta"):
             gradients: Tensor = vmap(grad(loss))(inputs["columns"]["x"])
@@ -285,7 +282,7 @@ def test_a_recording_stays_on_its_device() -> None:
 
     inputs = {"columns": {"x": torch.empty(3, 4, device="meta")}}
     function(inputs)  # as always before a recording; constants are moved now
-    recorded, _ = recording._recorded(function, inputs)
+    recorded, _ = recording._record(function, inputs)
     assert isinstance(recorded, nn.Module)
     assert {one.device.type for one in recorded.buffers()} == {"meta"}
     assert recorded(inputs).device.type == "meta"
@@ -294,10 +291,10 @@ def test_a_recording_stays_on_its_device() -> None:
 def test_auto_takes_what_is_here_and_a_device_that_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    assert found_device("auto") == torch.device("cpu")
+    assert find_device("auto") == torch.device("cpu")
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    assert found_device("auto") == torch.device("mps")
+    assert find_device("auto") == torch.device("mps")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert found_device("auto") == torch.device("cuda")
+    assert find_device("auto") == torch.device("cuda")
     with pytest.raises(ValueError, match=r"device='nowhere' is not here .*; use auto or one of"):
         Simulator(device="nowhere")

@@ -1,7 +1,8 @@
 """Shards in other processes, started by exec and fed with bytes over stdin and stdout: no fork, no pickle.
 
-A message is a letter, a length of 8 bytes and the bytes. To a shard: B, build from plain settings; Q, a request; F,
-forget; U, use a schema; L, look at what was noted for the test. From it: the roster, R for each reply and E at the end.
+A message is a letter, a length of 8 bytes and the bytes. To a shard: B, build from plain settings; N, an array that the
+next request names; Q, a request; F, forget; U, use a schema; L, look at what was noted for the test. From it: the
+roster, A for arrays that it lacks, R for each reply and E at the end.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,9 +26,8 @@ from torch import Tensor
 from unalike.core.request import Reply, Request
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema
-from unalike.core.wire import WireError, decode, encode
-from unalike.runtime.routes import Drop
-from unalike.runtime.simulate import Simulation
+from unalike.core.wire import ArrayStore, Lacking, WireError, decode, encode
+from unalike.runtime.simulate import Drop, Simulation
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,6 +55,7 @@ class Remote:
         assert self.process.stdin is not None and self.process.stdout is not None
         self._to, self._from = self.process.stdin, self.process.stdout
         self.roster: Roster
+        self.sent: list[str] = []  # large shared inputs that went down, in order
         self.crossed: list[bytes] = []  # all that went up, roster and replies
 
     def build(self, **settings: Any) -> None:
@@ -62,10 +64,15 @@ class Remote:
         self.roster = Roster.decode(self.crossed[0])
 
     def answer(self, request: Request) -> Iterator[Reply]:
-        put(self._to, b"Q", request.encode())
+        head = request.head().encode()
+        put(self._to, b"Q", head)
         try:
             while True:
                 letter, data = take(self._from)
+                if letter == b"A":
+                    self._send(request, json.loads(data))
+                    put(self._to, b"Q", head)
+                    continue
                 if letter != b"R":
                     break
                 self.crossed.append(data)
@@ -75,6 +82,13 @@ class Remote:
                 letter, _ = take(self._from)
         if letter != b"E":
             raise RuntimeError("the process of a shard has ended")
+
+    def _send(self, request: Request, digests: list[str]) -> None:
+        """The arrays that the shard does not have."""
+        for name, digest in request.named.items():
+            if digest in digests:
+                self.sent.append(name)
+                put(self._to, b"N", encode({"": request.shared[name]}))
 
     def forget(self, run: str, prefix: str = "") -> None:
         put(self._to, b"F", json.dumps([run, prefix]).encode())
@@ -111,6 +125,12 @@ class Pipe(Simulation):
             remote.build(problems=problems, name=name, data=str(data), shard=number, shards=len(remotes))
         program = importlib.import_module(problems).program(name, remotes[0].roster.schema)
         super().__init__(remotes, program, drop=drop)  # type: ignore[arg-type]
+        self.failed: Counter[str] = Counter()  # how many clients did not answer, by task
+
+    def deliver(self, request: Request) -> Iterator[Reply]:
+        for reply in super().deliver(request):
+            self.failed[request.task] += len(reply.failed)
+            yield reply
 
 
 class Opened(Exception):
@@ -220,6 +240,7 @@ def serve() -> None:
     sys.stdout = sys.stderr  # whatever is printed is no message
     torch.set_num_threads(1)
     noted, shard = Noted(), None
+    store, arrays = ArrayStore(), list[bytes]()
     while True:
         letter, data = take(own)
         if letter == b"B":
@@ -228,8 +249,16 @@ def serve() -> None:
             for part in shard.parts.values():
                 noted.note("a row", part.x)
             put(to, b"B", shard.roster.encode())
+        elif letter == b"N":
+            arrays.append(data)
         elif letter == b"Q":
-            for reply in _answers(shard, data):
+            try:
+                request = Request.decode(data).filled(store, arrays)
+            except Lacking as error:
+                put(to, b"A", json.dumps(error.digests).encode())
+                continue
+            arrays.clear()
+            for reply in _answers(shard, request):
                 put(to, b"R", reply.encode())
             put(to, b"E")
         elif letter == b"F":
@@ -254,11 +283,10 @@ def _built(settings: dict[str, Any]) -> Any:
     return Shard(own, roster.select(mine), program, Simulator(block=1))  # 1: what is noted has values
 
 
-def _answers(shard: Any, data: bytes) -> Iterator[Reply]:
+def _answers(shard: Any, request: Request) -> Iterator[Reply]:
     """The shard's replies; where it refuses, all clients are failures that say why."""
     from unalike.runtime.shard.shard import Refused
 
-    request = Request.decode(data)
     try:
         yield from shard.answer(request)
     except (Refused, WireError, TypeError) as error:

@@ -21,6 +21,7 @@ from unalike.core.roster import Roster
 from unalike.core.schema import Schema
 from unalike.core.task import Sent
 from unalike.data.population import Population
+from unalike.deploy.program import program_of
 from unalike.learn.anderson import Anderson
 from unalike.learn.evaluation import evaluate
 from unalike.methods import METHODS
@@ -36,7 +37,7 @@ from unalike.methods.splitting import Splitting
 from unalike.networks.architectures import build
 from unalike.privacy import Gaussian
 from unalike.privacy.dpsgd import PointPrivacy
-from unalike.studio.program import program_of
+from unalike.runs.recipe.hyperparameters import Hyperparameters
 
 TRAIN = [3, 5, 2, 4, 6, 3, 4, 5]
 TEST = [2, 1, 2, 0, 3, 2, 1, 2]  # one client has nothing to be tested on
@@ -115,8 +116,8 @@ _PROTECTED = ", secure and noisy"
 PROTECTED = [
     f"{name}{_PROTECTED}"
     for name, entry in METHODS.items()
-    if {"noise", "secure"} <= {one.name for one in dataclasses.fields(entry.make)}
-    and entry.make not in (FedAvg, Splitting)
+    if {"noise", "secure"} <= {one.name for one in dataclasses.fields(entry.cls)}
+    and entry.cls not in (FedAvg, Splitting)
 ]
 
 
@@ -131,11 +132,11 @@ def method_of(name: str) -> Method:
         protected: Method = replace(plain, cohort=1.0, clip=0.05, noise=Gaussian(0.5), secure=True)
         return protected
     entry = METHODS[name]
-    usual = {k: LocalSGD(**v) if isinstance(v, Mapping) else v for k, v in entry.defaults.items()}
-    known = {one.name for one in dataclasses.fields(entry.make)}
+    usual = Hyperparameters.of(name).defaults
+    known = {one.name for one in dataclasses.fields(entry.cls)}
     given = {"model": MODEL, "problem": PROBLEM, **ALL}
     fields = {**usual, **{k: v for k, v in given.items() if k in known}, **CHANGES.get(name, {})}
-    method: Method = entry.make(**fields)
+    method: Method = entry.cls(**fields)
     return method
 
 

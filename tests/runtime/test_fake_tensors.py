@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -22,12 +23,12 @@ from unalike.core.task import Sent
 from unalike.learn.evaluation import evaluate
 from unalike.methods import METHODS
 from unalike.methods.fedavg import FedAvg
-from unalike.runtime.shard import simulator
+from unalike.runtime.shard import call
 from unalike.runtime.shard.simulator import Simulator
 from unalike.runtime.shard.work import Work
 
 META = torch.device("meta")
-ONE_OF_EACH = {entry.make: name for name, entry in METHODS.items()}  # of names that share a class, the last
+ONE_OF_EACH = {entry.cls: name for name, entry in METHODS.items()}  # of names that share a class, the last
 
 
 class Faking:
@@ -35,32 +36,34 @@ class Faking:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.faked: set[str] = set()
-        self._prepared = Simulator._prepared
-        patch.setattr(Simulator, "_prepared", lambda *arguments: self(*arguments))
+        self._call = Simulator._call
+        patch.setattr(Simulator, "_call", lambda *arguments: self(*arguments))
 
-    def __call__(self, here: Simulator, work: Work, rows: Tensor, singly: bool = False) -> object:
+    def __call__(self, here: Simulator, work: Work, rows: Tensor, *more: Any) -> object:
         if work.task.vectorised and work.task.name not in self.faked:
             self.faked.add(work.task.name)
             self._fake(work, rows)
-        return self._prepared(here, work, rows, singly)
+        return self._call(here, work, rows, *more)
 
     def _fake(self, work: Work, rows: Tensor) -> None:
         mode = FakeTensorMode(allow_non_fake_inputs=True)  # a method's constants, which tasks move themselves
 
         def moved(arrays: Mapping[str, Tensor], _: object = None) -> dict[str, Tensor]:
             with mode:
-                return {name: mode.from_tensor(value).to(META) for name, value in arrays.items()}
+                return {
+                    name: value if isinstance(value, FakeTensor) else mode.from_tensor(value).to(META)
+                    for name, value in arrays.items()
+                }
 
         there = Simulator(block=4)
         there._device = META
         with (
-            mock.patch.object(simulator, "_moved", moved),
-            mock.patch.object(simulator, "_back", lambda outputs: outputs),
+            mock.patch.object(call, "to_device", moved),  # so that outputs stay there, too
             mock.patch.object(torch, "equal", lambda *_: True),  # of the global generator's states, before and after
         ):
-            call = self._prepared(there, replace(work, shared=moved(work.shared)), rows)
+            made = self._call(there, replace(work, shared=moved(work.shared)), rows, None)
             with mode:
-                sent, kept = call()
+                sent, kept = made()
         for name, value in (one for arrays in (*sent, kept) for one in arrays.items()):
             assert isinstance(value, FakeTensor) and value.device == META, f"{work.task.name} sends {name} elsewhere"
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from tests.core.helpers import clients
 from unalike import send, task
 from unalike.core.client import Client
-from unalike.core.disk import beside
-from unalike.core.request import Program, Reply, Request, Wanted
+from unalike.core.disk import part_file
+from unalike.core.request import Program, ReleaseName, Reply, Request
 from unalike.core.task import Sent
 from unalike.runtime.shard import journal as module
 from unalike.runtime.shard.journal import Journal
@@ -51,7 +51,7 @@ def request(serial: int, step: float = 1.0, run: str = "run") -> bytes:
         labels=True,
         purpose="train",
         key=serial,
-        wanted=(Wanted("sum", ("count",)),),
+        wanted=(ReleaseName("sum", ("count",)),),
         shared={"step": torch.tensor(step)},
         each={},
     ).encode()
@@ -95,7 +95,7 @@ def test_killed_between_charge_and_store_it_fails_and_never_runs_again(
 
     def killed(file: Path, content: bytes, **how: bool) -> None:
         if file.suffix == ".reply":
-            beside(file).write_bytes(content[: len(content) // 2])  # a kill leaves what it was at
+            part_file(file).write_bytes(content[: len(content) // 2])  # a kill leaves what it was at
             raise KeyboardInterrupt
         write(file, content, **how)
 

@@ -201,7 +201,7 @@ def test_what_is_computed_again_from_the_same_inputs_is_computed_once() -> None:
         return (x.T.clone() @ x) + 2 * (x.T.clone() @ x)
 
     x = {"given": {"x": torch.randn(5, 4)}}
-    played, nodes = recording._recorded(twice, x)
+    played, nodes = recording._record(twice, x)
     assert played is not None and torch.equal(played(x), twice(x))
     assert sum("mm" in str(node.target) for node in played.graph.nodes) == 1  # type: ignore[attr-defined]
     assert nodes == 1 + len(["transpose", "clone", "mm", "mul", "add"]) + 1
@@ -213,7 +213,7 @@ def test_equal_numbers_of_different_types_are_different_inputs() -> None:
         return x * 2, x * 2.0, x + True, x + 1, x + 1.0, torch.rand_like(x, dtype=torch.float32), torch.rand(3)
 
     x = {"given": {"x": torch.arange(3)}}
-    played, _ = recording._recorded(typed, x)
+    played, _ = recording._record(typed, x)
     assert played is not None
     assert [one.dtype for one in played(x)] == [one.dtype for one in typed(x)]
     drawn = played(x)[5:]
@@ -239,7 +239,7 @@ def test_draws_of_the_operating_system_are_neither_shared_nor_kept(draw: Callabl
         return draw(like), draw(like)
 
     inputs = {"client": {"key": torch.tensor(1 << 20)}}
-    played, _ = recording._recorded(twice, inputs)
+    played, _ = recording._record(twice, inputs)
     assert played is not None
     seen = [*played(inputs), *played(inputs)]
     assert all(not torch.equal(one, other) for one, other in itertools.combinations(seen, 2))
@@ -259,6 +259,6 @@ def test_permutations_are_left_out_only_where_they_change_nothing() -> None:
         return x.permute(0, 1) + 1, x.permute(1, 0) + 1, x.permute(-1, 0) + 1
 
     x = {"given": {"x": torch.arange(9).view(3, 3)}}
-    played, _ = recording._recorded(permuted, x)
+    played, _ = recording._record(permuted, x)
     assert played is not None and all(torch.equal(*pair) for pair in zip(played(x), permuted(x), strict=True))
     assert sum("permute" in str(node.target) for node in played.graph.nodes) < 3  # type: ignore[attr-defined]

@@ -12,14 +12,14 @@ from tests.core.helpers import clients, kept, population
 from unalike import Client, Each, Sum, each, send, simulate, task
 from unalike.core.federation import Federation
 from unalike.core.release import Stays
-from unalike.core.request import Program, Request, Wanted
-from unalike.core.roster import Declared
+from unalike.core.request import Program, ReleaseName, Request
+from unalike.core.roster import Declarations
 from unalike.core.task import Sent
 from unalike.core.wire import WireError
+from unalike.runs.simulate import gather_models
 from unalike.runtime.shard.kept import KeptStore
 from unalike.runtime.shard.shard import ASIDES, Refused, Shard
 from unalike.runtime.simulate import Simulation
-from unalike.studio.simulate import opened
 
 
 @task
@@ -106,7 +106,7 @@ def test_what_stays_is_an_input_of_a_later_ask_at_the_same_client(shards: int) -
     replies = cohort.ask(doubled, mean=held)
     assert torch.allclose(replies["value"], 2 * own, atol=1e-6) and float(replies["difference"].max()) < 1e-6
     assert torch.allclose(federation.cohort([2, 3]).ask(doubled, mean=held)["value"], 2 * own[[2, 0]], atol=1e-6)
-    assert torch.allclose(opened(cohort, held), own, atol=1e-6)
+    assert torch.allclose(gather_models(cohort, held), own, atol=1e-6)
     assert federation.traffic.up.keys() == {"value", "difference"}
     with pytest.raises(KeyError, match="no array 'total' stayed at its client in this ask; there are: mean"):
         cohort.ask(means, into=Stays("mean")).held("total")
@@ -190,13 +190,13 @@ class Careful:
         return send(value=theta * noise)
 
     @fit.derive
-    def own(self, declared: Declared) -> dict[str, Tensor]:
+    def own(self, declared: Declarations) -> dict[str, Tensor]:
         return {"noise": 1.0 / declared.bound}
 
 
 def asked(**changes: object) -> Request:
     usual = Request(
-        "run", 1, "Careful.fit", torch.tensor([0, 1]), "train", True, "train", 7, (Wanted("each", ("value",)),),
+        "run", 1, "Careful.fit", torch.tensor([0, 1]), "train", True, "train", 7, (ReleaseName("each", ("value",)),),
         {"theta": torch.ones(())}, {},
     )  # fmt: skip
     return replace(usual, **changes)  # type: ignore[arg-type]

@@ -81,10 +81,10 @@ def test_blocks_side_by_side_give_the_same_bits_as_one_after_another(
 def test_how_many_work_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
     running, most, patience = set(), 0, 0.01
     met = threading.Event()  # three are at work: until then, each waits for the others
-    call = Simulator._prepared
+    call = Simulator._call
 
-    def watched(self: Simulator, work: Work, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
-        made = call(self, work, rows, singly)
+    def watched(self: Simulator, work: Work, rows: Tensor, *more: Any) -> Callable[[], Outputs]:
+        made = call(self, work, rows, *more)
 
         def run() -> Outputs:
             nonlocal most
@@ -99,7 +99,7 @@ def test_how_many_work_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return run
 
-    monkeypatch.setattr(Simulator, "_prepared", watched)
+    monkeypatch.setattr(Simulator, "_call", watched)
     trained(Simulator(block=1, threads=3))
     assert most == 1  # small samples: steps are too short
     monkeypatch.setattr("unalike.runtime.shard.tuning.SMALL", 0)
@@ -189,22 +189,22 @@ def test_large_blocks_are_not_all_held_at_a_time(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "MAX_BYTES_AHEAD", 1)
     simulator = Simulator(block=3, threads=4)
     running, most = [], 0
-    prepared = Simulator._prepared
+    prepared = Simulator._call
 
-    def watched(self: Simulator, work: Work, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
+    def watched(self: Simulator, work: Work, rows: Tensor, *more: Any) -> Callable[[], Outputs]:
         nonlocal most
         running.append(rows)
         most = max(most, len(running))
-        return prepared(self, work, rows, singly)
+        return prepared(self, work, rows, *more)
 
-    finished = Simulator._finished
+    finished = Simulator._finish
 
     def done(self: Simulator, *arguments: Any) -> list[Reply]:
         running.pop()
         return finished(self, *arguments)
 
-    monkeypatch.setattr(Simulator, "_prepared", watched)
-    monkeypatch.setattr(Simulator, "_finished", done)
+    monkeypatch.setattr(Simulator, "_call", watched)
+    monkeypatch.setattr(Simulator, "_finish", done)
     trained(simulator)
     assert most == 1
 
@@ -226,18 +226,18 @@ class Particular:
 def test_clients_read_together_are_still_computed_one_by_one(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unalike.runtime.shard.tuning.SMALL", 0)
     read = []
-    prepared = Simulator._prepared
+    prepared = Simulator._call
 
-    def counted(self: Simulator, work: Work, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
+    def counted(self: Simulator, work: Work, rows: Tensor, *more: Any) -> Callable[[], Outputs]:
         read.append(len(rows))
-        return prepared(self, work, rows, singly)
+        return prepared(self, work, rows, *more)
 
-    monkeypatch.setattr(Simulator, "_prepared", counted)
+    monkeypatch.setattr(Simulator, "_call", counted)
     some = clients([3] * 200 + [5] * 200)
     some = replace(some, labeled=torch.arange(400) % 40 < 30)
 
     def asked(together: int) -> tuple[Tensor, Tensor, set[str], int]:
-        monkeypatch.setattr(module, "TOGETHER", together)
+        monkeypatch.setattr("unalike.runtime.shard.work.TOGETHER", together)
         read.clear()
         federation = simulate(some, block=1, threads=threads)
         replies = federation.everyone().ask(Particular().look, into=[Each("value"), Each("labels")])
@@ -265,13 +265,13 @@ class Branching:
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_task_that_cannot_be_vectorised_is_tried_on_few_blocks(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = []
-    prepared = Simulator._prepared
+    prepared = Simulator._call
 
-    def counted(self: Simulator, work: Work, rows: Tensor, singly: bool = False) -> Callable[[], Outputs]:
+    def counted(self: Simulator, work: Work, rows: Tensor, *more: Any) -> Callable[[], Outputs]:
         blocks.append(len(rows))
-        return prepared(self, work, rows, singly)
+        return prepared(self, work, rows, *more)
 
-    monkeypatch.setattr(Simulator, "_prepared", counted)
+    monkeypatch.setattr(Simulator, "_call", counted)
     federation = simulate(clients([3] * 40), block=4, threads=threads)
     with pytest.warns(LoopInstead):
         values = federation.everyone().ask(Branching().look)["value"]
@@ -372,7 +372,7 @@ def test_a_task_that_cannot_be_vectorised_runs_one_by_one_and_says_so_once() -> 
 
 
 def test_a_cohort_larger_than_a_block_of_memory_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unalike.runtime.shard.simulator.MAX_BLOCK_BYTES", 100)
+    monkeypatch.setattr("unalike.runtime.shard.work.MAX_BLOCK_BYTES", 100)
     store = clients(SIZES)
     summed = simulate(store, block=1000).everyone().ask(total, into=Sum("total"))["total"]
     assert torch.allclose(summed, store.x.sum(0), atol=1e-4)
@@ -421,7 +421,7 @@ def test_images_reach_tasks_as_normalised_floats() -> None:
 def test_threads_that_watch_the_global_generator_do_not_wait_for_each_other_for_ever() -> None:
     program = """
 import gc, threading, torch
-from unalike.runtime.shard.simulator import _global_draws
+from unalike.runtime.shard.call import _global_draws
 
 def work():
     for _ in range(3000):

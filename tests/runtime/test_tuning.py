@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from tests.core.helpers import clients, simulation, total
-from tests.studio.helpers import At, Crash, crash
+from tests.runs.helpers import At, Crash, crash
 from unalike import Each, Federation, Simulator
+from unalike.api import resume, run
 from unalike.core.draws import key
+from unalike.runs.checkpoint import load as load_checkpoint
 from unalike.runtime.shard import tuning
 from unalike.runtime.shard.kept import KeptStore
 from unalike.runtime.shard.simulator import Plan
 from unalike.runtime.shard.tuning import Tuner
 from unalike.runtime.shard.work import Work
-from unalike.studio import resume, run
-from unalike.studio.runs.checkpoint import load as load_checkpoint
 
 pytestmark = pytest.mark.usefixtures("measured_blocks")
 
@@ -414,7 +414,7 @@ def test_a_finished_run_holds_its_plans_and_a_resumed_one_uses_them(
         return find(kind, *rest)
 
     monkeypatch.setattr(tuning, "_find", none_else)
-    assert resume(tmp_path / "broken").results[0].accuracy == whole.accuracy
+    assert resume(tmp_path / "broken").accuracy == whole.accuracy
     resumed = load_checkpoint(tmp_path / "broken")
     assert resumed is not None
     assert {k: p for k, p in resumed.about["plans"].items() if "fit" in k} == {

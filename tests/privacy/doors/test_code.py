@@ -1,0 +1,95 @@
+"""Code runs where the user names it, and not because a folder, a recipe in it or a message does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from unalike.runtime.shard.host import Host, result
+from unalike.runtime.shard.shard import Refused
+
+METHOD = """
+from pathlib import Path
+import unalike as ua
+
+Path({mark!r}).touch()
+
+
+class Mine(ua.FedAvg):
+    pass
+"""
+SMALL = ("--data", "digits", "--clients", "6", "--rounds", "1", "--model", "logistic", "--threads", "1", "--quiet")
+
+
+def unalike(*words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "unalike", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with a method of one's own, named on the command line; ``mark`` is made when its code runs."""
+    folder = tmp_path_factory.mktemp("code")
+    (folder / "mine.py").write_text(METHOD.format(mark=str(folder / "mark")))
+    made = unalike("run", f"{folder / 'mine.py'}:Mine", *SMALL, "--out", folder / "run")
+    assert made.returncode == 0, made.stderr
+    return folder
+
+
+@pytest.mark.parametrize("command", ["resume", "personalize"])
+def test_a_folder_does_not_run_the_code_that_it_names(trained: Path, command: str) -> None:
+    mark, run = trained / "mark", trained / "run"
+    if command == "resume":
+        (run / "result.json").unlink(missing_ok=True)
+    words = [command, run, *(["--client", "0", "--out", trained / "own"] if command == "personalize" else [])]
+    mark.unlink(missing_ok=True)
+    refused = unalike(*words)
+    assert refused.returncode != 0 and "--trust-code" in refused.stderr and not mark.exists()
+
+    other = trained / "other.py"
+    other.write_text(METHOD.format(mark=str(mark)) + "\n# changed\n")
+    assert "--trust-code" in unalike(*words, "--trust-code", other).stderr and not mark.exists()
+
+    copy = trained / "copy.py"  # elsewhere, with equal content
+    copy.write_bytes((trained / "mine.py").read_bytes())
+    (trained / "mine.py").write_text("raise SystemExit('changed since')")
+    try:
+        allowed = unalike(*words, f"--trust-code={copy}")
+    finally:
+        (trained / "mine.py").write_bytes(copy.read_bytes())
+    assert mark.exists() and "changed since" not in allowed.stderr
+    assert allowed.returncode == 0, allowed.stderr
+
+
+def test_a_recipe_of_a_folder_names_no_installed_function_either(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    made = unalike("run", "fedavg", *SMALL, "--out", folder)
+    assert made.returncode == 0, made.stderr
+    recipe = folder / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace('method = "fedavg"', 'method = "os:system"'))
+    for words in (["personalize", folder, "--client", "0"], ["privacy", "plan", recipe], ["run", recipe]):
+        refused = unalike(*words)
+        assert refused.returncode != 0 and "os, and code is not run because a folder names it" in refused.stderr, words
+
+
+def test_a_host_loads_what_its_own_side_has_named() -> None:
+    for host in (Host(), Host(["unalike.deploy.site:Site"])):
+        with pytest.raises(Refused, match="not 'os:system'"):
+            result(host.call("load", b"os:system", b"touch /tmp/never"), "host")
+    with pytest.raises(Refused, match="does not know '__class__'"):
+        result(Host().call("__class__"), "host")
+
+
+def test_a_run_of_a_comparison_does_not_run_code_that_its_own_recipe_names(tmp_path: Path) -> None:
+    both, mark = tmp_path / "both", tmp_path / "mark"
+    made = unalike("compare", "fedavg", "local", *SMALL, "--out", both)
+    assert made.returncode == 0, made.stderr
+    (tmp_path / "evil.py").write_text(METHOD.format(mark=str(mark)))
+    recipe = both / "local" / "recipe.toml"
+    (both / "local" / "result.json").unlink()
+    recipe.write_text(recipe.read_text().replace('method = "local"', f'method = "{tmp_path}/evil.py:Mine"'))
+    refused = unalike("resume", both)
+    assert refused.returncode != 0 and "--trust-code" in refused.stderr and not mark.exists()

@@ -1,0 +1,23 @@
+"""What a run is said to cost before it starts is what it has cost at its end."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.runs.helpers import SMALL
+from unalike.api import run
+from unalike.runs.prepare import prepare
+from unalike.runs.privacy import forecast, units_of
+from unalike.runs.recipe.settings import plan_for
+
+
+def test_the_forecast_for_points_is_about_the_rows_that_are_trained_on() -> None:
+    settings = {**SMALL, "rounds": 2, "cohort": 1.0, "test": 0.5, "unit": "point", "noise_multiplier": 1.0, "clip": 1.0}
+    recipe = plan_for(["fedavg"], settings).runs[0][1]
+    prepared = prepare(recipe)
+    planned = forecast(prepared.recipe, prepared.method, prepared.roster, prepared.delta)
+    spent = run("fedavg", **settings).privacy
+    assert spent.unit == planned.unit == "point"
+    assert planned.epsilon == pytest.approx(spent.epsilon, rel=1e-3)
+    seen = prepared.population.seen
+    assert units_of(prepared.roster, "point") == int(prepared.population.train.size[seen].sum())
