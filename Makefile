@@ -16,7 +16,7 @@ ifndef UNALIKE_DATA
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench docs clean test-cluster demo-cluster bench-cluster
+.PHONY: help setup demo test test-long lint format bench docs clean test-cluster demo-cluster bench-cluster
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -32,6 +32,9 @@ PROCESSES = OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
 test: $(STAMP) ## Run all tests
 	$(PROCESSES) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+
+test-long: $(STAMP) ## Run the tests that take longer, as before a release
+	$(PROCESSES) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m long
 
 # What needs Ray runs in a network namespace of its own, without a dashboard, and reports nothing to anybody.
 ON_RAY = RAY_USAGE_STATS_ENABLED=0 $(PROCESSES) .ci/loopback
