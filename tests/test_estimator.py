@@ -19,9 +19,9 @@ Y = np.where(SIGN * X[:, 0] > 0, "yes", "no")  # one model for all is as good as
 FAST: dict[str, Any] = {"rounds": 5, "model": "logistic"}
 
 
-@pytest.mark.parametrize("estimator", [ua.Unalike, ua.UnalikeRegressor])
+@pytest.mark.parametrize("estimator", [ua.Unalike, pytest.param(ua.UnalikeRegressor, marks=pytest.mark.long)])
 def test_it_passes_the_checks_of_scikit_learn(estimator: Any) -> None:
-    results = check_estimator(estimator(rounds=6), on_skip=None)
+    results = check_estimator(estimator(rounds=6, model="logistic"), on_skip=None)
     assert len(results) > 45 and {one["status"] for one in results} <= {"passed", "skipped"}
 
 

@@ -43,6 +43,7 @@ def test_the_machine_is_described_without_its_name() -> None:
     assert socket.gethostname() not in text
 
 
+@pytest.mark.long
 def test_tools_take_turns_on_the_same_work_and_one_that_cannot_run_is_left_out_and_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -94,6 +95,7 @@ def test_the_kernel_does_the_steps_of_a_round() -> None:
     assert rounds.federation.round == number + 2  # one turn to warm up, one that counts
 
 
+@pytest.mark.long
 def test_plans_are_found_beside_a_busy_program_that_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[subprocess.Popen[bytes]] = []
 

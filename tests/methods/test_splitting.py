@@ -396,8 +396,15 @@ def test_the_local_rate_has_a_schedule_of_its_own() -> None:
     torch.testing.assert_close(theta.double(), u, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("triple", [FEDPROX, FEDRP])
-@pytest.mark.parametrize("network", ["linear", "mlp"])
+@pytest.mark.parametrize(
+    ("network", "triple"),
+    [
+        ("linear", FEDPROX),
+        ("mlp", FEDRP),
+        pytest.param("linear", FEDRP, marks=pytest.mark.long),
+        pytest.param("mlp", FEDPROX, marks=pytest.mark.long),
+    ],
+)
 def test_only_diminishing_steps_end_at_the_pooled_solution(triple: tuple[float, float, float], network: str) -> None:
     """T2 Theorem 3, by local steps: the pooled gradient falls with η_t = η/t, and stops at a floor with constant η.
 

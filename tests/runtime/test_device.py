@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.long  # test_fake_tensors.py has the same question for each task, answered without computing
 def test_tasks_run_on_another_device() -> None:
     file = Path(__file__).with_name("on_pretended_device.py")
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--tb=short"]

@@ -36,8 +36,9 @@ class Predictions:
 
     @cached_property
     def chances(self) -> Array:
-        """[rows, classes] probabilities."""
-        found: Array = softmax(self.outputs, axis=1)
+        """[rows, classes] probabilities; NaN in a row whose logits are not finite."""
+        with np.errstate(invalid="ignore"):  # infinity minus infinity
+            found: Array = softmax(self.outputs, axis=1)
         return found
 
     @cached_property

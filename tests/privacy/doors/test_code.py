@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from unalike.commands.main import _options_first, app
+from unalike.core import outside
 from unalike.runtime.shard.host import Host, result
 from unalike.runtime.shard.shard import Refused
 
@@ -24,9 +29,43 @@ class Mine(ua.FedAvg):
 SMALL = ("--data", "digits", "--clients", "6", "--rounds", "1", "--model", "logistic", "--threads", "1", "--quiet")
 
 
-def unalike(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "unalike", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+@dataclass
+class Done:
+    returncode: int
+    stderr: str
+
+
+def unalike(*words: object) -> Done:
+    """The command in this process, which forgets first what earlier commands have loaded and trusted."""
+    own = [name for name, module in sys.modules.items() if name.endswith(".py)") and module]  # loaded from files
+    for name in own:
+        del sys.modules[name]
+    for known in (outside._loaded, outside._trusted, outside._stand_ins):
+        known.clear()
+    result = CliRunner().invoke(app, _options_first(list(map(str, words))))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Done(result.exit_code, " ".join(result.stderr.split()))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def as_before() -> Iterator[None]:
+    """Other tests of this process find what they had loaded."""
+    known = (outside._loaded, outside._trusted, outside._stand_ins)
+    before = [known_one.copy() for known_one in known]
+    yield
+    for one, kept in zip(known, before, strict=True):
+        one.clear()
+        one.update(kept)  # type: ignore[attr-defined]
+
+
+@pytest.mark.long
+def test_another_process_does_not_run_it_either(trained: Path) -> None:
+    mark = trained / "mark"
+    mark.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "unalike", "personalize", str(trained / "run"), "--client", "0"]
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert refused.returncode != 0 and "--trust-code" in refused.stderr and not mark.exists()
 
 
 @pytest.fixture(scope="module")
