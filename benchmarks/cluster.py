@@ -4,7 +4,7 @@ make bench-cluster, or: .ci/loopback python -m benchmarks.cluster [speed flower 
 
 Workers have one thread each, and so has the one process that they are compared with; both take turns, round by round.
 Beside the time there is that of processors, which says what idle ones would need: one process / (driver + the worker
-that needs most). All numbers are from one run; the constants of ``unalike/deploy/plan.py`` are those of the
+that needs most). All numbers are from one run; the constants of ``benchmarks/plan.py`` are those of the
 part "model" on the machine that its file names. The first time, Flower is installed into .bench, which needs a network:
 ``python -m benchmarks.cluster install``, outside of the namespace.
 """
@@ -351,7 +351,7 @@ def sample(workers: int, repetitions: int) -> None:
     """The least seconds of a round in each setting of the model with so many workers, or of a client with none."""
     found: list[dict[str, Any]] = []
     works = [one for one in (*FITTED, *CHECKED) if one[0] == "mlp" or "UNALIKE_DATA" in os.environ]
-    if workers == 0:  # what `unalike plan` does: a few clients, in one process
+    if workers == 0:  # what `benchmarks.plan` does: a few clients, in one process
         for work, least in (("mlp", 1000), ("lenet", 50)):
             if any(one[0] == work for one in works):
                 seconds = rounds(recipe(work, least), None, repetitions)["least"] / least

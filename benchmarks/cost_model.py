@@ -1,4 +1,4 @@
-"""Fits the constants of the cost model of `unalike plan` (``unalike/deploy/plan.py``) to measured rounds."""
+"""Fits the constants of the cost model in ``benchmarks/plan.py`` to measured rounds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import nnls
 
-from unalike.deploy.plan import Costs, most
+from benchmarks.plan import Costs, most
 
 
 def fit(measured: Sequence[Mapping[str, Any]]) -> Costs:

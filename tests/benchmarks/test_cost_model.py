@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.cost_model import fit
-from unalike.deploy.plan import Costs
+from benchmarks.plan import Costs
 
 
 def test_constants_that_made_the_times_are_found_again() -> None:

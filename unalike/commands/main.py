@@ -23,7 +23,6 @@ from unalike.commands import (
     listing,
     mdm,
     personalize,
-    plan,
     predict,
     run,
     score,
@@ -159,7 +158,6 @@ for _part in (
     mdm,
     explain,  # the app of privacy, with what it explains
     estimate,
-    plan,
 ):
     app.add_typer(_part.app)
 

@@ -1,4 +1,6 @@
-"""A plan: what a run of a recipe would take on a cluster with many clients, and what would break first.
+"""What a run of a recipe would take on a cluster with many clients, and what would break first.
+
+    python -m benchmarks.plan fedavg --data digits --cohort 10000 --clients 1e7 --workers 64
 
 A few rounds of a few clients are run in this process, to know what a client of this recipe computes and sends. The rest
 is a cost model, whose constants are measured (``benchmarks/cluster.py``).
@@ -16,23 +18,35 @@ A round of C clients on W workers, with A asks, takes
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
+from rich import box
+from rich.table import Table
 
+from unalike.commands.console import say, with_flags
+from unalike.commands.options import Dealing, Json, Training, command, flag, planned
 from unalike.core import wire
 from unalike.core.federation import Federation
 from unalike.core.method import first_state, next_state
 from unalike.core.request import Program, Reply, Request, Runtime
 from unalike.core.schema import Schema
+from unalike.data import DataError
+from unalike.runs.errors import UserError
 from unalike.runs.load import data_in_pieces
 from unalike.runs.prepare import prepare
 from unalike.runs.recipe.hyperparameters import Hyperparameters
 from unalike.runs.recipe.recipe import Privacy, Recipe
+from unalike.runs.words import duration, size
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich")
 
 PROBE = 128  # clients of a round that is tried; one of fewer says little about blocks
 ROUNDS = 4  # of which the first is not counted
@@ -202,3 +216,69 @@ def estimate_round(
         "probed": vars(cost),
         "limits": [{"what": what, "clients": limits[what]} for what in sorted(limits, key=lambda one: limits[one])],
     }
+
+
+@command(
+    app,
+    "python -m benchmarks.plan fedavg --clients 1e7 --workers 64",
+    "python -m benchmarks.plan fedavg --data digits --model mlp --cohort 10000 --workers 16 --bandwidth 1.25e9",
+)
+def plan(
+    target: Annotated[str, typer.Argument(metavar="TARGET", hidden=True)],
+    dealing: Dealing,
+    training: Training,
+    clients: Annotated[float, flag("How many clients there would be, e.g. 1e7.", panel="Cluster")] = 1e6,
+    workers: Annotated[int, flag("How many workers, each with one processor.", panel="Cluster", min=1)] = 16,
+    bandwidth: Annotated[
+        float | None, flag("Of the network, bytes per second. (default: as measured on one machine)", panel="Cluster")
+    ] = None,
+    memory: Annotated[float, flag("Of a worker, bytes.", panel="Cluster")] = 16e9,
+    as_json: Json = False,
+) -> None:
+    """Say what a round of TARGET would take on a cluster: seconds, bytes, memory, and what breaks first.
+
+    TARGET is a method, a recipe (its name or a .toml file), or a method of your own: file.py:Class.
+
+    A few clients of its data are trained in this process to know what one costs; the rest is a cost model.
+    """
+    if clients < workers or clients != int(clients):
+        raise UserError(f"--clients {clients:g}: expected a whole number, and at least the {workers} workers")
+    made = planned([target], dealing, training, clients=None, cohort=None)
+    if len(made.runs) != 1:
+        raise UserError(
+            f"{target} makes {len(made.runs)} runs; plan one of them: name a method, or a recipe of one run"
+        )
+    cohort = None if training.cohort is None else round(training.cohort * (clients if training.cohort < 1 else 1))
+    found = estimate_round(
+        probe(made.runs[0][1]), int(clients), workers, cohort=cohort, bandwidth=bandwidth, memory=memory
+    )
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    seconds, cost = found["round"], found["probed"]
+    asks = f"{cost['asks']:.3g} ask{'' if cost['asks'] == 1 else 's'}"
+    say(
+        f"{cost['name']}: {found['clients']:,} clients, {found['cohort']:,} of them in a round, on {workers} workers",
+        f"a client takes {1e3 * cost['client']:.3g} ms in a round of {asks}, measured here",
+    )
+    table = Table("of a round", "", "on", box=box.SIMPLE_HEAD)
+    table.add_row("computing", duration(seconds["computing"]), "the worker that has most of the cohort")
+    table.add_row("exchanges", duration(seconds["exchanges"]), "all")
+    table.add_row("messages", duration(seconds["sending"]), f"{size(found['sent'])} at {size(found['bandwidth'])}/s")
+    table.add_row("in all", duration(seconds["total"]), f"{3600 / seconds['total']:,.0f} rounds an hour")
+    table.add_row(
+        "memory of a worker", size(found["worker_memory"]), f"while it loads the data: {size(found['loading'])}"
+    )
+    table.add_row("memory of this process", size(found["driver_memory"]), "")
+    say(table)
+    say("what breaks first, as clients grow:")
+    for what, count in (one.values() for one in found["limits"]):
+        here = "already" if count < found["clients"] else f"at {count:,.0f} clients"
+        say(f"  {here}: {what}")
+
+
+if __name__ == "__main__":
+    try:
+        app(prog_name="python -m benchmarks.plan")
+    except (UserError, DataError) as error:
+        sys.exit(with_flags(error))

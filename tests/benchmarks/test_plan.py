@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from unalike.core.client import Clients
-from unalike.deploy.plan import ClientCost, estimate_round, most
-from unalike.runs.absent import select_rows
+from benchmarks.plan import ClientCost, app, estimate_round, most
+from unalike.runs.errors import UserError
 
 COST = ClientCost(
     client=0.001, asks=1, shared=1e5, own=20.0, row=100.0, rows=10.0, cohort=0.1, mapped=False, name="a recipe"
@@ -43,13 +44,18 @@ def test_a_plan_adds_up_and_says_what_breaks_first() -> None:
     assert more["round"]["computing"] < seconds["computing"] and more["worker_memory"] < found["worker_memory"]
 
 
-def test_a_worker_keeps_its_own_rows_with_the_labels_that_they_have() -> None:
-    x, y, known = torch.arange(12.0)[:, None], torch.arange(12), torch.arange(12) % 3 != 0
-    everybody = Clients.from_sizes(x, y, torch.tensor([3, 4, 5]), known=known)
-    mine = select_rows({"train": everybody}, torch.tensor([0, 2]))["train"]
-    assert mine.known is not None and mine.y is not None and len(mine.x) == 8
-    rows, _ = mine.pool_rows()
-    theirs, _ = everybody.select([0, 2]).pool_rows()
-    for ours, all_ in ((mine.x, x), (mine.y, y), (mine.known, known)):
-        assert torch.equal(ours[rows], all_[theirs])
-    assert torch.equal(mine.label_counts(), everybody.label_counts()[[0, 2]])
+def test_a_recipe_is_tried_and_its_plan_is_for_the_clients_that_were_asked_for() -> None:
+    threads = torch.get_num_threads()
+    words = ["fedavg", "--data", "digits", "--model", "mlp", "--cohort", "0.5", "--clients", "1e5", "--workers", "4"]
+    try:
+        found = json.loads(CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).stdout)
+        shown = CliRunner().invoke(app, words, catch_exceptions=False).stdout
+        refused = CliRunner().invoke(app, ["fedavg", "--clients", "3"])
+    finally:
+        torch.set_num_threads(threads)
+    assert (found["clients"], found["cohort"], found["workers"]) == (100_000, 50_000, 4)
+    assert found["probed"]["asks"] == 1 and found["probed"]["client"] > 0
+    numbers = 64 * 64 + 64 + 64 * 10 + 10  # four bytes each to clients, eight in the sum that comes back
+    assert found["probed"]["shared"] == pytest.approx((4 + 8) * numbers, rel=0.05)
+    assert "100,000 clients, 50,000 of them in a round, on 4 workers" in shown and "what breaks first" in shown
+    assert isinstance(refused.exception, UserError) and "at least the 16 workers" in str(refused.exception)
