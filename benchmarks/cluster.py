@@ -38,7 +38,7 @@ from unalike.runs.prepare import prepare
 from unalike.runs.recipe.recipe import Data, Network, Recipe, Runtime
 
 if TYPE_CHECKING:
-    from unalike.runtime.ray import Tally
+    from unalike.runtime.workers import Tally
 
 RESULTS = Path(__file__).resolve().parent / "results" / "cluster.json"
 TARGETS = {"mlp": 1.8, "lenet": 1.8, "lenet-all": 1.8, "pefll": None}  # two workers / one process

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from unalike.runtime.ray import Workers
+    from unalike.runtime.workers import Workers
 
 ALONE = [name for _, name in socket.if_nameindex()] == ["lo"]
 if not ALONE or importlib.util.find_spec("ray") is None:
@@ -26,9 +26,9 @@ def workers() -> Iterator[Workers]:
     """Two of them, for all tests: to start Ray takes seconds."""
     from tests.cluster import faulty, sites
     from unalike.deploy.site import SITE
-    from unalike.runtime.ray import Workers
+    from unalike.runtime.ray import start_workers
 
-    with Workers(2, sites=[SITE, faulty.HERE, sites.HERE]) as made:
+    with start_workers(2, sites=[SITE, faulty.HERE, sites.HERE]) as made:
         yield made
 
 

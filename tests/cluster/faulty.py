@@ -25,7 +25,7 @@ from unalike.runtime.shard.shard import Shard
 from unalike.runtime.shard.simulator import Simulator
 
 if TYPE_CHECKING:
-    from unalike.runtime.ray import RayRuntime, Workers
+    from unalike.runtime.workers import WorkerRuntime, Workers
 
 HERE = f"{__name__}:Site"
 CLIENTS = 6
@@ -102,8 +102,8 @@ def everybody() -> Clients:
     return Clients.from_sizes(torch.zeros(CLIENTS, 1), None, torch.ones(CLIENTS, dtype=torch.int64))
 
 
-def runtime(workers: Workers, folder: Path, *, seeded: bool = True, **how: object) -> RayRuntime:
-    from unalike.runtime.ray import start_runtime
+def runtime(workers: Workers, folder: Path, *, seeded: bool = True, **how: object) -> WorkerRuntime:
+    from unalike.runtime.workers import start_runtime
 
     settings = json.dumps({"folder": str(folder)}).encode()
     workers.tell("load", [(HERE.encode(), settings)] * 2)

@@ -15,7 +15,7 @@ from unalike.runtime.shard.shard import Shard
 from unalike.runtime.shard.simulator import Simulator
 
 if TYPE_CHECKING:
-    from unalike.runtime.ray import RayRuntime, Workers
+    from unalike.runtime.workers import WorkerRuntime, Workers
 
 HERE = f"{__name__}:Tiny"
 
@@ -44,10 +44,10 @@ class Tiny:
         return b""
 
 
-def runtime(workers: Workers, problems: str, name: str, data: Path, folder: Path, **how: Any) -> RayRuntime:
+def runtime(workers: Workers, problems: str, name: str, data: Path, folder: Path, **how: Any) -> WorkerRuntime:
     """The clients of a tiny federation, dealt out in turn as the pipe does."""
     from unalike.core.roster import Roster
-    from unalike.runtime.ray import start_runtime
+    from unalike.runtime.workers import start_runtime
 
     settings = json.dumps({"problems": problems, "data": str(data), "name": name}).encode()
     about = workers.tell("load", [(HERE.encode(), settings)] * len(workers))

@@ -20,7 +20,7 @@ from unalike.core.wire import WireError
 from unalike.deploy import plain
 from unalike.deploy.session import Away
 from unalike.runtime import ray as module
-from unalike.runtime.ray import Workers
+from unalike.runtime.workers import Workers
 
 ON_RAY = ("--runtime", "ray", "--workers", "2")
 POINTS = ("kmeans", "--data", "gaussian-mixture:clients=40,points=10,dim=4,components=3", "--k", "3")

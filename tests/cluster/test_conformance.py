@@ -16,7 +16,7 @@ from tests.cluster.sites import runtime
 from tests.runtime import problems
 from tests.runtime.test_conformance import NAMES, PROBLEMS, check_alike, here, quorum, seed_of
 from unalike import Federation
-from unalike.runtime.ray import Workers
+from unalike.runtime.workers import Workers
 
 
 @pytest.fixture(scope="module")

@@ -20,15 +20,16 @@ from unalike.api import resume, run
 from unalike.core.federation import Replies
 from unalike.runs import folder
 from unalike.runs.folder import read_metrics
-from unalike.runtime import ray as module
-from unalike.runtime.ray import RayRuntime, WorkerError, Workers
+from unalike.runtime import workers as module
+from unalike.runtime.ray import start_workers
+from unalike.runtime.workers import WorkerError, WorkerRuntime, Workers
 
 
 def ask(federation: Federation) -> Replies:
     return federation.everyone().ask(Counting().count, step=1.0)
 
 
-def federation(made: RayRuntime) -> Federation:
+def federation(made: WorkerRuntime) -> Federation:
     return Federation(made, 0, quorum=0.2, noise="seeded")
 
 
@@ -116,7 +117,7 @@ def test_a_full_disk_stops_the_run_and_says_where(seeded: bool, workers: Workers
     assert len(found.failures) == (0 if seeded else 3)  # it was charged: with fresh noise it does not run again
     count = 2 * CLIENTS if seeded else 2 * 3
     assert float(found["count"]) == pytest.approx(count)
-    workers.kill(1)  # and its limit with it
+    workers.engine.end(1)  # and its limit with it
     workers.revive(1)
 
 
@@ -128,7 +129,7 @@ def test_a_worker_of_another_version_is_refused(workers: Workers, monkeypatch: p
 
 def test_workers_that_are_not_there_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="workers=0; expected at least 1"):
-        Workers(0)
+        start_workers(0)
 
 
 def test_a_driver_that_is_killed_goes_on_from_its_folder(shared: Workers, tmp_path: Path) -> None:

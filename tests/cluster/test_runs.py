@@ -21,7 +21,7 @@ from unalike.runs.finished import FinishedRun
 from unalike.runs.load import load_data
 from unalike.runs.recipe.recipe import Data, Recipe
 from unalike.runs.watcher import Watcher
-from unalike.runtime.ray import Workers
+from unalike.runtime.workers import Workers
 
 QUICK = {"data": "digits", "clients": 20, "rounds": 2, "local_epochs": 1, "block": 8, "checkpoint_every": 1}
 ON_RAY = {"runtime": "ray", "workers": 2}

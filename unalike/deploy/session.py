@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,9 +36,7 @@ from unalike.runs.privacy import noise_of
 from unalike.runs.recipe.recipe import Recipe, Runtime
 from unalike.runs.simulate import federated, simulate
 from unalike.runs.watcher import describe_workers
-
-if TYPE_CHECKING:
-    from unalike.runtime.ray import RayRuntime, Workers
+from unalike.runtime.workers import Failed, WorkerError, WorkerRuntime, Workers, start_runtime
 
 INSTALL = "workers need Ray, which is not installed: pip install 'unalike[cluster]'"
 
@@ -74,8 +72,6 @@ class Session:
 
     def load_all(self, settings: Mapping[str, Any]) -> bytes:
         """What all workers say alike about the data that these settings name; what is wrong is the user's to know."""
-        from unalike.runtime.ray import Failed
-
         told = [(SITE.encode(), json.dumps(settings).encode())] * len(self.workers)
         try:
             found = self.workers.tell("load", told)
@@ -91,8 +87,6 @@ class Session:
 
     def federation(self, prepared: Prepared, out: Path | None, **fields: Any) -> Federation:
         """The training clients of a run, dealt out to the workers, ready to be asked."""
-        from unalike.runtime.ray import start_runtime
-
         recipe, population = prepared.recipe, prepared.population
         how = recipe.runtime
         runtime = start_runtime(
@@ -118,10 +112,8 @@ class Session:
         self._temporary.append(Path(tempfile.mkdtemp(prefix="unalike-workers-")))
         return self._temporary[-1]
 
-    def settle_analysis(self, sizes: Tensor, noise: Noise, block: int | None) -> RayRuntime:
+    def settle_analysis(self, sizes: Tensor, noise: Noise, block: int | None) -> WorkerRuntime:
         """The clients of an analysis, with these numbers of rows, dealt out to the workers."""
-        from unalike.runtime.ray import start_runtime
-
         return start_runtime(
             self.workers,
             json.dumps({"noise": noise, "block": block}),
@@ -155,13 +147,13 @@ def recipe_for_workers(recipe: Recipe) -> dict[str, Any]:
 def start(count: int | None, address: str | None) -> Workers:
     """Workers of the cluster at an address, or on this machine."""
     try:
-        from unalike.runtime.ray import WorkerError, Workers
+        from unalike.runtime.ray import start_workers
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "ray":
             raise
         raise UserError(INSTALL) from error
     try:
-        return Workers(count, address, [SITE])
+        return start_workers(count, address, [SITE])
     except WorkerError as error:
         raise UserError(str(error)) from error
 
@@ -228,7 +220,7 @@ class Away:
     ) -> None:
         self._noise = noise
         self._session = Session(Runtime(name="ray", workers=workers, address=address, deadline=deadline))
-        self._runtime: tuple[tuple[int | None, Noise], RayRuntime] | None = None  # with its block and noise
+        self._runtime: tuple[tuple[int | None, Noise], WorkerRuntime] | None = None  # with its block and noise
         self._sizes = torch.zeros(0)
         self._runs = 0
         self._tell: Callable[[str], None] = lambda text: None
