@@ -171,9 +171,7 @@ class Federation:
     _calls: int = field(default=0, init=False)  # asks and samples so far in this round
     _asides: int = field(default=0, init=False)
     _tested: set[tuple[str, object]] = field(default_factory=set, init=False)  # releases whose noise was tried
-    _received: dict[str, Tensor] = field(
-        default_factory=dict, init=False
-    )  # digest -> [clients] who had the array in this round
+    _received: dict[tuple[str, str], Tensor] = field(default_factory=dict, init=False)  # see ``Cohort._received``
     _starts: Counter[int] = field(default_factory=Counter, init=False)  # how often each round was started
 
     def __post_init__(self) -> None:
@@ -432,13 +430,13 @@ class Cohort:
         private = protects(releases) or not releases
         hidden = private and isinstance(self.sampling, Poisson)  # the size of the cohort is a secret
         collector = Collector(request, self.sizes, releases, shapes, noised=federation.terms().at_shard)
-        meter = Meter(federation.traffic, round(self.expected) if hidden else None)
+        meter = Meter(federation.traffic, releases, round(self.expected) if hidden else None)
         if not len(self):
             self._expect_nobody(collector, task, releases, given, shapes)
-        answered, failures = self._collect(request, task, releases, collector, meter)
+        answered, failures = self._collect(request, collector, meter)
         self._check_quorum(task, len(answered), failures, hidden)
         released = collector.finish(answered, self.expected, self.sampling, draws, federation.runtime.shard_count)
-        for release, name, shape, clients, size in meter.lines(releases, released):
+        for release, name, shape, clients, size in meter.lines(released):
             self.write(task, release, name, shape, clients, size)
         handles = {
             name: Held(f"{request.serial}.{name}", name, shapes[place].get(name) if shapes else None)
@@ -464,11 +462,11 @@ class Cohort:
         self.federation.runtime.program.teach(task, releases, self.federation.terms(self.sampling))
         request, draws = self._request(task, releases, given)
         collector = Collector(request, self.sizes, releases, None, noised=False)
-        meter = Meter(self.federation.traffic, None if metered is None else round(self.expected))
+        meter = Meter(self.federation.traffic, releases, None if metered is None else round(self.expected))
         counted = request
         if metered is not None:
             counted = replace(request, shared=metered[0], each=metered[1], named=_named(metered[0]))
-        answered, failures = self._collect(request, task, releases, collector, meter, counted)
+        answered, failures = self._collect(request, collector, meter, counted)
         released = collector.finish(answered, self.expected, self.sampling, draws, 1)
         return Replies(released, answered, failures, {})
 
@@ -497,56 +495,42 @@ class Cohort:
         return request, SystemDraws() if system else Draws(key(key_of_ask, -1))
 
     def _collect(
-        self,
-        request: Request,
-        task: Task,
-        releases: Sequence[Release],
-        collector: Collector,
-        meter: Meter,
-        counted: Request | None = None,
+        self, request: Request, collector: Collector, meter: Meter, counted: Request | None = None
     ) -> tuple[Tensor, list[Failure]]:
         """Send the request and take what comes: who answered, and why the others did not.
 
         counted: what is metered in place of the request.
         """
         federation, counted = self.federation, counted or request
-        meter.count_request(counted, self._lacking(counted, meter.expected))
+        secret, received = meter.expected is not None, self._received(counted, meter.expected is not None)
+        lacking = {
+            name: (meter.expected or 0) * int(not had.any()) if secret else int((~had[self.positions]).sum())
+            for name, had in received.items()
+        }
+        meter.count_request(counted, lacking)
         for reply in federation.runtime.deliver(request) if len(self) else ():
             if collector.add(reply):
-                meter.count_reply(releases, reply)
+                meter.count_reply(reply)
         answered, reasons = collector.close()
-        self._mark_received(counted, self.positions[answered], meter.expected is not None)
+        for had in received.values():
+            had[slice(None) if secret else self.positions[answered]] = True
         names = {row: federation.roster.name(int(self.positions[row])) for row in reasons}
-        failures = [Failure(names[row], task.name, federation.round, reasons[row]) for row in sorted(reasons)]
+        failures = [Failure(names[row], request.task, federation.round, reasons[row]) for row in sorted(reasons)]
         federation.failures.extend(failures)
         return answered, failures
 
-    def _lacking(self, request: Request, expected: int | None) -> dict[str, int]:
-        """How many clients have not had each named input in this round; where their number is secret, all or none."""
-        lacking, received = {}, self.federation._received
+    def _received(self, request: Request, secret: bool) -> dict[str, Tensor]:
+        """For each named input, which clients have had it in this round [clients]; of a secret cohort all or none."""
+        received, found = self.federation._received, dict[str, Tensor]()
         for name, content in request.named.items():
-            had = received.get(self._received_key(content, expected is not None))
-            if expected is not None:
-                lacking[name] = expected if had is None else 0
-            else:
-                lacking[name] = len(self) if had is None else int((~had[self.positions]).sum())
-        return lacking
-
-    def _mark_received(self, request: Request, positions: Tensor, hidden: bool) -> None:
-        """The clients at these positions have the named inputs of a request."""
-        received = self.federation._received
-        for content in request.named.values():
-            key = self._received_key(content, hidden)
-            had = received.pop(key, None)
-            if had is None:
-                had = torch.zeros(len(self.federation.roster), dtype=torch.bool)
-            had[positions] = True
-            received[key] = had
-        for key in list(received)[:-_REMEMBERED]:
-            del received[key]
-
-    def _received_key(self, content: str, hidden: bool) -> str:
-        return f"{content} {self.name}" if hidden else content
+            mine = content, self.name if secret else ""
+            had = received.pop(mine, None)
+            found[name] = received[mine] = (
+                had if had is not None else torch.zeros(len(self.federation.roster), dtype=torch.bool)
+            )
+        for old in list(received)[:-_REMEMBERED]:
+            del received[old]
+        return found
 
     def _expect_nobody(
         self,

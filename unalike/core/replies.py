@@ -212,6 +212,7 @@ class Meter:
     """
 
     traffic: Traffic
+    releases: Sequence[Release]
     expected: int | None
     arrays: dict[tuple[int, str], tuple[tuple[int, ...], int, int]] = field(default_factory=dict)
     # by place of the release and name: shape, clients, bytes
@@ -225,7 +226,7 @@ class Meter:
         for name, value in request.each.items():
             self.traffic.down[name] += math.prod(value.shape[1:]) * value.element_size() * clients
 
-    def count_reply(self, releases: Sequence[Release], reply: Reply) -> None:
+    def count_reply(self, reply: Reply) -> None:
         """A client that is part of a sum sends its array to its shard, so its bytes count, too."""
         if self.expected is not None:
             return
@@ -233,7 +234,7 @@ class Meter:
             for name, value in arrays.items():
                 self._count(place, name, tuple(value.shape[1:]), len(value), value.nbytes)
         for place, partial in reply.partials.items():
-            release, total = releases[place], partial.total
+            release, total = self.releases[place], partial.total
             each = total.numel() * (8 if partial.dtype == "float64" else 4)
             self._count(place, release.names[0], tuple(total.shape), partial.count, each * partial.count)
             for weight in release.names[1:]:
@@ -245,16 +246,14 @@ class Meter:
         _, before, bytes_before = self.arrays.get((place, name), (shape, 0, 0))
         self.arrays[place, name] = (shape, before + clients, bytes_before + size)
 
-    def lines(
-        self, releases: Sequence[Release], released: Mapping[str, Tensor]
-    ) -> Iterator[tuple[Release, str, tuple[int, ...], int, int]]:
+    def lines(self, released: Mapping[str, Tensor]) -> Iterator[tuple[Release, str, tuple[int, ...], int, int]]:
         """For the transcript: each array's release, name, shape, number of clients and bytes."""
-        for place, release in enumerate(releases) if self.expected is not None else ():
+        for place, release in enumerate(self.releases) if self.expected is not None else ():
             for name in release.names:
                 if name in released:
                     value, clients = released[name], self.expected or 0
                     shape = tuple(value.shape if is_summed(release) else value.shape[1:])
                     self._count(place, name, shape, clients, math.prod(shape) * value.element_size() * clients)
         for (place, name), (shape, clients, size) in self.arrays.items():
-            if not getattr(releases[place], "secure", False):  # a secure sum writes its own line when it is opened
-                yield releases[place], name, shape, clients, size
+            if not getattr(self.releases[place], "secure", False):  # a secure sum writes its own line when it is opened
+                yield self.releases[place], name, shape, clients, size
