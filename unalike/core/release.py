@@ -138,32 +138,35 @@ def _check_bound(what: str, clip: float | None, sensitivity: Any, noise: Additiv
             raise ValueError(f"{what}: {name}={bound}; expected a number above 0")
     if unit not in ("client", "point"):
         raise ValueError(f"{what}: unit={unit!r}; expected 'client' or 'point'")
-    if noise is not None and clip is None and sensitivity is None:
+    number = None if callable(sensitivity) else sensitivity
+    if clip is not None and number is not None and number > 2 * clip:
+        raise ValueError(
+            f"{what}: sensitivity={number} is more than any array clipped to {clip} can change; expected at most "
+            f"{2 * clip}"
+        )
+    if noise is None:
+        return
+    if clip is None and sensitivity is None:
         raise ValueError(
             f"{what}: noise without a bound protects nobody; set clip=... (the release then clips every client's "
             "array), or sensitivity=... (if the task itself bounds what one unit can change)"
         )
-    # what a client sends alone may differ by less than two clipped arrays do: by √2·clip where none is negative
-    alone = what == "Each"
-    if noise is not None and unit == "client" and not alone and clip is not None and sensitivity is not None:
-        raise ValueError(
-            f"{what}: clip={clip} bounds what one client changes, so sensitivity=... would say something else; give one"
-        )
-    given = None if callable(sensitivity) or noise is None or unit == "point" else sensitivity
-    if alone and clip is not None and given is not None and given < clip:  # arrays from 0 to the clip differ by that
-        raise ValueError(
-            f"{what}: sensitivity={sensitivity} is less than arrays clipped to {clip} can differ by; set clip to what "
-            "the task bounds its array by"
-        )
-    if clip is not None and isinstance(sensitivity, float | int) and sensitivity > 2 * clip:
-        raise ValueError(
-            f"{what}: sensitivity={sensitivity} is more than any array clipped to {clip} can change; expected at most "
-            f"{2 * clip}"
-        )
-    if noise is not None and unit == "point" and sensitivity is None:
+    if unit == "point" and sensitivity is None:
         raise ValueError(
             f"{what}: a clip bounds what a client sends, not what one of its points changes; give sensitivity=..., "
             "the most that one point can change the array"
+        )
+    if unit == "point" or clip is None or sensitivity is None:
+        return
+    # what a client sends alone may differ by less than two clipped arrays do: by √2·clip where none is negative
+    if what != "Each":
+        raise ValueError(
+            f"{what}: clip={clip} bounds what one client changes, so sensitivity=... would say something else; give one"
+        )
+    if number is not None and number < clip:  # arrays from 0 to the clip differ by that
+        raise ValueError(
+            f"{what}: sensitivity={number} is less than arrays clipped to {clip} can differ by; set clip to what "
+            "the task bounds its array by"
         )
 
 
@@ -274,28 +277,6 @@ class Stays:
 
     def keep_back(self, arrays: Mapping[str, Tensor], draws: DrawsLike) -> dict[str, Tensor]:
         return {name: _array(arrays, name) for name in self.names}
-
-
-class Rows:
-    """The server half of what each client shows."""
-
-    def __init__(self) -> None:
-        self._rows: list[Tensor] = []
-        self._arrays: list[Mapping[str, Tensor]] = []
-
-    def add(self, rows: Tensor, arrays: Mapping[str, Tensor]) -> None:
-        self._rows.append(rows)
-        self._arrays.append(arrays)
-
-    def finish(self, answered: Tensor) -> dict[str, Tensor]:
-        """The arrays in the order of the cohort."""
-        if not self._arrays:
-            return {}
-        rows = torch.cat(self._rows)
-        order = torch.argsort(rows)
-        if len(answered) < len(rows):  # some were dropped after their rows had come
-            order = order[torch.isin(rows[order], answered)]
-        return {name: torch.cat([part[name] for part in self._arrays])[order] for name in self._arrays[0]}
 
 
 @dataclass(frozen=True)

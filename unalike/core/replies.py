@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from unalike.core.failure import Diverged
-from unalike.core.release import SIZE, Each, Release, Rows, Total, is_summed, longest
+from unalike.core.release import SIZE, Each, Release, Total, is_summed, longest
 from unalike.core.request import Reply, Request
 from unalike.core.shapes import Shapes
 from unalike.core.transcript import Traffic
@@ -42,7 +42,8 @@ class Collector:
         noised: bool,
     ) -> None:
         self._request, self._sizes, self._releases = request, sizes, releases
-        self._rows = [Rows() for _ in releases]
+        self._rows: list[Tensor] = []  # those of every reply, and their arrays for each release
+        self._arrays: list[Sequence[Mapping[str, Tensor]]] = []
         self._totals = {place: Total(release, noised) for place, release in enumerate(releases) if is_summed(release)}
         self._shapes: list[Shapes] | None = None
         if shapes is not None:
@@ -80,9 +81,9 @@ class Collector:
             if sound is not None:
                 rows, sent = rows[sound], [{name: v[sound] for name, v in arrays.items()} for arrays in sent]
             self._by[rows.numpy()] = reply.shard
-            for rows_of, arrays in zip(self._rows, sent, strict=True):
-                if arrays and len(rows):
-                    rows_of.add(rows, arrays)
+            if len(rows):
+                self._rows.append(rows)
+                self._arrays.append(sent)
         if reply.partials:
             wrong = self._misfit(reply)
             if wrong is not None:
@@ -195,12 +196,17 @@ class Collector:
     ) -> dict[str, Tensor]:
         """What is released: the rows that answered, and the sums with their noise."""
         released: dict[str, Tensor] = {}
-        for place, rows in enumerate(self._rows):
-            total = self._totals.get(place)
-            if total is None:
-                released |= rows.finish(answered)
-            else:
-                released |= total.finish(expected, sampling, draws, shards)
+        rows = torch.cat(self._rows) if self._rows else answered
+        order = torch.argsort(rows)
+        if len(answered) < len(rows):  # some were dropped after their rows had come
+            order = order[torch.isin(rows[order], answered)]
+        for place in range(len(self._releases)):
+            if place in self._totals:
+                released |= self._totals[place].finish(expected, sampling, draws, shards)
+                continue
+            parts = [arrays[place] for arrays in self._arrays]
+            for name in parts[0] if parts else ():
+                released[name] = torch.cat([part[name] for part in parts])[order]
         return released
 
 

@@ -102,26 +102,23 @@ class Roster:
     def decode(cls, data: bytes) -> Roster:
         """The roster in these bytes; its names are those of its own clients."""
         message = wire.decode(data)
-        ids, bound, labeled = (message.get(name) for name in ("ids", "bound", "labeled"))
-        schema, names = message.get("schema"), message.get("names")
-        if not (isinstance(ids, Tensor) and isinstance(bound, Tensor) and isinstance(labeled, Tensor)):
-            raise wire.WireError("a roster has the arrays ids, bound and labeled")
-        if (ids.dtype, bound.dtype, labeled.dtype) != (torch.int64, torch.int64, torch.bool):
-            raise wire.WireError("a roster's ids and bound are int64 and labeled is bool")
-        if ids.ndim != 1 or not ids.shape == bound.shape == labeled.shape or not isinstance(schema, str):
-            raise wire.WireError("a roster's arrays are of one length, and it has a schema")
-        optional: dict[str, Tensor] = {}
-        for name in _OPTIONAL:
+        types = {"ids": torch.int64, "bound": torch.int64, "labeled": torch.bool}
+        arrays: dict[str, Tensor] = {}
+        for name in (*types, *_OPTIONAL):
             value = message.get(name)
-            if value is not None and not isinstance(value, Tensor):
-                raise wire.WireError(f"a roster's {name} is an array")
-            optional |= {} if value is None else {name: value}
+            if isinstance(value, Tensor) and value.dtype == types.get(name, value.dtype):
+                arrays[name] = value
+            elif value is not None or name in types:
+                raise wire.WireError(f"a roster's {name} is an array{f' of {types[name]}' if name in types else ''}")
+        schema, names = message.get("schema"), message.get("names")
+        if arrays["ids"].ndim != 1 or len({arrays[name].shape for name in types}) > 1 or not isinstance(schema, str):
+            raise wire.WireError("a roster's arrays are of one length, and it has a schema")
         try:
             listed = None if names is None else json.loads(str(names))
             if listed is not None and not (isinstance(listed, list) and all(isinstance(one, str) for one in listed)):
                 raise ValueError("its names are no list of words")
-            known = None if listed is None else dict(zip(ids.tolist(), listed, strict=True))
-            return cls(ids, bound, labeled, Schema.from_json(schema), known, **optional)
+            known = None if listed is None else dict(zip(arrays["ids"].tolist(), listed, strict=True))
+            return cls(**arrays, schema=Schema.from_json(schema), names=known)
         except (ValueError, RecursionError) as error:
             raise wire.WireError(f"not a roster: {error}") from error
 

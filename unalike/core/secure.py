@@ -108,25 +108,17 @@ def mask(client: Client, identity: Tensor, senders: Tensor, letters: Tensor, **s
         std, bound = _kept(client, SECURE_NOISE).tolist()[:2]
         step, share = own.session.ring.step, std / math.sqrt(own.session.least)
         message = own.mask(
-            clip(value, bound - rounding(len(value), step)), inbox, _steps(share / step, len(value), client.noise)
+            clip(value, bound - rounding(len(value), step)), inbox, _noise_steps(share / step, len(value), client.noise)
         )
     sent = _send(own, message)
     return send(keep={**sent.keep, SECURE_ARRAY: torch.zeros_like(value)}, **sent.arrays)
 
 
-def _steps(deviation: float, count: int, draws: DrawsLike) -> Tensor:
+def _noise_steps(deviation: float, count: int, draws: DrawsLike) -> Tensor:
     """Noise of this deviation as whole numbers."""
     if is_exact(draws):
         return gaussian_noise(math.ceil(deviation), [count])
     return torch.round(deviation * draws.normal(count).to(torch.float64)).to(torch.int64)
-
-
-def _shares(deviation: float, absent: int, count: int, draws: DrawsLike) -> Tensor:
-    """The sum of the shares of ``absent`` clients."""
-    total = torch.zeros(count, dtype=torch.int64)
-    for _ in range(absent):
-        total += _steps(deviation, count, draws)
-    return total
 
 
 def confirm(client: Client, identity: Tensor, survivors: Tensor, **session: Tensor) -> Sent:
@@ -234,7 +226,7 @@ def check_secure(cohort: Cohort, releases: Sequence[Release]) -> Sum | None:
                 "a secure sum needs more than half of the cohort; set the federation's quorum to 0.5 or more"
             )
         return one
-    needed = _session(len(cohort), 1, 1.0).needed
+    needed = SecureSession(tuple(range(len(cohort))), 1, 1.0, _neighbours(len(cohort))).needed
     if math.ceil(quorum * len(cohort)) < needed:
         raise ValueError(
             f"the quorum of {quorum:.0%} is {math.ceil(quorum * len(cohort))} of {len(cohort)} clients, but "
@@ -245,17 +237,6 @@ def check_secure(cohort: Cohort, releases: Sequence[Release]) -> Sum | None:
 
 def _neighbours(clients: int) -> int | None:
     return None if clients <= _MANY + 1 else _MANY
-
-
-def _session(
-    clients: int,
-    length: int,
-    bound: float,
-    noise: float = 0.0,
-    planned: tuple[int, int] | None = None,
-    purpose: str = "",
-) -> SecureSession:
-    return SecureSession(tuple(range(clients)), length, bound, _neighbours(clients), noise, planned, purpose=purpose)
 
 
 def _planned(cohort: Cohort, release: Sum) -> tuple[int, int] | None:
@@ -280,17 +261,16 @@ def secure_sum(
         total = exchanges.total()
     finally:
         federation.runtime.forget(federation.run, _PREFIX)
-    length, step = exchanges.session.length, exchanges.session.ring.step
+    session, survivors = exchanges.session, exchanges.survivors
+    length, step = session.length, session.ring.step
     if release.noise is not None and federation.trust == "server":
         moved = rounding(length, step, release.norm)
         total = release.noise.add(total, release.change(cohort.sampling, moved), federation.draws())
-    survivors = exchanges.survivors
-    if exchanges.session.noise and exchanges.session.planned is not None:
-        absent, share = (
-            exchanges.session.most - len(survivors),
-            exchanges.session.noise / math.sqrt(exchanges.session.least),
-        )
-        total += step * _shares(share / step, absent, length, federation.draws())
+    if session.noise and session.planned is not None:  # shares of clients that are absent
+        draws, shares = federation.draws(), torch.zeros(length, dtype=torch.int64)
+        for _ in range(session.most - len(survivors)):
+            shares += _noise_steps(session.noise / math.sqrt(session.least) / step, length, draws)
+        total += step * shares
     value = (total / release.divisor(len(survivors), 0.0, cohort.expected)).to(torch.float32).reshape(shape)
     clients = exchanges.expected or len(survivors)
     cohort.write(task, release, release.name, tuple(shape), clients, exchanges.bytes)
@@ -303,14 +283,20 @@ class _Exchanges:
     def __init__(self, cohort: Cohort, task: Task, release: Sum, shape: tuple[int, ...]) -> None:
         assert release.clip is not None
         self.cohort = cohort
-        whole = 0.0
-        if release.noise is not None and cohort.federation.trust == "nobody":
+        federation, clients, whole = cohort.federation, len(cohort), 0.0
+        if release.noise is not None and federation.trust == "nobody":
             whole = release.noise.std(release.change(cohort.sampling))
-        planned, federation = _planned(cohort, release), cohort.federation
         about = f"{federation.run}, ask {federation.serial}, {task.name}"
-        purpose = hashlib.sha256(about.encode()).hexdigest()  # the same number of bytes whatever the run is called
-        self.session = _session(len(cohort), math.prod(shape), release.clip, whole, planned, purpose)
-        if whole and cohort.federation.noise == "system":
+        self.session = SecureSession(
+            identities=tuple(range(clients)),
+            length=math.prod(shape),
+            bound=release.clip,
+            neighbours=_neighbours(clients),
+            noise=whole,
+            planned=_planned(cohort, release),
+            purpose=hashlib.sha256(about.encode()).hexdigest(),  # as long whatever the run is called
+        )
+        if whole and federation.noise == "system":
             needed = grid(release.clip, whole, self.session.length)
             if self.session.ring.step > needed:
                 raise ValueError(

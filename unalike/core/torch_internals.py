@@ -18,22 +18,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 _copies: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # constant -> its copies, by device
 
 
-try:
-    from torch._C._functorch import is_functorch_wrapped_tensor as is_wrapped
-except ImportError:
-
-    def is_wrapped(tensor: Tensor) -> bool:
-        """Does the tensor stand for many, inside ``vmap``, or for one that ``torch.func`` differentiates?"""
-        return torch.func.debug_unwrap(tensor, recurse=False) is not tensor
-
-
-def outside_transforms() -> contextlib.AbstractContextManager[Any]:
-    """Compute outside of the ``vmap`` and ``grad`` that are active, so that results belong to none of them."""
-    disable: Any = getattr(torch._C, "_DisableFuncTorch", contextlib.nullcontext)
-    context: contextlib.AbstractContextManager[Any] = disable()
-    return context
-
-
 def _private(module: str, name: str) -> Any:
     """A part that PyTorch does not promise to keep; None where it is missing."""
     try:
@@ -42,12 +26,25 @@ def _private(module: str, name: str) -> Any:
         return None
 
 
+def _is_wrapped(tensor: Tensor) -> bool:
+    return torch.func.debug_unwrap(tensor, recurse=False) is not tensor
+
+
+# Does the tensor stand for many, inside ``vmap``, or for one that ``torch.func`` differentiates?
+is_wrapped: Callable[[Tensor], bool] = _private("torch._C._functorch", "is_functorch_wrapped_tensor") or _is_wrapped
 _interpreters: Any = _private("torch._functorch.pyfunctorch", "retrieve_all_functorch_interpreters")
 _clear: Any = _private("torch._functorch.pyfunctorch", "temporarily_clear_interpreter_stack")
 _peek: Any = _private("torch._C._functorch", "peek_interpreter_stack")
 _modes: Any = _private("torch.overrides", "_get_current_function_mode_stack")
 _flatten: Any = _private("torch._utils", "_flatten_dense_tensors")
 _unflatten: Any = _private("torch._utils", "_unflatten_dense_tensors")
+
+
+def outside_transforms() -> contextlib.AbstractContextManager[Any]:
+    """Compute outside of the ``vmap`` and ``grad`` that are active, so that results belong to none of them."""
+    disable: Any = getattr(torch._C, "_DisableFuncTorch", contextlib.nullcontext)
+    context: contextlib.AbstractContextManager[Any] = disable()
+    return context
 
 
 def active_transforms() -> list[str] | None:
@@ -145,19 +142,3 @@ def may_write(module: fx.GraphModule) -> bool:
     called = {node.target for node in module.graph.nodes if node.op == "call_function"} - {operator.getitem}
     kind: Any = getattr(torch._ops, "OpOverload", ())
     return any(not isinstance(one, kind) or one._schema.is_mutable for one in called)
-
-
-__all__ = [
-    "active_function_modes",
-    "active_transforms",
-    "cleared_transforms",
-    "computed_singly",
-    "flatten_tensors",
-    "is_wrapped",
-    "may_write",
-    "outside_transforms",
-    "parameter_slots",
-    "to_device_of",
-    "trace",
-    "unflatten_tensor",
-]

@@ -87,21 +87,17 @@ class Shard:
         shapes: list[dict[str, tuple[int, ...]]] | None = None
         lost: list[int] = []  # rows of clients that failed, where nobody may see that
         for reply in self.simulator.run(work):
-            failed, arrays = dict(reply.failed), list(reply.arrays)
             if len(reply.rows):
                 own = reply.shapes()
                 shapes = shapes or own
                 if own != shapes:
                     reason = f"sent arrays of shapes {own}, but others sent {shapes}"
-                    failed |= dict.fromkeys(reply.rows.tolist(), reason)
-            if work.private and failed:
-                self._warn_of(work, failed)
-                lost += failed
-                failed = {}
-            if len(reply.rows) and own != shapes:
-                yield request.reply(failed=failed)
-                continue
-            yield self._add_up(request, work, adders, reply.rows, arrays, failed)
+                    reply = request.reply(failed={**reply.failed, **dict.fromkeys(reply.rows.tolist(), reason)})
+            if work.private and reply.failed:
+                self._warn_of(work, reply.failed)
+                lost += reply.failed
+                reply = replace(reply, failed={})
+            yield _add_up(request, work, adders, reply)
         if lost:
             yield from self._reply_zeros(request, work, adders, sorted(lost), shapes)
         partials = {
@@ -111,22 +107,6 @@ class Shard:
         }
         if partials:
             yield request.reply(partials=partials)
-
-    def _add_up(
-        self,
-        request: Request,
-        work: Work,
-        adders: Mapping[int, Adder],
-        rows: Tensor,
-        arrays: list[Mapping[str, Tensor]],
-        failed: Mapping[int, str],
-    ) -> Reply:
-        """The reply of some clients, of which sums are taken out and added up."""
-        for place, adder in adders.items() if arrays else ():
-            if len(rows):
-                adder.add(arrays[place], work.bounds[rows])
-            arrays[place] = {}
-        return request.reply(rows, arrays, failed)
 
     def _warn_of(self, work: Work, failed: Mapping[int, str]) -> None:
         """Warn here, where the clients live; nothing of it is sent."""
@@ -159,8 +139,7 @@ class Shard:
             if sent is None:
                 yield request.reply(failed={int(row): "did not answer"})
                 continue
-            made = zero_reply(work, row, sent)
-            yield self._add_up(request, work, adders, made.rows, list(made.arrays), {})
+            yield _add_up(request, work, adders, zero_reply(work, row, sent))
 
     def _noisy(self, request: Request, work: Work) -> dict[int, Sum]:
         """The sums that get their whole noise here, with numbers for their bounds; before anything is computed."""
@@ -256,6 +235,16 @@ class Shard:
 
     def restore(self, run: str, state: Mapping[str, Tensor]) -> None:
         self._kept[run] = KeptStore.from_state(state)
+
+
+def _add_up(request: Request, work: Work, adders: Mapping[int, Adder], reply: Reply) -> Reply:
+    """The reply of some clients, of which sums are taken out and added up."""
+    arrays = list(reply.arrays)
+    for place, adder in adders.items() if arrays else ():
+        if len(reply.rows):
+            adder.add(arrays[place], work.bounds[reply.rows])
+        arrays[place] = {}
+    return request.reply(reply.rows, arrays, reply.failed)
 
 
 def _not_finite(inputs: Mapping[str, Tensor]) -> str | None:
