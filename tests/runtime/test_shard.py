@@ -149,7 +149,7 @@ def test_secrets_of_a_secure_sum_are_never_saved(monkeypatch: pytest.MonkeyPatch
     federation = simulate(clients([1] * 4))
     federation.everyone().ask(counts_up)
     federation.everyone().ask(means, into=Sum("mean", clip=9.0, secure=True))
-    assert {"secure.array", "secure.state.secret"} <= names  # they were there
+    assert {"secure.array", "secure.state"} <= names  # they were there
     assert all(name.startswith("times.") for state in states for name in state)
     assert set(kept(federation)._columns) == {"times"}  # and are gone
 

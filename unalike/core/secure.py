@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from unalike.core.federation import Cohort
 
 _PREFIX = "secure."
+_STATE = "secure.state"
 _ABSENT = -1  # fills up lists of peers, so that all clients' messages have one shape
 _LEAST_EXPECTED = 36  # a Poisson cohort of this size has fewer than 3 clients with probability below 1e-12
 _MANY = 128  # with more clients each has this many peers, not all others: the cost then grows no further
@@ -133,27 +134,17 @@ def unmask(
     """Exchange 5: a share for each peer; afterwards the client forgets its secrets."""
     own = _restore(client, identity, session)
     inbox = _unpad({"senders": senders, "confirmations": confirmations})
-    message = own.unmask({"survivors": survivors}, inbox)
-    over = {_name(name): torch.zeros_like(_kept(client, _name(name))) for name in _STATE if name != "stage"}
-    return send(keep={**over, _name("stage"): own.state()["stage"]}, **_pad(message, own.session.peer_count))
-
-
-_STATE = ("stage", "least", "digest", "confirmed", "secret", "public_of", "public", "inbox_of", "inbox")
+    return _send(own, own.unmask({"survivors": survivors}, inbox))
 
 
 def _send(own: SecureClient, message: Message) -> Sent:
     """One state for all exchanges: each replaces the one before, so that none can be repeated."""
-    rows = own.session.peer_count
-    state = _pad(own.state(), rows)
-    return send(keep={_name(name): value for name, value in state.items()}, **_pad(message, rows))
+    return send(keep={_STATE: own.state()}, **_pad(message, own.session.peer_count))
 
 
 def _restore(client: Client, identity: Tensor, session: Mapping[str, Tensor]) -> SecureClient:
-    state = {name: _kept(client, _name(name)) for name in _STATE}
-    for ids, values in (("public_of", "public"), ("inbox_of", "inbox")):
-        there = state[ids] != _ABSENT
-        state[ids], state[values] = state[ids][there], state[values][there]
-    return SecureClient.from_state(SecureSession.from_message(dict(session)), int(identity), state)
+    agreed = SecureSession.from_message(dict(session))
+    return SecureClient.from_state(agreed, int(identity), _kept(client, _STATE))
 
 
 def _kept(client: Client, name: str) -> Tensor:
@@ -166,14 +157,9 @@ def _has(client: Client, name: str) -> bool:
     return name in client.kept.values and bool(client.kept.present[name])
 
 
-def _name(name: str) -> str:
-    return f"{_PREFIX}state.{name}"
-
-
 _LISTS = {  # with a row for each peer
     "peers", "seal_keys", "mask_keys", "signatures", "to", "sealed", "share_digests", "senders", "letters",
     "confirmations", "owners", "shares",
-    "public_of", "public", "inbox_of", "inbox",
 }  # fmt: skip
 
 

@@ -211,7 +211,7 @@ def _laplace_candidates(scale: int | Integers, count: int) -> tuple[Integers, In
     probability exp(−U/t), V the number of coins of probability exp(−1) before the first that fails.
     """
     low = uniform_below(scale, count)
-    accepted = np.flatnonzero(_exp_of_fraction(low, scale))
+    accepted = np.flatnonzero(_exp_of_product((low,), scale))
     size = low[accepted] + _of(scale, accepted) * _successes(len(accepted))
     negative = _bits(len(accepted))
     once = ~(negative & (size == 0))  # or zero would come twice as often
@@ -226,7 +226,7 @@ def _gaussian_candidates(sigma: int | Integers, count: int) -> tuple[Integers, I
     # Taken apart like this, nothing overflows however large w is, and every coin has a small denominator.
     distance = np.abs(np.abs(y) - s)
     u, w = distance % s, distance // s
-    kept = _exp_of_half_square(u, s)
+    kept = _exp_of_product((u, u), s, 2)  # exp(−u²/2σ²)
     far = np.flatnonzero(kept & (w > 0))
     if len(far):
         u, w, s = u[far], w[far], _of(s, far)
@@ -243,23 +243,13 @@ def _of(scale: int | Integers, places: Integers) -> int | Integers:
 
 def _exp_of(whole: Integers, numerator: Integers, denominator: int | Integers) -> Integers:
     """True with probability exp(−whole − a/b), 0 <= a < b."""
-    result = _exp_of_fraction(numerator, denominator)
+    result = _exp_of_product((numerator,), denominator)
     more = np.flatnonzero(result & (whole > 0))
     result[more] = _successes(len(more)) >= whole[more]
     return result
 
 
-def _exp_of_fraction(numerator: Integers, denominator: int | Integers) -> Integers:
-    """True with probability exp(−a/b), 0 <= a <= b: the first K whose coin of probability a/(b·K) fails is odd."""
-    return _exp_of_product((numerator,), denominator, 1)
-
-
-def _exp_of_half_square(numerator: Integers, denominator: int | Integers) -> Integers:
-    """True with probability exp(−a²/2b²), 0 <= a <= b."""
-    return _exp_of_product((numerator, numerator), denominator, 2)
-
-
-def _exp_of_product(numerators: tuple[Integers, ...], denominator: int | Integers, divisor: int) -> Integers:
+def _exp_of_product(numerators: tuple[Integers, ...], denominator: int | Integers, divisor: int = 1) -> Integers:
     """True with probability exp(−x), x = Π (a/b) / divisor at most 1: the first K whose coin of probability x/K fails
     is odd (Alg. 1). The coin is one of 1/(divisor·K) and one for every factor a/b, so that no number gets large.
     """
@@ -331,29 +321,14 @@ _DIGITS = _digits_of_inverse_e(63)
 # them would get the same noise; an operation has a rule that draws for each. ``like`` differs between the clients.
 
 
-@torch.library.custom_op("unalike::discrete_gaussian", mutates_args=(), tags=RANDOM)
-def _gaussian_op(like: Tensor, sigma: Tensor, shape: Sequence[int]) -> Tensor:
-    return _sample(discrete_gaussian, sigma, shape)
-
-
-@torch.library.custom_op("unalike::discrete_laplace", mutates_args=(), tags=RANDOM)
-def _laplace_op(like: Tensor, scale: Tensor, shape: Sequence[int]) -> Tensor:
-    return _sample(discrete_laplace, scale, shape)
-
-
-@torch.library.custom_op("unalike::exponential_choice", mutates_args=(), tags=RANDOM)
-def _choice_op(like: Tensor, scores: Tensor, scale: Tensor) -> Tensor:
-    return _choose(scores, scale)
-
-
 def gaussian_noise(sigma: int | Tensor, shape: Sequence[int], like: Tensor | None = None) -> Tensor:
     """Discrete Gaussian noise of this shape (int64). Inside ``vmap``, ``like`` must be a tensor of the client's own."""
-    return cast(Tensor, _gaussian_op(_like_or_nothing(like), torch.as_tensor(sigma), list(shape)))
+    return cast(Tensor, _noise_op(_like_or_nothing(like), torch.as_tensor(sigma), list(shape), True))
 
 
 def laplace_noise(scale: int | Tensor, shape: Sequence[int], like: Tensor | None = None) -> Tensor:
     """Discrete Laplace noise of this shape (int64), likewise."""
-    return cast(Tensor, _laplace_op(_like_or_nothing(like), torch.as_tensor(scale), list(shape)))
+    return cast(Tensor, _noise_op(_like_or_nothing(like), torch.as_tensor(scale), list(shape), False))
 
 
 def exponential_choice(scores: Tensor, scale: int | Tensor, like: Tensor | None = None) -> Tensor:
@@ -369,15 +344,29 @@ def _like_or_nothing(like: Tensor | None) -> Tensor:
     return torch.zeros(0) if like is None else like
 
 
-def _sample(sample: Any, scale: Tensor, shape: Sequence[int]) -> Tensor:
-    count = math.prod(shape)
+@torch.library.custom_op("unalike::discrete_noise", mutates_args=(), tags=RANDOM)
+def _noise_op(like: Tensor, scale: Tensor, shape: Sequence[int], gaussian: bool) -> Tensor:
+    sample = discrete_gaussian if gaussian else discrete_laplace
     if scale.ndim == 0:
-        return torch.from_numpy(sample(int(scale), count)).reshape(tuple(shape))
-    each = scale.reshape(len(scale), *[1] * (len(shape) - 1)).expand(tuple(shape)).reshape(-1)
-    return torch.from_numpy(sample(each.numpy(), count)).reshape(tuple(shape))
+        made = sample(int(scale), math.prod(shape))
+    else:  # one for each client of a block
+        each = scale.reshape(len(scale), *[1] * (len(shape) - 1)).expand(tuple(shape))
+        made = sample(each.reshape(-1).numpy(), math.prod(shape))
+    return torch.from_numpy(made).reshape(tuple(shape))
 
 
-def _choose(scores: Tensor, scale: Tensor) -> Tensor:
+@_noise_op.register_fake
+def _(like: Tensor, scale: Tensor, shape: Sequence[int], gaussian: bool) -> Tensor:
+    return torch.empty(tuple(shape), dtype=torch.int64)
+
+
+@_noise_op.register_vmap
+def _(info: Any, in_dims: Any, like: Tensor, scale: Tensor, shape: Sequence[int], gaussian: bool) -> tuple[Tensor, int]:
+    return _noise_op(like, scale, [info.batch_size, *shape], gaussian), 0
+
+
+@torch.library.custom_op("unalike::exponential_choice", mutates_args=(), tags=RANDOM)
+def _choice_op(like: Tensor, scores: Tensor, scale: Tensor) -> Tensor:
     rows = scores.reshape(-1, scores.shape[-1]).numpy()
     scales = scale.to(torch.int64).expand(scores.shape[:-1]).reshape(-1).numpy()
     gaps = rows.max(axis=1, keepdims=True) - rows
@@ -390,29 +379,9 @@ def _choose(scores: Tensor, scale: Tensor) -> Tensor:
     return torch.from_numpy(made).reshape(scores.shape[:-1])
 
 
-@_gaussian_op.register_fake
-def _(like: Tensor, sigma: Tensor, shape: Sequence[int]) -> Tensor:
-    return torch.empty(tuple(shape), dtype=torch.int64)
-
-
-@_laplace_op.register_fake
-def _(like: Tensor, scale: Tensor, shape: Sequence[int]) -> Tensor:
-    return torch.empty(tuple(shape), dtype=torch.int64)
-
-
 @_choice_op.register_fake
 def _(like: Tensor, scores: Tensor, scale: Tensor) -> Tensor:
     return torch.empty(scores.shape[:-1], dtype=torch.int64)
-
-
-@_gaussian_op.register_vmap
-def _(info: Any, in_dims: Any, like: Tensor, sigma: Tensor, shape: Sequence[int]) -> tuple[Tensor, int]:
-    return _gaussian_op(like, sigma, [info.batch_size, *shape]), 0
-
-
-@_laplace_op.register_vmap
-def _(info: Any, in_dims: Any, like: Tensor, scale: Tensor, shape: Sequence[int]) -> tuple[Tensor, int]:
-    return _laplace_op(like, scale, [info.batch_size, *shape]), 0
 
 
 @_choice_op.register_vmap

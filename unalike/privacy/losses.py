@@ -12,7 +12,6 @@ from dp_accounting import DpEvent
 from dp_accounting.pld import common, pld_pmf, privacy_loss_distribution
 
 from unalike.privacy.account import Account, Unaccountable, account
-from unalike.privacy.dp_accounting_parts import gaussian_pld, hockey_stick, self_compose
 from unalike.privacy.events import ExponentialDpEvent, leaves, merge_gaussians
 
 _GRID = 1e-4  # dp_accounting's own discretization of the privacy loss
@@ -80,7 +79,7 @@ def compose_losses(released: Account, grid: float) -> Any:
 @lru_cache(maxsize=32)  # so that one more event of one kind does not recompose the other kinds
 def _repeated_pld(event: DpEvent, count: int, grid: float) -> Any:
     single = _single_pld(event, grid)
-    return single if count == 1 else self_compose(single, count)
+    return single if count == 1 else single.self_compose(count)
 
 
 @lru_cache(maxsize=128)
@@ -90,7 +89,9 @@ def _single_pld(event: DpEvent, grid: float) -> Any:
     q, inner = (event.sampling_probability, event.event) if isinstance(event, POISSON) else (1.0, event)
     match inner:
         case dp_accounting.GaussianDpEvent(noise_multiplier=z):
-            return gaussian_pld(z, q, grid)
+            return privacy_loss_distribution.from_gaussian_mechanism(
+                z, value_discretization_interval=grid, sampling_prob=q
+            )
         case dp_accounting.LaplaceDpEvent(noise_multiplier=b):
             return privacy_loss_distribution.from_laplace_mechanism(
                 b, value_discretization_interval=grid, sampling_prob=q
@@ -114,6 +115,9 @@ def _sampled_pld(q: float, inner: Account, grid: float) -> Any:
     largest = _amplified_loss(q, sum(count * largest_loss(event) for event, count in inner))
     least = math.log1p(-q)
 
+    def delta_at(losses: Any) -> Any:
+        return np.array(base.get_delta_for_epsilon(list(losses)))
+
     def connect(low: float, high: float, added: bool) -> Any:
         first, last = math.floor(low / grid) - 1, math.ceil(high / grid) + 1
         gamma = np.exp(np.arange(first, last + 1) * grid)
@@ -122,12 +126,12 @@ def _sampled_pld(q: float, inner: Account, grid: float) -> Any:
             inside = weight > 0
             ratio = gamma[inside] * q / weight[inside]
             deltas = np.zeros_like(gamma)
-            deltas[inside] = weight[inside] * hockey_stick(base, np.log(ratio))
+            deltas[inside] = weight[inside] * delta_at(np.log(ratio))
         else:  # H_γ((1−q)Q + qP ‖ Q) = q·H_{(γ−1+q)/q}(P ‖ Q), and 1 − γ where γ <= 1 − q
             ratio = (gamma - 1.0 + q) / q
             inside = ratio > 0
             deltas = 1.0 - gamma
-            deltas[inside] = q * hockey_stick(base, np.log(ratio[inside]))
+            deltas[inside] = q * delta_at(np.log(ratio[inside]))
         deltas = np.minimum.accumulate(np.clip(deltas, 0.0, 1.0))
         return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, first, last, deltas)
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import io
 import secrets
 from collections.abc import Collection, Mapping
 
@@ -49,6 +50,8 @@ from unalike.privacy.masks.session import (
 _NONCE = 12
 _SIGNATURE = 64
 _LETTER = _NONCE + 2 * shamir.SHARE_BYTES + 16  # nonce, two shares, AES-GCM's tag
+_NO_KEYS = bytes(KEY_BYTES), bytes(KEY_BYTES)
+_EXCHANGES = ("advertise", "share", "mask", "confirm", "unmask")
 
 
 class SecureSumAborted(RuntimeError):
@@ -118,6 +121,8 @@ class SecureClient:
         for peer, seal, mask, signature in zip(*lists, strict=True):
             if peer in self.peers:
                 self._public[peer] = (from_tensor(seal), from_tensor(mask))
+                if any(len(key) != KEY_BYTES for key in self._public[peer]):
+                    raise ProtocolError(f"the keys of client {peer} do not have {KEY_BYTES} bytes; nothing was sent")
                 self._check_signature(peer, self._public[peer], from_tensor(signature))
         if len(self._public) < self.session.needed:
             raise SecureSumAborted(
@@ -142,7 +147,7 @@ class SecureClient:
         if value.shape != (self.session.length,):
             raise ValueError(f"expected a flat vector of {self.session.length} numbers, got shape {tuple(value.shape)}")
         for peer, letter in zip(inbox["senders"].tolist(), inbox["letters"], strict=True):
-            if peer in self._public:
+            if peer in self._public and letter.numel() == _LETTER:
                 self._inbox[peer] = from_tensor(letter)
         if len(self._inbox) < self.session.needed:
             raise SecureSumAborted(
@@ -222,50 +227,42 @@ class SecureClient:
             "shares": torch.stack([to_tensor(share) for share in shares]),
         }
 
-    def state(self) -> Message:
-        """Everything the client must keep between two exchanges, as tensors. A secret: it never leaves the client."""
-        keys, letters = list(self._public), list(self._inbox)
+    def state(self) -> Tensor:
+        """All that the client keeps between two exchanges, always as many bytes. A secret: it never leaves the client.
+
+        After the last exchange its keys and letters are forgotten.
+        """
+        about = bytes([self._stage]) + self._least.to_bytes(8, "big") + self.session.digest + self._confirmed
         secret = self._seal_key.private_bytes_raw() + self._mask_key.private_bytes_raw() + self._seed
-        public = b"".join(seal + mask for seal, mask in self._public.values())
-        return {
-            "stage": torch.tensor(self._stage),
-            "least": torch.tensor(self._least),
-            "digest": to_tensor(self.session.digest),
-            "confirmed": to_tensor(self._confirmed),
-            "secret": to_tensor(secret),
-            "public_of": torch.tensor(keys, dtype=torch.int64),
-            "public": to_tensor(public).reshape(len(keys), 2 * KEY_BYTES),
-            "inbox_of": torch.tensor(letters, dtype=torch.int64),
-            "inbox": to_tensor(b"".join(self._inbox.values())).reshape(len(letters), _LETTER),
-        }
+        for peer in self.peers:
+            secret += b"".join(self._public.get(peer, _NO_KEYS)) + self._inbox.get(peer, bytes(_LETTER))
+        return to_tensor(about + (bytes(len(secret)) if self._stage == len(_EXCHANGES) else secret))
 
     @classmethod
     def from_state(
-        cls, session: SecureSession, identity: int, state: Message, *, pinned: Mapping[int, bytes] | None = None
+        cls, session: SecureSession, identity: int, state: Tensor, *, pinned: Mapping[int, bytes] | None = None
     ) -> SecureClient:
         """The client that ``state`` was taken of; ``ProtocolError`` if it was in another session."""
-        if from_tensor(state["digest"]) != session.digest:
-            raise ProtocolError(f"client {identity} is asked to go on in a session that it has not begun")
+        read = io.BytesIO(from_tensor(state)).read
         client = cls(session, identity, pinned=pinned)
-        client._least = int(state["least"])
-        client._confirmed = from_tensor(state["confirmed"])
-        secret = from_tensor(state["secret"])
-        client._seal_key = X25519PrivateKey.from_private_bytes(secret[:KEY_BYTES])
-        client._mask_key = X25519PrivateKey.from_private_bytes(secret[KEY_BYTES : 2 * KEY_BYTES])
-        client._seed = secret[2 * KEY_BYTES :]
-        rows = [from_tensor(row) for row in state["public"]]
-        client._public = {
-            peer: (row[:KEY_BYTES], row[KEY_BYTES:])
-            for peer, row in zip(state["public_of"].tolist(), rows, strict=True)
-        }
-        letters = [from_tensor(row) for row in state["inbox"]]
-        client._inbox = dict(zip(state["inbox_of"].tolist(), letters, strict=True))
-        client._stage = int(state["stage"])
+        client._stage, client._least = read(1)[0], int.from_bytes(read(8), "big")
+        if read(KEY_BYTES) != session.digest:
+            raise ProtocolError(f"client {identity} is asked to go on in a session that it has not begun")
+        client._confirmed = read(KEY_BYTES)
+        client._seal_key = X25519PrivateKey.from_private_bytes(read(KEY_BYTES))
+        client._mask_key = X25519PrivateKey.from_private_bytes(read(KEY_BYTES))
+        client._seed = read(KEY_BYTES)
+        for peer in client.peers:
+            keys, letter = (read(KEY_BYTES), read(KEY_BYTES)), read(_LETTER)
+            if keys != _NO_KEYS:
+                client._public[peer] = keys
+            if any(letter):
+                client._inbox[peer] = letter
         return client
 
     def _enter(self, stage: int) -> None:
         if self._stage != stage:
-            names = ("advertise", "share", "mask", "confirm", "unmask", "nothing more")
+            names = (*_EXCHANGES, "nothing more")
             raise ProtocolError(
                 f"client {self.identity} is asked to {names[stage]}, but its next step is {names[self._stage]}"
             )
