@@ -37,9 +37,9 @@ def test_clients_rounds_and_predictions_are_tables_that_agree_with_the_scores(re
     assert list(result.rounds.index) == [1, 2, 3]
     assert result.rounds["seen"].iloc[-1] == pytest.approx(result.accuracy.seen.mean)
     table = result.predictions
-    assert set(table["group"]) == {"seen", "unseen"}
-    right = (table["label"] == table["prediction"]).groupby([table["client"], table["group"]]).mean()
-    for row in result.clients[result.clients["group"] != "unlabeled"].itertuples():
+    assert set(table["group"]) == {"seen", "unseen", "unlabeled"}
+    right = (table["truth"] == table["prediction"]).groupby([table["client"], table["group"]]).mean()
+    for row in result.clients.itertuples():
         assert right[row.client, row.group] == pytest.approx(row.score)
     np.testing.assert_allclose(table[["p_no", "p_yes"]].sum(axis=1), 1)
 

@@ -8,24 +8,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pandas as pd
-import torch
 from pydantic import ConfigDict
-from torch import Tensor
 
-from unalike.data.population import Population
 from unalike.newcomers.client_model import client_model
 from unalike.newcomers.file import Newcomer, NewcomerFile
-from unalike.newcomers.model import PersonalModel, words_for
+from unalike.newcomers.model import PersonalModel
 from unalike.newcomers.predict import Predicted, as_frame, predict_client
 from unalike.newcomers.serve import serve
 from unalike.runs import folder as files
+from unalike.runs import predictions
 from unalike.runs import result as runs
 from unalike.runs.errors import UserError
 from unalike.runs.finished import FinishedRun
 from unalike.runs.result import GROUPS
-from unalike.runs.simulate import gather_models
 from unalike.runs.watcher import Watcher
 from unalike.runs.words import stated
 
@@ -84,21 +80,10 @@ class Result(runs.Result):
 
     @cached_property
     def predictions(self) -> pd.DataFrame:
-        """A row for each test row of every client that the method serves: its label, prediction and probabilities."""
-        run, population = self.run, self.run.prepared.population
-        federation = run.prepared.federation(round=run.round, schema=run.schema)
-        federation.runtime.restore(federation.run, dict(run.kept))  # type: ignore[attr-defined]  # it is in this process
-        found = []
-        for group, which in (("seen", population.seen), ("unseen", population.unseen)):
-            known = set() if self.clients.empty else set(self.clients.query("group == @group")["client"])
-            which = which[[population.train.name(int(i)) in known for i in which]]
-            if len(which) == 0:
-                continue
-            with federation.aside(federation.runtime.roster.select(which)) as own:
-                cohort = own.everyone()
-                models = gather_models(cohort, run.method.personalize(run.state, cohort))
-            found += [_test_rows(run, population, int(i), group, theta) for i, theta in zip(which, models, strict=True)]
-        return pd.concat(found, ignore_index=True) if found else pd.DataFrame()
+        """A row for each test and validation row: client, group, label (truth), prediction and probabilities."""
+        if self.memory is not None:
+            return pd.DataFrame(self.memory.predictions)
+        return pd.DataFrame() if self.folder is None else predictions.table(self.folder)
 
     def predict(self, data: Any, *, client: str | PersonalModel | None = None, **options: Any) -> pd.DataFrame:
         """Predict the rows of a table of pandas, or of a file: a line for each, called by its index.
@@ -180,23 +165,6 @@ class Result(runs.Result):
         about = pd.DataFrame([{"method": self.label, "data": self.data, "metric": self.metric, "ε": privacy}])
         scores = pd.DataFrame.from_dict(rows, orient="index").round(4)
         return str(about.to_html(index=False)) + str(scores.to_html())
-
-
-def _test_rows(run: FinishedRun, population: Population, position: int, group: str, theta: Tensor) -> pd.DataFrame:
-    """A client's test rows and what its model says to them."""
-    test, schema = population.test, run.schema
-    with torch.no_grad():
-        answers = run.method.model(theta, test.inputs(position))
-    answers = answers.reshape(len(answers), -1)
-    y = test.rows(position)[1]
-    labels: list[Any] = [None] * len(answers)
-    if y is not None and bool(test.labeled[position]):
-        labels = y.tolist() if schema.classes is None else [schema.class_labels[int(one)] for one in y]
-    chances = torch.softmax(answers.to(torch.float64), 1).numpy()[:, : schema.classes or 0]
-    frame = pd.DataFrame(np.asarray(chances), columns=[f"p_{name}" for name in schema.class_labels])
-    prediction = words_for(answers, schema)
-    first: dict[str, Any] = {"client": test.name(position), "group": group, "label": labels, "prediction": prediction}
-    return pd.concat([pd.DataFrame(first), frame], axis=1)
 
 
 class NotebookWatcher(Watcher):

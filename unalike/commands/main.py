@@ -18,12 +18,12 @@ from unalike.commands import (
     data,
     demo,
     estimate,
-    explain,
     kmeans,
     listing,
     mdm,
     personalize,
     predict,
+    privacy,
     run,
     score,
     tune,
@@ -156,7 +156,7 @@ for _part in (
     listing,
     kmeans,
     mdm,
-    explain,  # the app of privacy, with what it explains
+    privacy,
     estimate,
 ):
     app.add_typer(_part.app)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from unalike.audit.training import Audit
     from unalike.privacy.ledger import Ledger
     from unalike.runs.privacy import Forecast
+    from unalike.runs.result import Privacy
 
 app = typer.Typer(name="privacy", no_args_is_help=True)
 Target = Annotated[str, typer.Argument(metavar="RECIPE", hidden=True)]
@@ -64,11 +65,10 @@ def _finite(value: Any) -> Any:
 def _promised(one: Forecast) -> list[str]:
     """What stands beside a planned ε."""
     from unalike.learn.scaling import PrivateScaling
-    from unalike.runs.words import guarantees
 
     if math.isinf(one.epsilon):
         return []
-    lines = guarantees(one.epsilon, _finite(one.epsilon_server), one.source, one.trust, one.accepted_delta)
+    lines = one.words()
     if one.scaling is not None:
         lines.append(
             f"of it, ε = {one.scaling:.3g} (by itself) scales the inputs: {PrivateScaling.RELEASES} noisy sums over "
@@ -77,10 +77,7 @@ def _promised(one: Forecast) -> list[str]:
     if one.drawn is not None:
         lines.append(f"that is for a client that is drawn {one.drawn} times; hardly anybody is drawn so often")
     if one.trust == "nobody" and one.unit == "client":
-        lines.append(
-            "every shard adds the whole noise to its part: √s times as much on the sum of s shards "
-            f"({one.added:.3g} times here)"
-        )
+        lines.append("every shard adds the whole noise to its part: √s times as much on the sum of s shards")
     return lines
 
 
@@ -116,31 +113,28 @@ def show(run_folder: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)]
     """
     from unalike.privacy.ledger import Ledger
     from unalike.runs import folder
-    from unalike.runs.errors import UserError
+    from unalike.runs.result import Result
 
-    if not run_folder.is_dir():
-        raise UserError(f"there is no run folder {run_folder}")
-    folder.check_format(run_folder)
+    spent = Result.load(run_folder).privacy
     rows = folder.read_json(run_folder / folder.TRANSCRIPT)
     ledger = Ledger.from_state(folder.read_json(run_folder / folder.LEDGER))
-    spent = folder.read_json(run_folder / folder.RESULT)["privacy"]
-    own = sorted(ledger.epsilons(spent["delta"]).values()) if spent["epsilon"] is not None else []
+    own = [] if spent.delta is None else sorted(ledger.epsilons(spent.delta).values())
     if as_json:
-        content = {"released": rows, **spent, "accounting": ledger.method, "notes": ledger.notes, "clients": own}
-        typer.echo(json.dumps(content, indent=2))
+        content = {"released": rows, **spent.model_dump(), "accounting": ledger.method, "notes": ledger.notes}
+        typer.echo(json.dumps({**content, "clients": own}, indent=2))
         return
     say(_released_table(rows, spent))
     say(*_spent_lines(ledger, spent, own))
 
 
-def _released_table(rows: list[dict[str, Any]], spent: dict[str, Any]) -> Table:
+def _released_table(rows: list[dict[str, Any]], spent: Privacy) -> Table:
     from unalike.report.page.words import describe
-    from unalike.runs.words import counted, size
+    from unalike.runs.words import counted, size, stated
 
     columns = ("array", "seen as", "protection", "rounds", "bytes", "ε")
     table = Table(*columns, title="What left the clients", title_justify="left", box=box.SIMPLE_HEAD)
+    total = "noisy" if spent.epsilon is None else f"in {stated(spent.epsilon, spent.noise)}"
     for row in rows:
-        noisy, total = row["noise"] is not None, _total(spent)
         array = f"{row['array']} [{'×'.join(map(str, row['shape'])) or '1'}] of {row['task']}"
         given = [
             *([f"one {row['unit']}"] if row["unit"] else []),
@@ -148,35 +142,50 @@ def _released_table(rows: list[dict[str, Any]], spent: dict[str, Any]) -> Table:
             *([describe(row[name]) for name in ("noise", "sampling") if row[name]]),
         ]
         rounds = f"{row['first']}–{row['last']}, {counted(row['times'], 'time')}"
-        cells = [row["seen_as"], ", ".join(given) or "none", rounds, size(row["bytes"]), total if noisy else "∞"]
-        table.add_row(array, *cells)
+        cost = "∞" if row["noise"] is None else total
+        table.add_row(array, row["seen_as"], ", ".join(given) or "none", rounds, size(row["bytes"]), cost)
     return table
 
 
-def _total(spent: dict[str, Any]) -> str:
-    from unalike.runs.words import stated
-
-    return f"in {stated(spent['epsilon'], spent.get('noise'))}" if spent["epsilon"] is not None else "noisy"
-
-
-def _spent_lines(ledger: Ledger, spent: dict[str, Any], own: list[float]) -> list[str]:
-    from unalike.runs.words import guarantees
-
-    if spent["epsilon"] is None:
+def _spent_lines(ledger: Ledger, spent: Privacy, own: list[float]) -> list[str]:
+    if spent.epsilon is None:
         return ["ε = ∞: something was released without noise, so no privacy is promised."]
-    accounting = ledger.method if not own else "PLD"
     lines = [
-        f"ε = {spent['epsilon']:.4f} at δ = {spent['delta']:.3g} for one {spent['unit']}, all releases together "
-        f"({accounting})."
+        f"ε = {spent.epsilon:.4f} at δ = {spent.delta:.3g} for one {spent.unit}, all releases together "
+        f"({'PLD' if own else ledger.method})."
     ]
     if own:
         middle = statistics.median(own)
         lines.append(f"By client: ε from {own[0]:.4f} over {middle:.4f} (median) to {own[-1]:.4f}; {len(own)} clients.")
     lines += [f"Note: {note}." for note in ledger.notes]
-    beside = guarantees(spent["epsilon"], spent.get("epsilon_server"), spent.get("noise"), spent.get("trust"))
-    lines += [f"{line[:1].upper()}{line[1:]}." if not line.startswith("ε") else f"{line}." for line in beside]
+    lines += [f"{line[:1].upper()}{line[1:]}." if not line.startswith("ε") else f"{line}." for line in spent.words()]
     lines.append("The scores of the run were measured aside, in the simulation: none left a client.")
     return lines
+
+
+@command(
+    app,
+    "unalike run fedavg --clients 200 --cohort 40 --rounds 10 --epsilon 4 --out runs/private",
+    "unalike privacy explain runs/private",
+)
+def explain(run_folder: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)], as_json: Json = False) -> None:
+    """Say what a run protects from whom, under which assumptions, and what it does not.
+
+    RUN is the folder of a finished run.
+    """
+    from unalike.runs import folder
+    from unalike.runs.explanation import explain as explanation
+    from unalike.runs.recipe.recipe import read_recipe
+    from unalike.runs.result import Result
+
+    spent = Result.load(run_folder).privacy
+    scaled = read_recipe(run_folder / folder.RECIPE).data.normalize is True
+    found = explanation(spent, folder.read_json(run_folder / folder.TRANSCRIPT), scaled)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    for heading, sentences in found.items():
+        say(heading, *(f"- {sentence}" for sentence in sentences), "")
 
 
 @command(

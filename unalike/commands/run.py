@@ -76,7 +76,7 @@ def resume(
     from unalike.runs import folder
     from unalike.runs.run import resume as go_on
 
-    ended = all((one / folder.RESULT).exists() for one in _runs_in(run_folder))
+    ended = all((one / folder.RESULT).exists() for one in folder.runs_in(run_folder))
     watcher = watcher_for(progress_console(), quiet or as_json)
     comparison = go_on(run_folder, watcher=watcher, address=address, start_workers=Session)
     if ended and not (quiet or as_json):
@@ -117,7 +117,7 @@ def report(
     from unalike.report.page.page import write_report
     from unalike.runs import folder
 
-    folders = [inner for path in run_folders for inner in _runs_in(path)]
+    folders = [inner for path in run_folders for inner in folder.runs_in(path)]
     forms = [name for name, asked in (("latex", latex), ("csv", csv), ("json", as_json)) if asked]
     if forms or figures is not None:
         _export(folders, forms, table, out, figures, ending)
@@ -160,17 +160,6 @@ def _export(
         with folder.explain_disk_errors(out.parent):
             write_whole(out, text.encode())
         print_files(table=out)
-
-
-def _runs_in(path: Path) -> list[Path]:
-    from unalike.runs import folder
-    from unalike.runs.errors import UserError
-
-    if not path.is_dir():
-        raise UserError(f"there is no run folder {path}")
-    if not (path / folder.COMPARISON).exists():
-        return [path]
-    return folder.compared_runs(path)
 
 
 def run_and_print(plan: Plan, output: Output) -> None:

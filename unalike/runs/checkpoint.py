@@ -97,14 +97,14 @@ def save(
     folder: Path,
     state: State,
     federation: Federation,
-    seconds: float = 0.0,
-    measuring: float = 0.0,
+    times: Mapping[str, float] | None = None,
     best: Best | None = None,
     served_round: int | None = None,
 ) -> None:
     """Write the folder's checkpoint after the federation's present round.
 
-    served_round: of which ``state`` is, where that is an earlier one.
+    times: for how many ``seconds`` it has trained, and for how many it was ``measuring``. served_round: of which
+    ``state`` is, where that is an earlier one.
     """
     runtime = federation.runtime
     tensors = {name: value.detach().contiguous().clone() for name, value in state.items()}
@@ -129,8 +129,7 @@ def save(
         "round": federation.round,
         "served_round": federation.round if served_round is None else served_round,
         "serial": federation.serial,
-        "seconds": seconds,
-        "measuring": measuring,
+        **(times or {"seconds": 0.0, "measuring": 0.0}),
         "ledger": federation.ledger.state(),
         "transcript": federation.transcript.rows(),
         "traffic": federation.traffic.state(),

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -140,3 +141,4 @@ class Memory(NamedTuple):
     run: FinishedRun
     rounds: list[dict[str, Any]]  # as in metrics.jsonl
     clients: list[dict[str, Any]]  # as in scores.csv
+    predictions: pd.DataFrame  # as in predictions.csv

@@ -99,6 +99,8 @@ def read_json(file: Path) -> Any:
 
 def check_format(folder: Path) -> None:
     """Refuse the folder of a run or comparison whose files are in another format than this version reads."""
+    if not folder.is_dir():
+        raise UserError(f"there is no run folder {folder}")
     file = folder / ABOUT
     content = read_json(file) if file.is_file() else {}
     found = content.get("format") if isinstance(content, dict) else content
@@ -117,6 +119,13 @@ def check_run(folder: Path) -> None:
     if not (folder / RECIPE).is_file():
         raise UserError(f"{folder} is no run folder: it has no {RECIPE}; give one that `unalike run` wrote (its --out)")
     check_format(folder)
+
+
+def runs_in(path: Path) -> list[Path]:
+    """The folder of a run, or those of the runs of a comparison, at least one."""
+    if not path.is_dir():
+        raise UserError(f"there is no run folder {path}")
+    return compared_runs(path) if (path / COMPARISON).exists() else [path]
 
 
 def compared_runs(comparison: Path) -> list[Path]:

@@ -30,17 +30,28 @@ _LARGE = 2_000_000  # cells
 
 def write(path: Path, measured: Sequence[Measured], population: Population) -> None:
     """Write both files into a run's folder; nothing where nobody looked at rows."""
-    groups = [one for one in measured if one.rows is not None]
+    groups = _groups(measured)
     if not groups:
         return
-    groups += [replace(one, group="validation", rows=one.validation) for one in groups if one.validation is not None]
-    tables = pd.concat([_table(one, population) for one in groups], ignore_index=True)
+    tables = made_in(measured, population)
     if tables.size > _LARGE and find_spec("pyarrow") is not None:
         write_whole(path / _FILES[0], tables.to_parquet(index=False))
     else:
         write_whole(path / _FILES[1], _csv(tables))
     baseline = pd.concat([_baseline(one) for one in groups], ignore_index=True)
     write_whole(path / BASELINE, _csv(baseline))
+
+
+def _groups(measured: Sequence[Measured]) -> list[Measured]:
+    """All groups whose rows were looked at, validation rows apart."""
+    groups = [one for one in measured if one.rows is not None]
+    return groups + [replace(one, group="validation", rows=one.validation) for one in groups if one.validation]
+
+
+def made_in(measured: Sequence[Measured], population: Population) -> pd.DataFrame:
+    """The predictions of this process as the table of the file."""
+    tables = [_table(one, population) for one in _groups(measured)]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
 def _csv(table: pd.DataFrame) -> bytes:
@@ -56,7 +67,7 @@ def _names(one: Measured) -> np.ndarray:
 def _table(one: Measured, population: Population) -> pd.DataFrame:
     rows = one.rows
     assert rows is not None
-    names = population.row_ids[rows.row] if population.row_ids is not None else rows.row
+    names = (population.row_ids[rows.row] if population.row_ids is not None else rows.row).astype(str)
     columns = {"group": one.group, "client": _names(one)[rows.client], "row": names}
     if rows.classes is None:
         return pd.DataFrame({**columns, "truth": rows.truth, "prediction": rows.answer})
@@ -76,16 +87,25 @@ def _baseline(one: Measured) -> pd.DataFrame:
     return made
 
 
-def read(path: Path) -> dict[str, tuple[Predictions, int]]:
-    """By group: what the run in this folder predicted, and for how many clients."""
+def table(path: Path) -> pd.DataFrame:
+    """What the run in this folder predicted, as in its file: names as they are in the data, numbers as numbers."""
     file = next((path / name for name in _FILES if (path / name).exists()), None)
     if file is None:
         raise UserError(f"{path} has no {_FILES[1]}: no test rows were in this process, or an older version ran it")
-    text = {"group": str, "client": str, "truth": str, "prediction": str}
-    table = pd.read_parquet(file) if file.suffix == ".parquet" else pd.read_csv(file, dtype=text)
+    if file.suffix == ".parquet":
+        return pd.read_parquet(file)
+    found = pd.read_csv(file, dtype={"group": str, "client": str, "row": str, "truth": str, "prediction": str})
+    if found.columns[-1] == "prediction":  # no probabilities: these are numbers
+        return found.astype({"truth": float, "prediction": float})
+    return found
+
+
+def read(path: Path) -> dict[str, tuple[Predictions, int]]:
+    """By group: what the run in this folder predicted, and for how many clients."""
+    predicted = table(path)
     base = pd.read_csv(path / BASELINE, dtype={"group": str, "client": str}).set_index(["group", "client"])
     found = {}
-    for group, rows in table.groupby("group", sort=False):
+    for group, rows in predicted.groupby("group", sort=False):
         client, names = pd.factorize(rows["client"])
         chances = rows.filter(regex="^p_")
         labels = [name.removeprefix("p_") for name in chances.columns]

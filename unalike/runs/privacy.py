@@ -28,6 +28,8 @@ from unalike.runs.errors import UserError
 from unalike.runs.recipe.hyperparameters import preset_values
 from unalike.runs.recipe.recipe import Privacy, Recipe
 from unalike.runs.result import OwnBudget
+from unalike.runs.result import Privacy as Spent
+from unalike.runs.words import guarantees
 
 CLIP = {"client": 0.5, "point": 1.0}  # where a recipe gives ε and no clip
 SCALING = 0.2  # of ε, for private statistics of the inputs: costs compose about in squares, so training hardly notices
@@ -180,7 +182,6 @@ class Forecast:
     batches where points are protected. ``epsilon`` is against readers. ``epsilon_server`` is that of the client that is
     drawn most often, ``drawn`` times: the chance that one is drawn more often is below 1e-6.
     ``scaling``: ε of the statistics that inputs are scaled by, alone; it is in ``epsilon``.
-    ``added``: how many times its deviation the noise on a sum has in all, because every shard adds the whole.
     """
 
     clients: int
@@ -198,73 +199,69 @@ class Forecast:
     drawn: int | None = None
     trust: str = "server"
     source: str = "system"
-    added: float = 1.0
     accepted_delta: bool = False
     scaling: float | None = None
     scaling_noise: float | None = None
 
+    def words(self) -> list[str]:
+        """What stands beside its ε."""
+        server = self.epsilon_server if math.isfinite(self.epsilon_server) else None
+        return guarantees(self.epsilon, server, self.source, self.trust, self.accepted_delta)
+
 
 def forecast(
-    recipe: Recipe,
-    method: object,
-    roster: Roster,
-    delta: float,
-    shards: int = 1,
-    scaling: PrivateScaling | None = None,
+    recipe: Recipe, method: object, roster: Roster, delta: float, scaling: PrivateScaling | None = None
 ) -> Forecast:
-    """What a prepared run will cost (``recipe`` with all defaults filled in), with its clients in so many shards."""
-    once = _once(scaling)
-    found, wanted = _forecast(recipe, method, roster, delta, once), recipe.privacy
-    server, drawn, added = math.inf, None, 1.0
-    if found.unit == "point":
+    """What a prepared run will cost; ``recipe`` has all defaults filled in."""
+    once, wanted, rounds = _once(scaling), recipe.privacy, max(1, recipe.rounds)
+    unit, clip, accounting, server, drawn = "point", wanted.clip, "PLD", math.inf, None
+    noises, rates = list[float](), list[float]()
+    if isinstance(method, ClientPrivate) and isinstance(method.noise, Gaussian):
+        noises, rates = [method.noise.noise_multiplier], [sampling_rate(method.cohort, roster)]
+        found = calibrate.predict_cost(noises[0], rounds, Poisson(rates[0]), delta=delta, once=once)
+        unit, epsilon, accounting = "client", found.epsilon, found.method
+        if wanted.trust == "nobody":
+            drawn = participations(rates[0], roster, rounds)
+            server = calibrate.predict_cost(noises[0], drawn, delta=delta, once=once).epsilon
+    elif isinstance(method, PointPrivate) and (roster.epsilon is not None or method.local.private is not None):
+        rounds = participations(method.cohort, roster, rounds)  # of one client
+        if roster.epsilon is not None:
+            noises, epsilon = (
+                method.local.noise_multipliers(roster.declarations()).tolist(),
+                float(roster.epsilon.max()),
+            )
+        else:
+            private, clip = method.local.private, method.local.private.clip
+            each = [method.local.steps_of(size) for size in sorted(set(roster.bound.tolist()))]
+            noises, rates = [private.multiplier(steps) for steps in each], [steps.rate for steps in each]
+            spans = [Steps(steps.rate, steps.count * rounds) for steps in each]
+            epsilon = max(
+                dpsgd.epsilon(noise, span, delta=delta, also=once) for noise, span in zip(noises, spans, strict=True)
+            )
         if scaling is None or wanted.trust == "nobody":
-            server = found.epsilon  # the noise is made at the clients
-    elif wanted.trust == "nobody" and found.noise is not None and found.rate is not None:
-        drawn = participations(found.rate, roster, found.rounds)
-        server = calibrate.predict_cost(found.noise, drawn, delta=delta, once=once).epsilon
-        added = math.sqrt(shards)
-    return dataclasses.replace(
-        found,
+            server = epsilon  # the noise is made at the clients
+    else:
+        unit, epsilon, accounting = wanted.unit, math.inf, "non-private"
+    return Forecast(
+        clients=len(roster),
+        unit=unit,
+        clip=clip,
+        noise=min(noises, default=None),
+        most_noise=max(noises, default=None),
+        rounds=rounds,
+        rate=min(rates, default=None),
+        most_rate=max(rates, default=None),
+        epsilon=epsilon,
+        delta=delta,
+        accounting=accounting,
         epsilon_server=server,
         drawn=drawn,
-        added=added,
         trust=wanted.trust,
         source="simulated" if wanted.noise == "simulated" else "system",
-        accepted_delta=delta >= 1 / units_of(roster, found.unit),
+        accepted_delta=delta >= 1 / units_of(roster, unit),
         scaling=None if scaling is None else calibrate.predict_cost(once[0], len(once), delta=delta).epsilon,
-        scaling_noise=None if scaling is None else scaling.noise.noise_multiplier,
+        scaling_noise=None if scaling is None else once[0],
     )
-
-
-def _forecast(recipe: Recipe, method: object, roster: Roster, delta: float, once: tuple[float, ...]) -> Forecast:
-    rounds, clip = max(1, recipe.rounds), recipe.privacy.clip
-    if isinstance(method, ClientPrivate) and isinstance(method.noise, Gaussian):
-        rate = sampling_rate(method.cohort, roster)
-        plan = calibrate.predict_cost(method.noise.noise_multiplier, rounds, Poisson(rate), delta=delta, once=once)
-        noise = method.noise.noise_multiplier
-        return Forecast(len(roster), "client", clip, noise, noise, rounds, rate, rate, plan.epsilon, delta, plan.method)
-    if roster.epsilon is not None and isinstance(method, PointPrivate):
-        scales, times = (
-            method.local.noise_multipliers(roster.declarations()),
-            participations(method.cohort, roster, rounds),
-        )
-        noises, most = (float(scales.min()), float(scales.max())), float(roster.epsilon.max())
-        return Forecast(len(roster), "point", clip, *noises, times, None, None, most, delta, "PLD")
-    if isinstance(method, PointPrivate) and method.local.private is not None:
-        point, times = method.local.private, participations(method.cohort, roster, rounds)
-        done = [method.local.steps_of(size) for size in sorted(set(roster.bound.tolist()))]
-        scales = [point.multiplier(steps) for steps in done]
-        costs = [
-            dpsgd.epsilon(scale, Steps(steps.rate, steps.count * times), delta=delta, also=once)
-            for scale, steps in zip(scales, done, strict=True)
-        ]
-        rates = [steps.rate for steps in done]
-        noise, rate, clip = min(scales), min(rates), point.clip
-        return Forecast(
-            *(len(roster), "point", clip, noise, max(scales), times, rate, max(rates), max(costs), delta, "PLD")
-        )
-    unit = recipe.privacy.unit
-    return Forecast(len(roster), unit, clip, None, None, rounds, None, None, math.inf, delta, "non-private")
 
 
 def spent_by_each(federation: Federation) -> dict[str, OwnBudget]:
@@ -279,28 +276,28 @@ def spent_by_each(federation: Federation) -> dict[str, OwnBudget]:
     }
 
 
-def spent(federation: Federation, delta: float, exact: bool = True) -> dict[str, Any]:
-    """What the run has cost so far, as the fields of ``result.Privacy``.
+def spent(federation: Federation, delta: float, exact: bool = True) -> Spent:
+    """What the run has cost so far.
 
-    A run that released anything without noise promises nothing: ``private`` is false and the rest is null. Simulated
+    A run that released anything without noise promises nothing: ``private`` is false and the rest is None. Simulated
     noise protects nobody: ``private`` is false, beside the ε that it stands for.
-    ``exact=False`` computes ε on a coarser grid: faster, and a little larger.
+    ``exact=False`` computes ε on a coarser grid, and only against readers: faster, and a little larger.
     """
     ledger = federation.ledger
     epsilon = ledger.epsilon(delta) if exact else ledger.worst(delta, coarseness=16)
     if math.isinf(epsilon):
-        return {"private": False, "epsilon": None}
+        return Spent()
     unit = ledger.unit or "client"
     noise = "system" if federation.noise == "system" else "simulated" if epsilon else None  # ε = 0: there is none
-    found: dict[str, Any] = {"private": noise != "simulated", "epsilon": epsilon, "delta": delta, "unit": unit}
-    found |= {"noise": noise, "trust": federation.trust}
-    large = delta >= 1 / units_of(federation.roster, unit)
-    return {**found, "accepted_delta": large, **(against_server(federation, delta) if exact else {})}
-
-
-def against_server(federation: Federation, delta: float) -> dict[str, Any]:
-    """ε against the server, which knows who was drawn; None with the reason where it is infinite."""
-    epsilon = federation.ledger.server_epsilon(delta)
-    if math.isfinite(epsilon):
-        return {"epsilon_server": epsilon}
-    return {"epsilon_server": None, "why_server": SEES_SUMS}
+    server = ledger.server_epsilon(delta) if exact else math.inf
+    return Spent(
+        private=noise != "simulated",
+        epsilon=epsilon,
+        epsilon_server=server if math.isfinite(server) else None,
+        why_server=None if math.isfinite(server) else SEES_SUMS,
+        delta=delta,
+        accepted_delta=delta >= 1 / units_of(federation.roster, unit),
+        unit=unit,
+        noise=noise,
+        trust=federation.trust,
+    )

@@ -7,15 +7,15 @@ import math
 import signal
 import threading
 import time
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from torch import Tensor
+
 from unalike.core.federation import Federation, QuorumError
-from unalike.core.method import DistinguishesClients, Method, State, TrainsLocally, check_state, first_state
+from unalike.core.method import DistinguishesClients, State, TrainsLocally, check_state, first_state
 from unalike.data.population import Population
 from unalike.learn.local import LocalSGD
 from unalike.learn.metrics import score_name
@@ -30,7 +30,7 @@ from unalike.runs.measure import Measured, headline, measure, serves_unlabeled, 
 from unalike.runs.prepare import Prepared, Workers, prepare
 from unalike.runs.privacy import noise_of, spent, spent_by_each
 from unalike.runs.recipe.recipe import Recipe
-from unalike.runs.result import ByGroup, Bytes, Privacy, Result, Worker
+from unalike.runs.result import ByGroup, Bytes, Result, Worker
 from unalike.runs.treatment import treatment
 from unalike.runs.watcher import Watcher, describe_workers
 from unalike.runtime.simulate import Simulation
@@ -45,6 +45,27 @@ class Stop:
     """Whether a run was asked to stop, and by which signal."""
 
     by: int | None = None
+
+    @contextlib.contextmanager
+    def on_signals(self, watcher: Watcher) -> Iterator[None]:
+        """Ctrl-C and SIGTERM let the round finish, because half a round cannot be saved; a second one does not wait."""
+
+        def ask(number: int, _: object) -> None:
+            if self.by is not None:
+                raise KeyboardInterrupt
+            self.by = number
+            again = "press Ctrl-C again" if number == signal.SIGINT else "send SIGTERM again"
+            watcher.note(f"stopping after this round; {again} to stop at once")
+
+        if threading.current_thread() is not threading.main_thread():
+            yield  # only the main thread may set handlers
+            return
+        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, previous in before.items():
+                signal.signal(number, previous)
 
 
 @dataclass(frozen=True)
@@ -156,7 +177,7 @@ class Training:
             self.watcher.note(Note(f"{self.context.name}: {self._why_by}", "metric"))
         self._warn_of_idle_training()
         try:
-            with _divergence_explained(self.gap), _stop_signals(self.watcher, self.context.stop):
+            with _divergence_explained(self.gap), self.context.stop.on_signals(self.watcher):
                 for number in range(self.federation.round + 1, recipe.rounds + 1):
                     try:
                         self.round(number)
@@ -212,8 +233,9 @@ class Training:
             gap = self.gap.measured(self.state) if self.federation.round else {}
             self.validation = validation_score(self.measured, by)
         found = {} if self.validation is None else {"validation": self.validation}
-        if self.recipe.select == "best" and self.validation is not None:
-            self._keep_if_best(self.validation)
+        best = math.nan if self.validation is None or self.recipe.select == "last" else self.validation
+        if best > (-math.inf if self.best is None else self.best.score):
+            self.best = checkpoint.Best(self.federation.round, best, self.state, self._kept())
         return {**_finite(gap), **_by_group(self.measured).model_dump(), **found}
 
     def _measures_too_long(self) -> bool:
@@ -250,12 +272,11 @@ class Training:
                 "data.validation",
             )
 
-    def _keep_if_best(self, score: float) -> None:
-        if self.best is None or score > self.best.score:
-            runtime = self.federation.runtime
-            kept = runtime.kept(self.federation.run) if isinstance(runtime, Simulation) else {}
-            copies = {name: value.clone() for name, value in kept.items()}
-            self.best = checkpoint.Best(self.federation.round, score, self.state, copies)
+    def _kept(self) -> dict[str, Tensor]:
+        """A copy of what clients keep, as far as it is in this process."""
+        runtime = self.federation.runtime
+        kept = runtime.kept(self.federation.run) if isinstance(runtime, Simulation) else {}
+        return {name: value.clone() for name, value in kept.items()}
 
     def _take_best(self, best: checkpoint.Best) -> None:
         """Take the models of the best round in place of the last one's, and measure them as they were then."""
@@ -305,7 +326,7 @@ class Training:
             "bytes_up": federation.traffic.total_up,
             "bytes_down": federation.traffic.total_down,
             "failures": len(federation.failures),
-            **{"private": cost["private"], "epsilon": cost["epsilon"], "noise": cost.get("noise")},
+            **{"private": cost.private, "epsilon": cost.epsilon, "noise": cost.noise},
         }
 
     def _save(self, record: Mapping[str, Any], scores: Mapping[str, Any], checkpoint_due: bool) -> None:
@@ -315,10 +336,7 @@ class Training:
         self.files.add_metrics(record, scores)
         if checkpoint_due:
             self.files.sync_metrics()
-            times = self.clock.read()
-            checkpoint.save(
-                self.files.path, self.state, self.federation, times["seconds"], times["measuring"], self.best
-            )
+            checkpoint.save(self.files.path, self.state, self.federation, self.clock.read(), self.best)
 
     def _result(self, measured: Sequence[Measured]) -> Result:
         recipe, population, federation = self.recipe, self.prepared.population, self.federation
@@ -342,20 +360,21 @@ class Training:
             scores=folder.ACCURACY if recipe.privacy.promises else None,
             serves_unlabeled=serves_unlabeled(self.method),
             bytes=Bytes(up=federation.traffic.total_up, down=federation.traffic.total_down),
-            privacy=Privacy(**spent(federation, self.prepared.delta), clients=spent_by_each(federation)),
+            privacy=spent(federation, self.prepared.delta).model_copy(update={"clients": spent_by_each(federation)}),
             expected=recipe.expected.model_dump(),
             failures=self.failures,
             stopped=self.stopped,
             workers=[] if self._workers is None else [Worker(**one) for one in self._workers.report()],
             folder=None if self.files is None else self.files.path,
-            memory=self._memory(measured) if self.context.keep else None,
+            memory=self._memory(measured),
         )
 
     def _memory(self, measured: Sequence[Measured]) -> Memory | None:
-        if self.files is not None or self._workers is not None:
+        if not self.context.keep or self.files is not None or self._workers is not None:
             return None
         run = FinishedRun.in_memory(self.prepared, self.state, self.federation, self._served_round)
-        return Memory(run, self.records, [row for one in measured for row in one.by_client()])
+        clients = [row for one in measured for row in one.by_client()]
+        return Memory(run, self.records, clients, predictions.made_in(measured, self.prepared.population))
 
     def _write_outcome(self, path: Path, measured: Sequence[Measured], result: Result) -> None:
         """The files of a finished run; ``result.json`` comes last, because it says that the run is whole."""
@@ -366,8 +385,8 @@ class Training:
         with self._in_round(self._served_round):
             known = descriptors(self.method, self.state, federation, population)
         # with all plans that the run has used
-        times = result.seconds, result.measuring
-        checkpoint.save(path, self.state, federation, *times, self.best, self._served_round)
+        times = {"seconds": result.seconds, "measuring": result.measuring}
+        checkpoint.save(path, self.state, federation, times, self.best, self._served_round)
         folder.write_json(path / folder.CLIENT_MAP, map_data(population, known))
         if isinstance(self.method, DistinguishesClients):
             content = treatment(self.method, self.state, federation.roster).model_dump()
@@ -382,7 +401,14 @@ class Training:
             self.watcher.workers(describe_workers(self._workers.report(), late, seconds))
 
     def _warn_of_idle_training(self) -> None:
-        key = _idle_setting(self.method) if self.recipe.rounds else "rounds"
+        """Warn where a setting is 0, so that nothing is trained."""
+        local, key = self.method.local if isinstance(self.method, TrainsLocally) else None, ""
+        if not self.recipe.rounds:
+            key = "rounds"
+        elif isinstance(local, LocalSGD):
+            rates = local.lr.values() if isinstance(local.lr, Mapping) else [local.lr]
+            length = "epochs" if local.steps is None else "steps"
+            key = LR if not any(rates) else "" if getattr(local, length) else f"hyperparameters.local.{length}"
         if key:
             setting = key.removeprefix("hyperparameters.")
             self.watcher.note(Note(f"{self.context.name}: nothing is trained: {setting} = 0{FLAG}", key))
@@ -423,18 +449,6 @@ def _by_group(measured: Sequence[Measured]) -> ByGroup:
     return ByGroup(**{one.group: one.summary() for one in measured})
 
 
-def _idle_setting(method: Method) -> str:
-    """The setting that is 0, so that local training changes nothing; empty if it does something."""
-    local = method.local if isinstance(method, TrainsLocally) else None
-    if not isinstance(local, LocalSGD):
-        return ""
-    rates = list(local.lr.values()) if isinstance(local.lr, Mapping) else [local.lr]
-    if not any(rates):
-        return LR
-    name = "epochs" if local.steps is None else "steps"
-    return "" if getattr(local, name) else f"hyperparameters.local.{name}"
-
-
 @contextlib.contextmanager
 def _divergence_explained(gap: Gap) -> Iterator[None]:
     """Say what to do where clients failed because their numbers ran away."""
@@ -449,26 +463,3 @@ def _divergence_explained(gap: Gap) -> Iterator[None]:
             f"finite; {gap.why_diverged() or 'try a smaller learning rate'}{FLAG}\nThe first: {first}",
             LR,
         ) from error
-
-
-@contextlib.contextmanager
-def _stop_signals(watcher: Watcher, stop: Stop) -> Iterator[None]:
-    """Ctrl-C and SIGTERM let the round finish, because half a round cannot be saved; a second one does not wait."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers
-        return
-    handler = partial(_ask_to_stop, watcher, stop)
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
-
-
-def _ask_to_stop(watcher: Watcher, stop: Stop, number: int, _: types.FrameType | None) -> None:
-    if stop.by is not None:
-        raise KeyboardInterrupt
-    stop.by = number
-    again = "press Ctrl-C again" if number == signal.SIGINT else "send SIGTERM again"
-    watcher.note(f"stopping after this round; {again} to stop at once")
