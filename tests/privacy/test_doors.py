@@ -275,7 +275,7 @@ def test_one_client_fifty_times_in_a_cohort_is_refused() -> None:
 def test_a_secure_sum_is_not_masked_twice_and_forgets_its_secrets() -> None:
     """With the same masks on two arrays, their difference would be in the clear."""
     federation = simulate(clients([2] * 4))
-    session = secure._session(4, 3, 1.0)
+    session = SecureSession(tuple(range(4)), 3, 1.0)
     exchange = _Exchange(federation, session)
     keys = exchange.server.keys(exchange.ask(secure.ADVERTISE, {}))
     letters = exchange.server.letters(exchange.ask(secure.SHARE, keys))
@@ -343,7 +343,7 @@ def test_a_client_helps_to_open_no_sum_with_less_noise_than_was_planned() -> Non
 def test_a_client_begins_no_session_with_less_noise_than_the_recipe_says(session: Any, message: str) -> None:
     """The client adds the noise over the root of the fewest clients; a server that plans for 2^20 got it nearly off."""
     federation = simulate(clients([2] * 4))
-    exchange = _Exchange(federation, secure._session(4, 3, 1.0))
+    exchange = _Exchange(federation, SecureSession(tuple(range(4)), 3, 1.0))
     (shard,) = shards_of(federation)
     agreed = torch.tensor([[2.0, 1.0, 4.0, 50.0]] * 4, dtype=torch.float64)  # the noise, the clip, fewest and most
     shard.kept(federation.run).write(torch.arange(4), {secure.SECURE_NOISE: agreed})

@@ -27,7 +27,7 @@ from unalike.analytics.kmeans.budget import KMeansPrivacy
 from unalike.analytics.mdm.algorithm import MDM
 from unalike.analytics.mdm.counts import histogram_clients
 from unalike.core.release import Adder, Unit
-from unalike.core.request import Program
+from unalike.core.request import Program, Reply
 from unalike.core.roster import Roster
 from unalike.learn.scaling import PrivateScaling, scale_privately
 from unalike.methods.fedavg import FedAvg
@@ -83,16 +83,17 @@ class Without(Shard):
 
     victim: int | None = None
 
-    def _add_up(self, request: Any, work: Any, adders: Mapping[int, Adder], rows: Tensor, *more: Any) -> Any:
-        arrays = more[0]
-        if self.victim is not None and arrays:
-            stays = request.ids[rows] != self.victim
+    def _add_up(self, request: Any, work: Any, adders: Mapping[int, Adder], reply: Reply) -> Reply:
+        if self.victim is not None and reply.arrays:
+            stays = request.ids[reply.rows] != self.victim
+            arrays = list(reply.arrays)
             for place in adders:
                 arrays[place] = {
                     name: torch.where(stays.reshape(-1, *[1] * (value.ndim - 1)), value, 0)
                     for name, value in arrays[place].items()
                 }
-        return super()._add_up(request, work, adders, rows, *more)
+            reply = replace(reply, arrays=arrays)
+        return super()._add_up(request, work, adders, reply)
 
 
 def federation_of(store: Clients, roster: Roster, victim: int | None = None) -> Federation:

@@ -97,7 +97,7 @@ class Shard:
                 self._warn_of(work, reply.failed)
                 lost += reply.failed
                 reply = replace(reply, failed={})
-            yield _add_up(request, work, adders, reply)
+            yield self._add_up(request, work, adders, reply)
         if lost:
             yield from self._reply_zeros(request, work, adders, sorted(lost), shapes)
         partials = {
@@ -107,6 +107,15 @@ class Shard:
         }
         if partials:
             yield request.reply(partials=partials)
+
+    def _add_up(self, request: Request, work: Work, adders: Mapping[int, Adder], reply: Reply) -> Reply:
+        """The reply of some clients, of which sums are taken out and added up."""
+        arrays = list(reply.arrays)
+        for place, adder in adders.items() if arrays else ():
+            if len(reply.rows):
+                adder.add(arrays[place], work.bounds[reply.rows])
+            arrays[place] = {}
+        return request.reply(reply.rows, arrays, reply.failed)
 
     def _warn_of(self, work: Work, failed: Mapping[int, str]) -> None:
         """Warn here, where the clients live; nothing of it is sent."""
@@ -139,7 +148,7 @@ class Shard:
             if sent is None:
                 yield request.reply(failed={int(row): "did not answer"})
                 continue
-            yield _add_up(request, work, adders, zero_reply(work, row, sent))
+            yield self._add_up(request, work, adders, zero_reply(work, row, sent))
 
     def _noisy(self, request: Request, work: Work) -> dict[int, Sum]:
         """The sums that get their whole noise here, with numbers for their bounds; before anything is computed."""
@@ -235,16 +244,6 @@ class Shard:
 
     def restore(self, run: str, state: Mapping[str, Tensor]) -> None:
         self._kept[run] = KeptStore.from_state(state)
-
-
-def _add_up(request: Request, work: Work, adders: Mapping[int, Adder], reply: Reply) -> Reply:
-    """The reply of some clients, of which sums are taken out and added up."""
-    arrays = list(reply.arrays)
-    for place, adder in adders.items() if arrays else ():
-        if len(reply.rows):
-            adder.add(arrays[place], work.bounds[reply.rows])
-        arrays[place] = {}
-    return request.reply(reply.rows, arrays, reply.failed)
 
 
 def _not_finite(inputs: Mapping[str, Tensor]) -> str | None:
