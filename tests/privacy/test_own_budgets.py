@@ -118,8 +118,8 @@ def test_the_number_of_steps_is_that_of_the_declared_size(rows: int) -> None:
 
 
 @pytest.mark.parametrize("network", ["logistic", "small"])  # with ghost norms, and with every point's gradient
-def test_pieces_of_a_batch_are_added_up_before_the_step(network: str) -> None:
-    """A batch size beyond n takes every row: two steps of clipped gradient descent, written out."""
+def test_a_batch_beyond_n_takes_every_row_beside_a_client_with_batches_of_one(network: str) -> None:
+    """Two steps of clipped gradient descent, written out."""
     data = population([30, 30], batch=[1, 64])
     private = PointPrivacy(0.5, 1e-9, batches=(1, 64))
     net = (

@@ -26,131 +26,68 @@ from unalike.privacy.mechanisms import DrawsLike, add_gaussian, is_exact
 
 
 @dataclass(frozen=True)
-class OwnBatch:
-    """A client's own expected batch size, and all sizes, ascending, that others of its block may have.
-
-    A batch is computed in pieces of the room that the smallest size needs, so that a client with small batches need not
-    wait for rows that only others have. ``whole``: in one piece, for steps that must not be taken apart.
-    """
-
-    size: Tensor  # of this client
-    sizes: tuple[int, ...]
-    whole: bool = False
-
-    @property
-    def piece(self) -> int:
-        """How many rows are computed at once."""
-        return batch_capacity(self.sizes[-1 if self.whole else 0])
-
-    def pieces(self) -> Tensor:
-        """How many pieces this client's batches have; that depends on no other client."""
-        return sum((self.size == one) * self.pieces_of(one) for one in self.sizes) + torch.zeros((), dtype=torch.int64)
-
-    def pieces_of(self, size: int) -> int:
-        return math.ceil(batch_capacity(size) / self.piece)
-
-
-@dataclass(frozen=True)
 class Drawn(Batch):
-    """A Poisson batch, or some rows of one; the gradients of all its pieces are added up before the step."""
+    """A Poisson batch, or some rows of one."""
 
-    step: int | Tensor = 0  # which step of its client it belongs to
-    first: int | Tensor = 0  # the place of its first row in the whole batch
-    begins: Tensor | None = None  # is it the first piece of its batch? None: it is the whole of it
+    step: int = 0  # which step of its client it belongs to
+    first: int = 0  # the place of its first row in the whole batch
 
     def split(self, rows: int) -> Iterator[Drawn]:
         """A few rows after the other."""
-        if 0 < len(self.x) <= rows:
-            yield self
-            return
         for begin in range(0, len(self.x), rows):
             part = slice(begin, begin + rows)
             y, weight = (None if one is None else one[part] for one in (self.y, self.weight))
-            yield Drawn(self.x[part], y, weight, step=self.step, first=self.first + begin)
+            yield Drawn(self.x[part], y, weight, step=self.step, first=begin)
 
 
 class PoissonBatches:
     """Which rows a step of DP-SGD takes; drawn when the step comes: memory does not grow with samples times steps.
 
     A client that is computed singly takes the rows that were drawn and no others. In a block of clients all have the
-    same room for rows, in which those that were not drawn count nothing. The draws are the same.
+    same room for rows, in which those that were not drawn count nothing. The draws are the same. ``batch``: the
+    expected size; a tensor is the client's own, out of the ``sizes`` that others of its block may have.
     """
 
     def __init__(
-        self, client: Client, steps: int | None, epochs: int | None, batch: int | None, own: OwnBatch | None = None
+        self,
+        client: Client,
+        steps: int | None,
+        epochs: int | None,
+        batch: int | Tensor | None,
+        sizes: tuple[int, ...] = (),
     ) -> None:
-        self._client, self._batch, self._own = client, batch, own
-        self._singly = computed_singly()
-        self.active: Tensor | None = None
-        passes, capacity = epochs or 0, client.capacity
-        if own is not None and self._singly:
-            self._steps = steps if steps is not None else passes * math.ceil(int(client.bound) / int(own.size))
-        elif own is not None:
-            whole = [passes * math.ceil(capacity / min(b, capacity)) if steps is None else steps for b in own.sizes]
-            self._steps = max(count * own.pieces_of(b) for count, b in zip(whole, own.sizes, strict=True))
-            mine = passes * ((client.bound + own.size - 1) // own.size) if steps is None else torch.tensor(steps)
-            pieces, turn = own.pieces(), torch.arange(self._steps)
-            self.active = ((turn + 1) % pieces == 0) & (turn // pieces < mine)  # a step is taken after its last piece
-        elif steps is not None:
+        self._client, self._batch, self._singly = client, batch, computed_singly()
+        self.active: Tensor | None = None  # [steps]: does the client still train? None: every client of the block does
+        capacity, passes = client.capacity, epochs or 0
+        least, self._most = (sizes[0], sizes[-1]) if sizes else (batch, batch)
+        mine = torch.tensor(passes) if batch is None else passes * ((client.bound + batch - 1) // batch)
+        if steps is not None:
             self._steps = steps
+        elif self._singly:
+            self._steps = int(mine)
         else:
-            size = capacity if batch is None else min(batch, capacity)
-            self._steps = passes * math.ceil(capacity / size)
-            if not client.full and batch is not None:
-                self.active = torch.arange(self._steps) < passes * ((client.bound + batch - 1) // batch)
+            assert not isinstance(least, Tensor)
+            self._steps = passes if least is None else passes * math.ceil(capacity / min(least, capacity))
+            if sizes or not (client.full or batch is None):
+                self.active = torch.arange(self._steps) < mine
         self.own_steps = torch.as_tensor(self._steps if self.active is None else self.active.sum()).clamp(min=1)
 
     def batches(self, x: Tensor, y: Tensor | None) -> Iterator[Drawn]:
-        """The samples of each step, or of each piece of one."""
-        client, own = self._client, self._own
-        if own is not None and not self._singly:
-            yield from self._in_pieces(x, y, own)
-            return
-        expected = self._batch if own is None else own.size
-        if expected is None:
-            for step in range(self._steps):
+        """The samples of each step."""
+        client = self._client
+        for step in range(self._steps):
+            if self._batch is None:
                 yield Drawn(x, y, client.mask.to(torch.float32), step=step)
-        elif self._singly:
-            yield from self._draw_singly(x, y, expected)
-        else:
-            assert isinstance(expected, int)
-            for step in range(self._steps):
-                rows, there = self._draw(expected, expected)
+                continue
+            rate = self._batch / client.bound.to(torch.float64)  # of the declared size: n itself is not public
+            if self._singly:
+                rows = poisson_rows(client.n, client.capacity, rate, client.noise)
+                yield Drawn(x.index_select(0, rows), None if y is None else y.index_select(0, rows), None, step=step)
+            else:
+                assert isinstance(self._most, int)
+                rows, there = poisson_batch(client.n, client.capacity, rate, client.noise, self._most)
                 weight = there.to(torch.float32)
                 yield Drawn(take_rows(x, rows), None if y is None else y[rows], weight, step=step)
-
-    def _draw_singly(self, x: Tensor, y: Tensor | None, expected: int | Tensor) -> Iterator[Drawn]:
-        client, own = self._client, self._own
-        n, rate = int(client.n), float(self._rate(expected))
-        in_vain = 0 if own is None else 2 * (own.pieces_of(int(own.size)) - 1)  # what a block draws, turn by turn
-        for step in range(self._steps):
-            rows = poisson_rows(n, client.capacity, rate, client.noise)
-            client.noise.skip(in_vain)
-            labels = None if y is None else y.index_select(0, rows)
-            yield Drawn(x.index_select(0, rows), labels, None, step=step)
-
-    def _in_pieces(self, x: Tensor, y: Tensor | None, own: OwnBatch) -> Iterator[Drawn]:
-        pieces, within = own.pieces(), torch.arange(own.piece)
-        rows, there = self._draw(own.size, own.sizes[-1])
-        for turn in range(self._steps):
-            number = turn % pieces
-            if turn:
-                new_rows, new_there = self._draw(own.size, own.sizes[-1])
-                rows, there = torch.where(number == 0, new_rows, rows), torch.where(number == 0, new_there, there)
-            place = number * own.piece + within
-            inside = place < len(rows)
-            place = torch.where(inside, place, 0)
-            chosen, weight = rows[place], (there[place] & inside).to(torch.float32)
-            labels = None if y is None else y[chosen]
-            first = number * own.piece
-            yield Drawn(take_rows(x, chosen), labels, weight, step=turn // pieces, first=first, begins=number == 0)
-
-    def _rate(self, expected: int | Tensor) -> Tensor:
-        return expected / self._client.bound.to(torch.float64)  # of the declared size: n itself is not public
-
-    def _draw(self, expected: int | Tensor, most: int) -> tuple[Tensor, Tensor]:
-        client = self._client
-        return poisson_batch(client.n, client.capacity, self._rate(expected), client.noise, most)
 
 
 AT_ONCE = 1 << 22  # numbers that are held for the gradients of a few rows, before the next few are computed
@@ -177,13 +114,12 @@ class PrivateGradient:
         expected = client.bound if batch is None else torch.minimum(client.bound, torch.as_tensor(batch))
         self._expected = expected.to(torch.float64 if is_exact(client.noise) else torch.float32)
 
-        def of_one(params: Params, x: Tensor, y: Tensor | None, step: int | Tensor, place: Tensor) -> Tensor:
+        def of_one(params: Params, x: Tensor, y: Tensor | None, step: int, place: Tensor) -> Tensor:
             masks = dropout.masks()
             own = None if masks is None else masks.of(step, place)  # each point has a mask of its own
             with dropout.dropout_from(own):
                 return objective(params, Batch(x[None], None if y is None else y[None], None))
 
-        self._before: Tensor | None = None  # the sum of a batch's earlier pieces
         self._each = grad_and_value(of_one)
         self._supervised = objective if isinstance(objective, Supervised) else None
         self._ghost = None if self._supervised is None else GhostNorms.of(self._supervised.model, client.x[:2])
@@ -207,10 +143,6 @@ class PrivateGradient:
         total = sum((one for one, _ in made[1:]), made[0][0]) if made else self._nothing(sum(sizes), params)
         losses = [one for _, one in made]
         loss = batch.mean(losses[0] if len(losses) == 1 else torch.cat(losses)) if made else torch.zeros(())
-        if batch.begins is not None:
-            if self._before is not None:
-                total = total + torch.where(batch.begins, 0.0, self._before)
-            self._before = total
         return noisy(total, self._bound, self._noise, self._draws, self._rows), loss
 
     def _nothing(self, size: int, params: Params) -> Tensor:

@@ -17,7 +17,7 @@ from unalike.core.client import Client
 from unalike.core.dropout import dropout_from
 from unalike.core.model import Model
 from unalike.core.roster import Declarations
-from unalike.learn.dpsgd import OwnBatch, PoissonBatches, PrivateGradient
+from unalike.learn.dpsgd import PoissonBatches, PrivateGradient
 from unalike.learn.objective import Batch, InTurns, Objective, Params, StepGradient, Supervised, take_rows
 from unalike.privacy import dpsgd
 from unalike.privacy.dpsgd import LocalCost, PointPrivacy, Steps
@@ -199,8 +199,11 @@ class LocalSGD:
         if self.private is None:
             schedule = _Batches(self, client, known)
         else:
+            if (batch is None) != (self.private.batches is None):
+                raise ValueError("a client's own batch size and private.batches, the sizes of all, go together")
             assert not isinstance(self.batch, float)
-            schedule = PoissonBatches(client, self.steps, self.epochs, self.batch, self._own_batch(batch))
+            expected, sizes = self.batch if batch is None else batch, self.private.batches or ()
+            schedule = PoissonBatches(client, self.steps, self.epochs, expected, sizes)
         descent = _Descent(self, start, least, undecayed)
         take = self._step(objective, descent, noise, batch, client)
         total = torch.zeros(())
@@ -210,14 +213,6 @@ class LocalSGD:
                 loss = take(drawn, rate if active is None else rate * active)
                 total = total + (loss if active is None else torch.where(active, loss, 0))
         return descent.params, total / schedule.own_steps
-
-    def _own_batch(self, batch: Tensor | None) -> OwnBatch | None:
-        assert self.private is not None
-        if (batch is None) != (self.private.batches is None):
-            raise ValueError("a client's own batch size and private.batches, the sizes of all, go together")
-        if batch is None or self.private.batches is None:
-            return None
-        return OwnBatch(batch, self.private.batches, whole=bool(self.momentum))  # momentum moves in every turn
 
     def _step(
         self,
