@@ -94,11 +94,13 @@ def workers_told(result: Mapping[str, Any]) -> list[str]:
 @contextmanager
 def errors_told() -> Iterator[None]:
     """What is wrong with data or settings is the user's to put right, so it is said without a traceback."""
+    from unalike.data.source import DataError
+    from unalike.privacy.checks import SettingError
     from unalike.runs.errors import UserError
 
     try:
         yield
-    except ValueError as error:
+    except (DataError, SettingError) as error:
         raise UserError(str(error)) from error
 
 

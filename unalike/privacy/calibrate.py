@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from unalike.privacy.account import Account, account
-from unalike.privacy.checks import check_at_least, check_delta, check_epsilon, check_positive
+from unalike.privacy.checks import SettingError, check_at_least, check_delta, check_epsilon, check_positive
 from unalike.privacy.ledger import Ledger
 from unalike.privacy.mechanisms import Gaussian
 from unalike.privacy.sampling import Everyone, Sampling
@@ -88,7 +88,7 @@ def least_noise(released: Callable[[float], Account], epsilon: float, delta: flo
 
     least = cost(math.log(1e6), 1)
     if least > epsilon:
-        raise ValueError(
+        raise SettingError(
             f"even with unlimited noise the run costs epsilon {least:.4g} at delta {delta:g}, more than the target "
             f"{epsilon:g}: other releases of the run use it up; give them more noise, drop them, or raise the target"
         )
@@ -100,7 +100,9 @@ def least_noise(released: Callable[[float], Account], epsilon: float, delta: flo
     while cost(low) <= epsilon:
         high, low = low, low - 0.5
         if low < math.log(1e-3):
-            raise ValueError(f"epsilon {epsilon:g} is reached with hardly any noise; expected a target below about 1e4")
+            raise SettingError(
+                f"epsilon {epsilon:g} is reached with hardly any noise; expected a target below about 1e4"
+            )
     rough = brentq(lambda x: math.log(max(cost(x), 1e-12) / epsilon), low, high, xtol=0.01)
 
     # The fine grid is slow, and the coarse one knows the slope: Newton's steps, aimed a hair to the private side.

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from unalike.privacy import discrete
-from unalike.privacy.checks import check_at_least, check_delta, check_epsilon, check_positive
+from unalike.privacy.checks import SettingError, check_at_least, check_delta, check_epsilon, check_positive
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -413,7 +413,7 @@ class Quantizer:
     def __post_init__(self) -> None:
         check_at_least(self.bits, 1, "bits", "1 bit sends two levels, 8 bits 256")
         if self.bits > 32:
-            raise ValueError(f"bits must be at most 32, got {self.bits}; a float32 has no more to send")
+            raise SettingError(f"bits must be at most 32, got {self.bits}; a float32 has no more to send")
         check_positive(self.bound, "bound", "give the largest magnitude that a coordinate may have")
 
     @property

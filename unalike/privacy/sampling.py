@@ -10,7 +10,7 @@ import math
 from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
-from unalike.privacy.checks import check_at_least
+from unalike.privacy.checks import SettingError, check_at_least
 
 Relation = Literal["add_remove", "replace_one"]
 _RARELY = 1e-12
@@ -51,7 +51,9 @@ class Poisson(_Chosen):
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.rate) and 0 < self.rate <= 1):
-            raise ValueError(f"the sampling rate must be above 0 and at most 1, got {self.rate}; give cohort / clients")
+            raise SettingError(
+                f"the sampling rate must be above 0 and at most 1, got {self.rate}; give cohort / clients"
+            )
 
     def sizes(self, population: int) -> tuple[int, int]:
         """The fewest and the most of so many units that a sample has, but with probability 2e-12: public numbers."""

@@ -44,6 +44,7 @@ from unalike.core.federation import Federation
 from unalike.core.release import Inputs, Release, Sum
 from unalike.core.roster import Roster
 from unalike.core.task import Sent, send, task
+from unalike.privacy.checks import SettingError
 from unalike.privacy.mechanisms import AdditiveNoise
 
 Threshold = Literal["noise", "printed"]
@@ -123,24 +124,24 @@ class FedDPKMeans:
         for name, least in leasts.items():
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
-                raise ValueError(f"{name}={value!r}; expected a whole number of at least {least}")
+                raise SettingError(f"{name}={value!r}; expected a whole number of at least {least}")
         if self.ground not in (None, "lattice", "packing"):
-            raise ValueError(f"ground={self.ground!r}; expected 'lattice' or 'packing', or None to use server data")
+            raise SettingError(f"ground={self.ground!r}; expected 'lattice' or 'packing', or None to use server data")
         if self.ground is not None and (self.simplify or self.diameter is not None or self.radius is None):
-            raise ValueError(
+            raise SettingError(
                 f"ground={self.ground!r} is for want of server data: simplify and diameter are of server points, so "
                 "leave them out; and radius=... must be given, as nothing else says how far points may lie"
             )
         if self.threshold not in ("noise", "printed"):
-            raise ValueError(f"threshold={self.threshold!r}; expected 'noise' or 'printed'")
+            raise SettingError(f"threshold={self.threshold!r}; expected 'noise' or 'printed'")
         if not 0 < self.margin <= 1:
-            raise ValueError(f"margin={self.margin}; expected a number above 0, up to 1, such as 1/3")
+            raise SettingError(f"margin={self.margin}; expected a number above 0, up to 1, such as 1/3")
         if self.sample is not None and not (type(self.sample) is float and 0 < self.sample <= 1):
-            raise ValueError(f"sample={self.sample!r}; expected a share of the clients above 0, up to 1.0")
+            raise SettingError(f"sample={self.sample!r}; expected a share of the clients above 0, up to 1.0")
         if self.radius is not None and not (math.isfinite(self.radius) and self.radius > 0):
-            raise ValueError(f"radius={self.radius}; expected a number above 0, to which points are clipped")
+            raise SettingError(f"radius={self.radius}; expected a number above 0, to which points are clipped")
         if self.client_points is None and self.by_client:
-            raise ValueError(
+            raise SettingError(
                 "client-level privacy needs client_points: how many points a client typically has, as a public number "
                 "(for example the cap that clients keep to); the bounds of what a client sends are set by it"
             )
@@ -304,42 +305,42 @@ class FedDPKMeans:
         """Refuse what cannot be clustered before anything is asked; gives the dimension."""
         if (initial is None) != self.initialize:
             given = "no initial centres" if initial is None else "initial centres"
-            raise ValueError(
+            raise SettingError(
                 f"initialize={self.initialize}, but fit got {given}; initial=... goes with initialize=False"
             )
         shape = roster.schema.shape
         if len(shape) != 1:
-            raise ValueError(f"k-means clusters points with a list of features each, but a client's rows are {shape}")
+            raise SettingError(f"k-means clusters points with a list of features each, but a client's rows are {shape}")
         wanted = self.k if self.k is not None else self.k_max
         total = int(roster.bound.sum())
         if (server is None) != (self.ground is not None):
             given = "no server data" if server is None else "server data"
-            raise ValueError(
+            raise SettingError(
                 f"ground={self.ground!r}, but fit got {given}; ground='lattice' or 'packing' takes the place of it"
             )
         if wanted > total:
-            raise ValueError(f"k={wanted} clusters of {total} points in all: choose k between 1 and {total}")
+            raise SettingError(f"k={wanted} clusters of {total} points in all: choose k between 1 and {total}")
         if server is not None:
             self._check_server(server, shape[0], wanted if initial is None else 1)
         if initial is not None and (initial.ndim != 2 or initial.shape[1] != shape[0]):
-            raise ValueError(f"initial centres are {tuple(initial.shape)}; expected [k, {shape[0]}]")
+            raise SettingError(f"initial centres are {tuple(initial.shape)}; expected [k, {shape[0]}]")
         return shape[0]
 
     def _check_server(self, server: Tensor, dimension: int, wanted: int) -> None:
         if server.ndim != 2 or server.shape[1] != dimension:
-            raise ValueError(
+            raise SettingError(
                 f"the server data is {tuple(server.shape)}, but the clients' points have {dimension} features; "
                 f"expected [points, {dimension}] with the features in the same order"
             )
         if len(server) == 0:
-            raise ValueError("there is not a single server point; FedDP-Init finds its first centres among them")
+            raise SettingError("there is not a single server point; FedDP-Init finds its first centres among them")
         if not bool(torch.isfinite(server).all()):
-            raise ValueError("the server data contains NaN or infinite values; leave those points out")
+            raise SettingError("the server data contains NaN or infinite values; leave those points out")
         if self.radius is None and bool((server == server[0]).all()):
-            raise ValueError("all server points are identical, so they have no radius to clip to; give radius=...")
+            raise SettingError("all server points are identical, so they have no radius to clip to; give radius=...")
         distinct = len(torch.unique(server, dim=0)) if wanted > 1 else 1
         if distinct < wanted:
-            raise ValueError(
+            raise SettingError(
                 f"k={wanted} centres are started from the server data, which has only {distinct} distinct points "
                 f"({len(server)} in all); choose k up to {distinct}, or give more server data"
             )

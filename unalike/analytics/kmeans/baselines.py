@@ -19,6 +19,7 @@ from unalike.analytics.kmeans.run import weighted_kmeans
 from unalike.core.client import Client, Clients
 from unalike.core.federation import Federation
 from unalike.core.task import Sent, send, task
+from unalike.privacy.checks import SettingError
 
 _ATTEMPTS = 1000  # candidates for each centre of a sphere packing
 _HALVINGS = 20  # steps of the binary search for the largest spheres
@@ -49,7 +50,7 @@ def sphere_packing(server: Tensor, k: int, seed: int) -> Tensor:
     low, high = 0.0, radius * dimension**0.5
     best = _pack(random, k, dimension, radius, low)
     if best is None:
-        raise ValueError(f"no {k} centres were found in a cube of half-width {radius}; give other server data")
+        raise SettingError(f"no {k} centres were found in a cube of half-width {radius}; give other server data")
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)
         packed = _pack(random, k, dimension, radius, middle)
@@ -85,9 +86,9 @@ INITIAL: dict[str, Callable[[Tensor, int, int], Tensor]] = {
 def run_baseline(name: str, method: FedDPKMeans, federation: Federation, server: Tensor) -> Clustering:
     """A baseline's own centres, refined by ``method.steps`` of FedDP-Lloyds with the whole budget of ``method``."""
     if method.k is None:
-        raise ValueError("a baseline needs a given k: only FedDP-Init can choose it by the elbow")
+        raise SettingError("a baseline needs a given k: only FedDP-Init can choose it by the elbow")
     if method.k > len(server):
-        raise ValueError(f"k={method.k} centres are taken from the server data, which has only {len(server)} points")
+        raise SettingError(f"k={method.k} centres are taken from the server data, which has only {len(server)} points")
     return replace(method, simplify=0, diameter=None, initialize=False).fit(
         federation, server, INITIAL[name](server, method.k, federation.seed)
     )
@@ -131,7 +132,9 @@ class KFed:
         size = replies["size"].flatten()
         centers = replies["centers"].flatten(0, 1)[size > 0]
         if len(torch.unique(centers, dim=0)) < self.k:
-            raise ValueError(f"the clients have fewer than k={self.k} different centres among them; choose a smaller k")
+            raise SettingError(
+                f"the clients have fewer than k={self.k} different centres among them; choose a smaller k"
+            )
         return weighted_kmeans(centers, size[size > 0], self.k, 10, federation.seed)[0]
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from unalike.core.release import Unit
-from unalike.privacy.checks import check_delta, check_epsilon, check_positive
+from unalike.privacy.account import Account, account
+from unalike.privacy.calibrate import least_noise
+from unalike.privacy.checks import SettingError, check_delta, check_epsilon, check_positive
 from unalike.privacy.ledger import Ledger
 from unalike.privacy.mechanisms import AdditiveNoise, Gaussian, Laplace
 from unalike.privacy.sampling import Everyone, Poisson, Sampling
-
-_COARSE = 16  # times coarser is the grid of losses on which the search begins
-_CLOSE = 1e-3  # the composed ε ends at most this share below the target, and never above it
 
 
 @dataclass(frozen=True)
@@ -35,7 +32,7 @@ class BudgetSplit:
 
     def __post_init__(self) -> None:
         if (self.lloyd_sums is None) != (self.lloyd_counts is None):
-            raise ValueError("lloyd_sums and lloyd_counts are the shares of FedDP-Lloyds; give both or neither")
+            raise SettingError("lloyd_sums and lloyd_counts are the shares of FedDP-Lloyds; give both or neither")
         for name, share in self.given.items():
             check_positive(share, f"the share {name!r} of the budget", "each step needs some of it")
 
@@ -69,7 +66,7 @@ class KMeansPrivacy:
         check_epsilon(self.epsilon)
         check_delta(self.delta)
         if self.unit not in ("point", "client"):
-            raise ValueError(f"unit must be 'point' or 'client', got {self.unit!r}; say whom the noise protects")
+            raise SettingError(f"unit must be 'point' or 'client', got {self.unit!r}; say whom the noise protects")
 
     @property
     def proportions(self) -> BudgetSplit:
@@ -139,49 +136,19 @@ def calibrate(privacy: KMeansPrivacy, *, initialize: bool, histograms: int, step
     the single ε's are only proportions of an unknown s: every Gaussian is calibrated to (share·s, δ), every
     Laplace to share·s, and s is the largest for which the loss distribution of them all meets (ε, δ).
     """
-    split = privacy.proportions
     if not initialize and not steps:
         return StepNoise()
-    whole = steps * sum(split.lloyd_step(steps)) if steps else 0.0
-    if initialize:
-        whole += split.gram + split.weights + (split.sums + split.counts)
     asked: dict[str, Any] = {"initialize": initialize, "histograms": histograms, "steps": steps}
     sampling: Sampling = Everyone() if rate == 1.0 else Poisson(rate)
 
-    def cost(s: float, coarseness: int) -> float:
-        ledger, made = Ledger(privacy.unit), mechanisms(privacy, s / whole, **asked)
+    def released(inverse: float) -> Account:
+        ledger, made = Ledger(privacy.unit), mechanisms(privacy, 1.0 / inverse, **asked)
         queries = [[made.gram], *[[made.weights]] * histograms, [made.sums, made.counts]] if initialize else []
         queries += [[made.lloyd_sums or made.sums, made.lloyd_counts or made.counts]] * steps
         for number, asked_together in enumerate(queries):
             for mechanism in asked_together:  # of the same sample
                 assert mechanism is not None
                 ledger.record(mechanism.event(), unit=privacy.unit, sampling=sampling, cohort=number)
-        return ledger.worst(privacy.delta, coarseness)
+        return account([(ledger.event(), 1)])
 
-    return mechanisms(privacy, _largest(cost, privacy.epsilon) / whole, **asked)
-
-
-def _largest(cost: Callable[[float, int], float], target: float) -> float:
-    """The s with cost(s, 1) just below ``target``, for a function that rises about as a power of s.
-
-    First on a coarse grid of losses, which is fast; sampling makes the fine one slow.
-    """
-    s, power = target, 1.0
-    for coarseness, close in ((_COARSE, 0.02), (1, _CLOSE)):
-        low, high, before = 0.0, math.inf, (0.0, 0.0)
-        for _ in range(60):
-            spent = cost(s, coarseness)
-            if spent <= target:
-                low = s
-                if spent >= (1.0 - close) * target:
-                    break
-            else:
-                high = s
-            if before[0] > 0 and spent > 0 and abs(math.log(s / before[0])) > 1e-9:
-                power = min(4.0, max(0.5, math.log(spent / before[1]) / math.log(s / before[0])))
-            before = (s, spent)
-            s *= ((1.0 - close / 2) * target / max(spent, 1e-12)) ** (1.0 / power)  # aim inside the tolerance
-            if not low < s < high:
-                s = 2.0 * low if math.isinf(high) else 0.5 * (low + high)
-        s = low
-    return low
+    return mechanisms(privacy, 1.0 / least_noise(released, privacy.epsilon, privacy.delta), **asked)

@@ -18,7 +18,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
-from unalike.privacy.checks import check_positive
+from unalike.privacy.checks import SettingError, check_positive
 
 _CROWDED = 6.0  # see ``reduce``
 _APART = 100.0  # D' between the representatives of two groups
@@ -58,7 +58,7 @@ class Diameter:
         check_positive(self.smallest, "smallest", "it is w_min, the share of the smallest cluster")
         check_positive(self.deviation, "deviation", "it is σ_max, a cluster's largest deviation along any direction")
         if self.smallest > 1:
-            raise ValueError(f"smallest={self.smallest}; expected a share of at most 1")
+            raise SettingError(f"smallest={self.smallest}; expected a share of at most 1")
 
     def reach(self, total: float, dimension: int) -> float:
         """D for ``total`` points."""

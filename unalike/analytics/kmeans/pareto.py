@@ -10,11 +10,19 @@ from typing import Any
 import numpy as np
 
 from unalike.analytics.kmeans.algorithm import FedDPKMeans
-from unalike.analytics.kmeans.baselines import INITIAL, optimal
+from unalike.analytics.kmeans.baselines import INITIAL
 from unalike.analytics.kmeans.budget import BudgetSplit, mechanisms
-from unalike.analytics.kmeans.client import cost
 from unalike.analytics.kmeans.points import Points
-from unalike.analytics.kmeans.study import OURS, Federate, KMeansRun, Progress, describe, k_fed_cost, run
+from unalike.analytics.kmeans.study import (
+    OURS,
+    Federate,
+    KMeansRun,
+    Progress,
+    describe,
+    measure,
+    measure_without_privacy,
+)
+from unalike.privacy.checks import SettingError
 
 EPSILONS = {"point": (0.1, 0.2, 0.3, 0.4, 0.65, 1.0, 2.0), "client": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)}
 STEPS = (0, 1, 2)
@@ -71,7 +79,7 @@ def fronts(
 ) -> ParetoResult:
     """Pareto fronts of cost and ε, up to the method's own ε; with ``explored``, over that many random budget splits."""
     if method.privacy is None or method.k is None:
-        raise ValueError(
+        raise SettingError(
             "fronts are of one k, over budgets up to the method's ε: give k=10 and privacy=KMeansPrivacy(epsilon=2)"
         )
     most = method.privacy.epsilon
@@ -80,18 +88,10 @@ def fronts(
     swept_names = tuple(name for name in names if name != OURS or not explored)
     measured = sweep(method, points, federate, methods=swept_names, epsilons=epsilons, seed=seed, progress=progress)
     if explored:
-        measured = [
-            *explore(method, points, federate, settings=explored, seeds=seeds, seed=seed, progress=progress),
-            *measured,
-        ]
-    levels: dict[str, float] = {}
-    if starts:
-        progress("the optimum, pooled and without privacy")
-        federation = federate(points.clients, seed=seed, block=points.block, threads=1, noise="seeded")  # there is none
-        found = [one.centers for one in sorted(measured, key=lambda one: one.cost) if one.centers is not None]
-        levels["Optimal"] = cost(federation, optimal(points.clients, method.k, starts, seed, found[:_NEAR]))
-    if baselines:
-        levels["k-FED"] = k_fed_cost(method.k, points, federate, seed, progress)
+        how: dict[str, Any] = {"settings": explored, "seeds": seeds, "seed": seed, "progress": progress}
+        measured = explore(method, points, federate, **how) + measured
+    best = [one.centers for one in sorted(measured, key=lambda one: one.cost) if one.centers is not None]
+    levels = measure_without_privacy(method.k, points, federate, seed, starts, baselines, best[:_NEAR], progress)
     return ParetoResult(method, points, seed, names, measured, levels, explored > 0)
 
 
@@ -108,7 +108,7 @@ def sweep(
 ) -> list[KMeansRun]:
     """Run every method with every ε and number of Lloyd steps. ``method`` gives the unit, δ and all else."""
     if method.privacy is None:
-        raise ValueError("a sweep over privacy budgets needs a method with privacy=KMeansPrivacy(...)")
+        raise SettingError("a sweep over privacy budgets needs a method with privacy=KMeansPrivacy(...)")
     measured = []
     for name in methods:
         for count in steps:
@@ -117,10 +117,7 @@ def sweep(
             for epsilon in epsilons[:1] if free else epsilons:
                 progress(f"{name}, {count} Lloyd steps, ε = {epsilon:g}")
                 tried = replace(method, steps=count, privacy=replace(method.privacy, epsilon=epsilon))
-                federation, clustering = run(name, tried, points, seed, federate)
-                spent = federation.ledger.epsilon(method.privacy.delta)
-                reached = cost(federation, clustering.centers)
-                measured.append(KMeansRun(name, spent, count, reached, centers=clustering.centers))
+                measured.append(measure(name, tried, points, seed, federate))
     return measured
 
 
@@ -144,7 +141,7 @@ def explore(
     """
     privacy = method.privacy
     if privacy is None:
-        raise ValueError("settings are explored up to a method's ε: give privacy=KMeansPrivacy(...)")
+        raise SettingError("settings are explored up to a method's ε: give privacy=KMeansPrivacy(...)")
     random = np.random.default_rng([seed, 6003])
     measured: list[KMeansRun] = []
     while len(measured) < settings:
@@ -155,17 +152,15 @@ def explore(
         split = BudgetSplit(*drawn)
         queries = {"histograms": tried.histograms, "steps": tried.steps}
         noise = mechanisms(replace(privacy, split=split), whole, initialize=True, **queries)
-        tried, costs, spent = replace(tried, noise=noise), [], math.inf
+        tried, runs = replace(tried, noise=noise), []
         progress(f"setting {len(measured) + 1} of {settings}: ε_init = {whole:.3g}, {tried.steps} Lloyd steps")
         for number in range(seeds):
-            federation, found = run(OURS, tried, points, seed + number, federate)
-            spent = federation.ledger.epsilon(privacy.delta) if number == 0 else spent
-            if spent > privacy.epsilon:
+            runs.append(measure(OURS, tried, points, seed + number, federate))
+            if runs[0].epsilon > privacy.epsilon:
                 break
-            costs.append(cost(federation, found.centers))
-        if costs:
-            run_cost = float(np.mean(costs))
-            measured.append(KMeansRun(OURS, spent, tried.steps, run_cost, drawn, found.centers))
+        else:
+            mean = float(np.mean([one.cost for one in runs]))
+            measured.append(replace(runs[-1], epsilon=runs[0].epsilon, cost=mean, split=drawn))
     return measured
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from unalike.analytics.kmeans.baselines import INITIAL, KFed, optimal, pooled_po
 from unalike.analytics.kmeans.client import cost, nearest_center
 from unalike.analytics.kmeans.points import Points, read_points
 from unalike.core.federation import Federation
+from unalike.privacy.checks import SettingError
 from unalike.privacy.ledger import Budget
 
 __all__ = ["FedDPKMeans", "KMeansResult", "KMeansRun", "cluster", "read_points", "run"]
@@ -168,67 +169,79 @@ def run(name: str, method: FedDPKMeans, points: Points, seed: int, federate: Fed
     return federation, run_baseline(name, method, federation, points.server)
 
 
+def measure(name: str, method: FedDPKMeans, points: Points, seed: int, federate: Federate) -> KMeansRun:
+    """The same with its ε and cost."""
+    federation, found = run(name, method, points, seed, federate)
+    reached = cost(federation, found.centers)
+    return KMeansRun(name, _spent(federation, method), method.steps, reached, centers=found.centers)
+
+
 def cluster(
     method: FedDPKMeans,
     points: Points,
     federate: Federate,
     *,
     seed: int = 0,
-    baselines: bool = False,
     starts: int = 10,
+    baselines: bool = False,
     progress: Progress = lambda _: None,
 ) -> KMeansResult:
-    """Cluster the points; ``starts`` of the non-private optimum, 0 to leave it out; ``baselines``: run them, too."""
+    """Cluster the points. ``starts``: of the non-private optimum; 0 leaves it out. ``baselines``: run them, too."""
     import sklearn.cluster  # noqa: F401  # it takes a second, which is not the clustering's
+
+    if baselines and len(points.server) == 0:
+        raise SettingError("the baselines start from server data, of which there is none; leave them out")
 
     progress(OURS)
     begin, begin_cpu = time.perf_counter(), time.process_time()
     federation, found = run(OURS, method, points, seed, federate)
     seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - begin_cpu
     result = KMeansResult(
-        method,
-        points,
-        seed,
-        found,
-        cost(federation, found.centers),
-        _spent(federation, method),
-        federation.ledger.method,
-        seconds,
-        cpu_seconds,
-        federation.traffic.total_up,
-        federation.traffic.total_down,
-        federation.transcript.rows(),
+        method=method,
+        points=points,
+        seed=seed,
+        clustering=found,
+        cost=cost(federation, found.centers),
+        epsilon=_spent(federation, method),
+        accounting=federation.ledger.method,
+        seconds=seconds,
+        cpu_seconds=cpu_seconds,
+        bytes_up=federation.traffic.total_up,
+        bytes_down=federation.traffic.total_down,
+        transcript=federation.transcript.rows(),
     )
+    near = [found.centers]
+    levels = measure_without_privacy(found.k, points, federate, seed, starts, baselines, near, progress)
+    runs = []
+    if baselines:
+        stepping = replace(method, k=found.k, steps=max(1, method.steps))  # with no step none would ask the clients
+        for name in INITIAL:
+            progress(name)
+            runs.append(measure(name, stepping, points, seed, federate))
+        runs.append(KMeansRun("k-FED", math.inf, None, levels["k-FED"]))
+    return replace(result, optimal_cost=levels.get("Optimal"), baselines=tuple(runs))
+
+
+def measure_without_privacy(
+    k: int,
+    points: Points,
+    federate: Federate,
+    seed: int,
+    starts: int,
+    k_fed: bool,
+    near: Sequence[Tensor],
+    progress: Progress,
+) -> dict[str, float]:
+    """Costs of methods without privacy: the optimum, from ``starts`` and from ``near``, unless 0; and ``k_fed``."""
+    levels = {}
+    federation = federate(points.clients, seed=seed, block=points.block, threads=1, noise="seeded")  # there is none
     if starts:
         progress("the optimum, pooled and without privacy")
-        best = optimal(points.clients, found.k, starts, seed, near=[found.centers])
-        result = replace(result, optimal_cost=cost(federation, best))
-    if baselines:
-        result = replace(result, baselines=run_baselines(method, found.k, points, federate, seed, progress))
-    return result
-
-
-def run_baselines(
-    method: FedDPKMeans, k: int, points: Points, federate: Federate, seed: int, progress: Progress
-) -> tuple[KMeansRun, ...]:
-    """The baselines with at least one Lloyd step (with none they would not look at the clients), and k-FED."""
-    if len(points.server) == 0:
-        raise ValueError("the baselines start from server data, of which there is none; leave them out")
-    runs = []
-    stepping = replace(method, k=k, steps=max(1, method.steps))
-    for name in INITIAL:
-        progress(name)
-        federation, found = run(name, stepping, points, seed, federate)
-        spent = _spent(federation, method)
-        runs.append(KMeansRun(name, spent, stepping.steps, cost(federation, found.centers)))
-    return (*runs, KMeansRun("k-FED", math.inf, None, k_fed_cost(k, points, federate, seed, progress)))
-
-
-def k_fed_cost(k: int, points: Points, federate: Federate, seed: int, progress: Progress) -> float:
-    """The cost of k-FED, which has no privacy."""
-    progress("k-FED, without privacy")
-    federation = federate(points.clients, seed=seed, block=points.block, threads=1, noise="seeded")  # it has none
-    return cost(federation, KFed(k).fit(federation))
+        levels["Optimal"] = cost(federation, optimal(points.clients, k, starts, seed, near))
+    if k_fed:
+        progress("k-FED, without privacy")
+        levels["k-FED"] = cost(federation, KFed(k).fit(federation))
+    return levels
 
 
 def describe(method: FedDPKMeans, points: Points, seed: int) -> dict[str, Any]:
@@ -268,32 +281,24 @@ def finite(epsilon: float) -> float | None:
 
 
 def check_assumptions(
-    *,
-    k: int,
-    points: int,
-    dimension: int,
-    epsilon: float,
-    radius: float,
-    server_points: int,
-    deviation: float,
-    smallest: float = 1.0,
+    *, k: int, points: int, dimension: int, epsilon: float, radius: float, server_points: int, deviation: float
 ) -> dict[str, Any]:
     """The conditions of T1 §6.4, as checked in D.7.2: (1) Δ ≤ k·log²(m)·√d·σ_max/(ε·w_min), and (2) |Q| ≤
     ε·m·k·log(m)·σ_max²/Δ², with the constants taken as 1.
 
-    ``points`` is m, ``deviation`` σ_max, ``smallest`` w_min. Where the clusters are not known, D.7.2 takes the root of
-    the k-means cost per point for σ_max, which is an upper bound, and 1 for w_min. Without noise ε is infinite: the
-    first bound is then 0 and says nothing, as no noise has to be outweighed.
+    ``points`` is m, ``deviation`` σ_max. Where the clusters are not known, D.7.2 takes the root of the k-means cost per
+    point for σ_max, which is an upper bound, and 1 for w_min. Without noise ε is infinite: the first bound is then 0
+    and says nothing, as no noise has to be outweighed.
     """
-    log = math.log(points)
-    most_radius = k * log**2 * math.sqrt(dimension) * deviation / (epsilon * smallest)
+    log, noisy = math.log(points), math.isfinite(epsilon)
+    most_radius = k * log**2 * math.sqrt(dimension) * deviation / epsilon
     most_points = epsilon * points * k * log * deviation**2 / radius**2
     return {
         "radius": radius,
-        "most_radius": most_radius if math.isfinite(epsilon) else None,
+        "most_radius": most_radius if noisy else None,
         "server_points": server_points,
-        "most_server_points": most_points if math.isfinite(epsilon) else None,
-        "hold": not math.isfinite(epsilon) or (radius <= most_radius and server_points <= most_points),
+        "most_server_points": most_points if noisy else None,
+        "hold": not noisy or (radius <= most_radius and server_points <= most_points),
     }
 
 
