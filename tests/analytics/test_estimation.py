@@ -14,8 +14,7 @@ from torch import Tensor
 from unalike import simulate
 from unalike.analytics.estimation.means import BernoulliRates, GaussianMeans, gaussian_mse
 from unalike.analytics.estimation.samples import (
-    check_finite,
-    check_flips,
+    check_rows,
     counts_clients,
     flip_noise,
     folds,
@@ -305,7 +304,7 @@ def test_samples_that_are_no_coin_flips(value: float) -> None:
     x = torch.tensor([[0.0], [1.0], [value], [1.0]]).repeat(3, 1)
     clients = Clients.from_sizes(x, None, torch.full((6,), 2))
     with pytest.raises(EstimationError, match=f"client 1 has {value:g} in row 1 of its 2 .3 such rows"):
-        check_flips(clients)
+        check_rows(clients, "flips")
     asked = federation(clients)
     found = BernoulliRates().fit(asked)  # a client that does not check before does not answer
     assert {failure.client for failure in asked.failures} == {"1", "3", "5"}
@@ -330,7 +329,7 @@ def test_too_few_clients_or_samples() -> None:
         federation(Clients.from_sizes(torch.rand(3, 1), None, torch.tensor([3, 0])))
     unknown = Clients.from_sizes(torch.full((4, 1), torch.nan), None, torch.full((2,), 2))
     with pytest.raises(EstimationError, match="NaN or infinite"):
-        check_finite(unknown)
+        check_rows(unknown)
     with pytest.raises(QuorumError, match="is not finite"):
         GaussianMeans().fit(federation(unknown))
 

@@ -16,7 +16,7 @@ from unalike.analytics.estimation.candidates import DiscreteMixture, spherical_e
 from unalike.analytics.estimation.mixture import Clusters, MixturePrior, cluster, negative_log_prior_gradient
 from unalike.analytics.estimation.private import Central
 from unalike.analytics.estimation.regression import GaussianPrior, OneForAll, expected_mse
-from unalike.analytics.estimation.samples import Samples, check_regression, measure_error
+from unalike.analytics.estimation.samples import Samples, check_rows, measure_error
 from unalike.analytics.estimation.shared import Channel, EstimationError, mse
 from unalike.core.client import Clients
 from unalike.core.federation import Federation
@@ -387,7 +387,7 @@ def test_clients_that_are_all_alike() -> None:
 def test_data_that_cannot_be_regressed(clients: Clients, family: str, message: str) -> None:
     asked = federation(clients)
     with pytest.raises(EstimationError, match=message):
-        check_regression(clients, family)  # type: ignore[arg-type]
+        check_rows(clients, family)  # type: ignore[arg-type]
         GaussianPrior(family=family).estimate(asked)  # type: ignore[arg-type]
     assert asked.traffic.total_up == 0
 
@@ -406,7 +406,7 @@ def test_a_client_whose_targets_are_no_classes_does_not_answer(solver: str) -> N
 def test_settings_that_make_no_sense() -> None:
     with pytest.raises(EstimationError, match="mu, sigma_theta and"):
         GaussianPrior(mu=0.0)
-    with pytest.raises(EstimationError, match="em or gd"):
+    with pytest.raises(EstimationError, match="solver must be 'em' or 'gd'"):
         GaussianPrior(solver="newton")  # type: ignore[arg-type]
     with pytest.raises(EstimationError, match="needs sigma_x"):
         MixturePrior(2, family="linear")

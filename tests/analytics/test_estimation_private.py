@@ -41,11 +41,9 @@ def test_nobodys_share_is_longer_than_one() -> None:
     for length in (0.1, 1.0, 50.0):
         theta = torch.randn(4, dtype=torch.float64, generator=random)
         belongs = torch.softmax(torch.randn(3, dtype=torch.float64, generator=random), 0)
-        own = client_share(length * theta / theta.norm(), torch.tensor(0.3, dtype=torch.float64), belongs)
+        own = client_share(length * theta / theta.norm(), belongs, torch.tensor(0.3, dtype=torch.float64))
         assert float(own.norm()) <= 1 + 1e-12
-    longest = client_share(
-        theta / theta.norm(), torch.zeros((), dtype=torch.float64), torch.eye(3, dtype=torch.float64)[0]
-    )
+    longest = client_share(theta / theta.norm(), torch.eye(3, dtype=torch.float64)[0])
     assert float(longest.norm()) == pytest.approx(1.0)
 
 
@@ -53,9 +51,8 @@ def test_a_step_without_noise_is_one_of_em() -> None:
     """Weights, means and the pooled variance of points in two certain groups, written out."""
     points = torch.tensor([[0.1, 0.2], [0.3, 0.2], [-0.5, 0.0], [-0.3, -0.2], [-0.1, -0.1]], dtype=torch.float64)
     group = torch.tensor([0, 0, 1, 1, 1])
-    zero = torch.zeros((), dtype=torch.float64)
     total = torch.stack(
-        [client_share(x, zero, torch.eye(2, dtype=torch.float64)[g]) for x, g in zip(points, group, strict=True)]
+        [client_share(x, torch.eye(2, dtype=torch.float64)[g]) for x, g in zip(points, group, strict=True)]
     ).sum(0)
     before = Components(torch.ones(2) / 2, torch.zeros(2, 2), torch.tensor(1.0), torch.ones(2))
     found = next_components(total, before, noise_std=0.0)
@@ -89,8 +86,7 @@ def test_splits_find_clear_groups() -> None:
         nonlocal asked
         asked += 1
         belongs = torch.nn.functional.one_hot(torch.cdist(points, now.centers).argmin(1), len(now.weights)).double()
-        zero = torch.zeros((), dtype=torch.float64)
-        return torch.stack([client_share(x, zero, b) for x, b in zip(points, belongs, strict=True)]).sum(0)
+        return torch.stack([client_share(x, b) for x, b in zip(points, belongs, strict=True)]).sum(0)
 
     found = NoisyEM(ask, 3, 3, 0.0).run(4)
     assert asked == count_releases(3, 4) == 9

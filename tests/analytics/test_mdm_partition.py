@@ -256,7 +256,7 @@ def test_the_command_is_private_on_request() -> None:
     [
         ([], "give the clients' data with --data"),
         (["--data", "mdm:low-1,clients=5", "--components", "9"], "9 mixture components for 5 clients"),
-        (["--data", "digits", "--components", "two"], "--components two: expected a number"),
+        (["--data", "digits", "--components", "two"], "--components must be a number"),
         (["--data", "digits", "--epsilon", "1"], "--largest"),
         (["--data", "digits", "--components", "1-3", "--validation", "0"], "some kept apart"),
     ],

@@ -172,7 +172,7 @@ def test_means_have_names_intervals_and_a_warning_outside_their_range(tmp_path: 
     shown = invoke(*common).stdout
     assert "mu = {age: 62." in shown and "motor_UPDRS: 22." in shown
     assert "no column 'weight'" in invoke(*common, "--range", "weight=0:1").output
-    assert "expected NAME=LOW:HIGH" in invoke(*common, "--range", "age=old").output
+    assert "must be NAME=LOW:HIGH" in invoke(*common, "--range", "age=old").output
 
 
 def test_private_gaussian_states_its_epsilon() -> None:
@@ -231,7 +231,7 @@ def test_mixture_linear_and_logistic_run(tmp_path: Path) -> None:
         (["bernoulli", "--form", "best"], "form must be 'exact', 'moments' or 'plug-in'"),
         (["bernoulli", "--data", "gaussian-means:clients=50"], "a Bernoulli sample is 0 or 1, but client 0 has"),
         (["gaussian", "--epsilon", "1"], "deviations must be known"),
-        (["gaussian", "--calibration", "best"], "expected analytic or paper"),
+        (["gaussian", "--calibration", "best"], "calibration must be 'analytic' or 'paper'"),
         (["mixture", "--data", "gaussian-means:clients=3", "--components", "4"], "4 mixture components for 3 clients"),
         (["linear", "--data", "gaussian-means:clients=50"], "needs a target for every row"),
         (["linear", "--data", "linear-prior:clients=20,dim=2", "--components", "2"], "needs sigma_x"),

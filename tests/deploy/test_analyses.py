@@ -12,13 +12,11 @@ import pandas as pd
 import pytest
 import torch
 
-from unalike.analytics.estimation import samples
-from unalike.analytics.kmeans import points
+from unalike.analytics import reading
 from unalike.analytics.kmeans.algorithm import FedDPKMeans
 from unalike.analytics.kmeans.baselines import KFed
 from unalike.analytics.kmeans.budget import KMeansPrivacy
 from unalike.analytics.kmeans.client import squared_distances
-from unalike.analytics.mdm import study
 from unalike.commands.console import workers_told
 from unalike.core import wire
 from unalike.core.release import Each, Sum
@@ -76,8 +74,7 @@ def test_a_worker_reads_the_rows_of_its_own_clients_alone(
         return gather(name, source, rows, *more, **how)
 
     monkeypatch.setattr(lazy, "gather", spy)
-    for module in (points, samples, study):
-        monkeypatch.setattr(module, "_PIECE", 25)
+    monkeypatch.setattr(reading, "_PIECE", 25)
     site = Site(json.dumps({"what": what, "how": how}))
     given = plain.decode(site.about())
     assert len(given.clients.x) == 0 and torch.equal(given.clients.size, whole.clients.size)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -17,20 +16,18 @@ from unalike.commands import options
 from unalike.commands.console import (
     bar,
     check_free,
-    errors_told,
     guarantee,
     print_files,
     say,
     spinner,
     workers_told,
+    write,
     write_figure,
 )
-from unalike.commands.options import command, examples, flag
+from unalike.commands.options import command, examples, expect, flag
+from unalike.runs.errors import UserError
 
 if TYPE_CHECKING:
-    from altair import HConcatChart
-
-    from unalike.analytics.estimation.means import BernoulliRates, GaussianMeans
     from unalike.analytics.estimation.regression import OneForAll
     from unalike.analytics.estimation.samples import Samples
     from unalike.analytics.estimation.shared import Channel, Estimator
@@ -50,8 +47,8 @@ Radius = Annotated[float | None, _privacy("Or the largest magnitude of the prior
 
 
 @dataclass(frozen=True)
-class Reading(options.TableFlags):
-    """Which clients to read."""
+class Job(options.TableFlags, options.Where):
+    """Which clients to read, where they are, and what to write and print."""
 
     clients: options.ClientCount = None
     test: Annotated[float, _data("Share of each client's rows to score by, where no truth is known.")] = 0.0
@@ -60,19 +57,17 @@ class Reading(options.TableFlags):
         list[str] | None,
         _data("NAME=LOW:HIGH, public: warn of means outside. (default: of the rows, without ε)", "--range"),
     ] = None
+    plot: Annotated[Path | None, _output("A new file for the figures: .html, .pdf, .png, .svg.")] = None
+    out: Annotated[Path | None, _output("Write the estimates to this new CSV file.")] = None
+    as_json: options.Json = False
 
-    def samples(self, place: Place, data: str, check: str | None, counts: Path | None, label: bool) -> Samples:
-        """The clients of a data set, or of a file of counts; without ``label`` no label column may be named."""
-        if not label:
-            from unalike.analytics.estimation.samples import refuse_label
-
-            refuse_label(self.label_column)
+    def samples(self, place: Place, data: str, check: str | None, counts: Path | None = None) -> Samples:
+        """The clients of a data set, or of a file of counts."""
         how: dict[str, Any] = {"seed": self.seed, "clients": self.clients, "test": self.test, "check": check}
-        file = None if counts is None else str(counts)
-        columns = self.options()
         if self.range_:
             how["ranges"] = dict(_range(text) for text in self.range_)
-        found: Samples = place.read("samples", data=data, counts=file, **how, **columns)
+        file = None if counts is None else str(counts)
+        found: Samples = place.read("samples", data=data, counts=file, **how, **self.options())
         return found
 
 
@@ -113,6 +108,10 @@ class Regression:
     lr_mean: Annotated[float, _model("Of gd, for μ.")] = 1e-3
     lr_variance: Annotated[float, _model("Of gd, for the variances.")] = 1e-7
 
+    @property
+    def trust(self) -> str:
+        return "server" if self.components > 1 else "nobody"
+
     def build(
         self, family: Literal["linear", "logistic"], sigma_x: float | None, message: BoundedMessage, samples: Samples
     ) -> Estimator:
@@ -120,37 +119,19 @@ class Regression:
         from unalike.analytics.estimation.mixture import MixturePrior
         from unalike.analytics.estimation.private import Central
         from unalike.analytics.estimation.regression import GaussianPrior
-        from unalike.runs.errors import UserError
 
         channel = message.channel(samples)
         how: dict[str, Any] = {"sigma_x": sigma_x, "rounds": self.rounds, "bound": message.bound}
-        gd: dict[str, Any] = {
-            "solver": self.solver,
-            "lr": self.lr,
-            "lr_mean": self.lr_mean,
-            "lr_variance": self.lr_variance,
-        }
+        gd = {name: getattr(self, name) for name in ("solver", "lr", "lr_mean", "lr_variance")}
         if self.components == 1:
             return GaussianPrior(family, self.mu, self.sigma_theta, channel=channel, **how, **gd)
         if message.bits is not None or self.mu is not None:
             raise UserError(
                 "--components above 1 goes with an unknown prior and messages as they are, or in noisy sums"
             )
-        noise = None if message.epsilon is None else Central(message.epsilon, channel.delta)
-        how |= {"local_steps": self.local_steps, "central": noise, **(gd if self.solver != "em" else {})}
+        how["central"] = None if message.epsilon is None else Central(message.epsilon, channel.delta)
+        how |= {"local_steps": self.local_steps, **(gd if self.solver != "em" else {})}
         return MixturePrior(self.components, family, **how)
-
-
-@dataclass(frozen=True)
-class Files:
-    """What is written and printed."""
-
-    plot: Annotated[Path | None, _output("A new file for the figures: .html, .pdf, .png, .svg.")] = None
-    out: Annotated[Path | None, _output("Write the estimates to this new CSV file.")] = None
-    as_json: options.Json = False
-
-    def check(self) -> None:
-        check_free(plot=self.plot, out=self.out)
 
 
 app = typer.Typer(
@@ -167,10 +148,8 @@ app = typer.Typer(
     "unalike estimate gaussian --sigma-theta 0.1 --sigma-x 0.5 --radius 0.1 --epsilon 1 --plot gaussian.html",
 )
 def gaussian(
-    reading: Reading,
+    job: Job,
     message: BoundedMessage,
-    files: Files,
-    where: options.Where,
     data: Data = "gaussian-means",
     mu: Mu = None,
     sigma_theta: SigmaTheta = None,
@@ -183,14 +162,14 @@ def gaussian(
     Theorems 1 and 2 of Ozkara et al., 2022.
     """
 
-    def build(samples: Samples) -> GaussianMeans:
+    def build(samples: Samples) -> Estimator:
+        from unalike.analytics.estimation.means import GaussianMeans
+
         channel = message.channel(samples, calibration)
         return GaussianMeans(mu, sigma_theta, sigma_x, channel, radius, message.bound)
 
-    files.check()
-    from unalike.analytics.estimation.means import GaussianMeans
-
-    _run(build, data, reading, message, files, where, label=False, more={"bits": message.bits})
+    _refuse_label(job)
+    _run(job, message, data, build, bits=message.bits)
 
 
 @command(
@@ -200,10 +179,8 @@ def gaussian(
     "unalike estimate bernoulli --data elections --form moments --cross-validate --in-order",
 )
 def bernoulli(
-    reading: Reading,
+    job: Job,
     message: Message,
-    files: Files,
-    where: options.Where,
     data: Data = "bernoulli",
     counts: Annotated[Path | None, _data("Or a CSV file with the columns successes and trials.")] = None,
     alpha: Annotated[float | None, _model("Known Beta(α, β): α.")] = None,
@@ -216,32 +193,28 @@ def bernoulli(
 
     Theorems 3 and 4 of Ozkara et al., 2022.
     """
+    from unalike.analytics.estimation.means import BernoulliRates
 
     def build(samples: Samples) -> BernoulliRates:
         return BernoulliRates(alpha, beta, form, message.bits, message.epsilon)  # type: ignore[arg-type]  # it checks
 
-    files.check()
-    from unalike.analytics.estimation.means import BernoulliRates
-    from unalike.runs.errors import UserError
-
     if not cross_validate:
-        if reading.label_column and reading.features:
+        if job.label_column and job.features:
             raise UserError(
-                f"rates are of one column of 0 and 1: give --label-column {reading.label_column} or "
-                f"--features {reading.features}, not both"
+                f"rates are of one column of 0 and 1: give --label-column {job.label_column} or "
+                f"--features {job.features}, not both"
             )
-        more = {"form": form, "bits": message.bits}
-        _run(build, data, reading, message, files, where, "flips", counts, more=more)
+        _run(job, message, data, build, "flips", counts, form=form, bits=message.bits)
         return
-    if files.plot is not None or files.out is not None:
+    if job.plot is not None or job.out is not None:
         raise UserError("--cross-validate makes several estimates of a client: leave out --plot and --out")
-    where.refuse(cross_validate=True)
+    job.refuse(cross_validate=True)
     from unalike.analytics.estimation import study
 
-    with errors_told(), where.place(message.epsilon, message.simulate_noise) as place:
-        samples = reading.samples(place, data, "flips", counts, label=True)
-        result = study.cross_validate(samples, build(samples), reading.seed, in_order, place.federate)
-    typer.echo(json.dumps(result)) if files.as_json else _print_folds(result)
+    with job.place(message.epsilon, message.simulate_noise) as place:
+        samples = job.samples(place, data, "flips", counts)
+        result = study.cross_validate(samples, build(samples), job.seed, in_order, place.federate)
+    typer.echo(json.dumps(result)) if job.as_json else _print_folds(result)
 
 
 @command(
@@ -252,10 +225,8 @@ def bernoulli(
     "design=1,clients=2000 --components 3 --sigma-x 0.224",
 )
 def mixture(
-    reading: Reading,
+    job: Job,
     message: BoundedMessage,
-    files: Files,
-    where: options.Where,
     data: Data = "gaussian-means:dim=5,candidates=4,sigma_theta=0.5,sigma_x=1",
     components: Annotated[int, _model("Components of a mixture prior.", min=1)] = 4,
     sigma_x: Annotated[float, _model("σx, deviation of a sample.")] = 1.0,
@@ -270,37 +241,28 @@ def mixture(
 
     Algorithms 1 and 7 of Ozkara et al., 2022.
     """
+    central = central or secure
+    if central and message.epsilon is None:
+        raise UserError("--central and --secure are about noise on sums: give --epsilon")
 
-    def build(samples: Samples) -> DiscreteMixture:
-        channel, noise = message.channel(samples), None
-        if central or secure:
-            if message.epsilon is None:
-                raise UserError("--central and --secure are about noise on sums: give --epsilon")
-            noise, channel = Central(message.epsilon, channel.delta, secure), Channel(delta=channel.delta)
-        return DiscreteMixture(
-            components=components,
-            sigma_x=sigma_x,
-            model=kind,  # type: ignore[arg-type]  # checked there
-            rounds=rounds,
-            once=not alternate,
-            channel=channel,
-            radius=radius,
-            bound=message.bound,
-            central=noise,
-        )
+    def build(samples: Samples) -> Estimator:
+        from unalike.analytics.estimation.candidates import DiscreteMixture
+        from unalike.analytics.estimation.private import Central
+        from unalike.analytics.estimation.shared import Channel
 
-    files.check()
-    from unalike.analytics.estimation.candidates import DiscreteMixture
-    from unalike.analytics.estimation.private import Central
-    from unalike.analytics.estimation.shared import Channel
-    from unalike.runs.errors import UserError
+        how: dict[str, Any] = {"channel": message.channel(samples)}
+        if central and message.epsilon is not None:
+            delta = how["channel"].delta
+            how = {"channel": Channel(delta=delta), "central": Central(message.epsilon, delta, secure)}
+        how |= {"rounds": rounds, "once": not alternate, "radius": radius, "bound": message.bound}
+        return DiscreteMixture(components, sigma_x, kind, **how)  # type: ignore[arg-type]  # it checks the kind
 
-    steps = rounds if alternate or central else None
-    more = {"components": components, "kind": kind, "bits": message.bits}
-    trust = "server" if central or secure else "nobody"
-    label = kind == "linear"
-    check = "linear" if label else None
-    _run(build, data, reading, message, files, where, check, label=label, rounds=steps, trust=trust, more=more)
+    if kind != "linear":
+        _refuse_label(job)
+    how: dict[str, Any] = {"rounds": rounds if alternate or central else None}
+    how["trust"] = "server" if central else "nobody"
+    check = "linear" if kind == "linear" else None
+    _run(job, message, data, build, check, **how, components=components, kind=kind, bits=message.bits)
 
 
 @command(
@@ -309,11 +271,9 @@ def mixture(
     "unalike estimate linear --data linear-prior:dim=20,clients=500 --mu 0 --sigma-theta 0.1 --sigma-x 0.224",
 )
 def linear(
-    reading: Reading,
+    job: Job,
     regression: Regression,
     message: BoundedMessage,
-    files: Files,
-    where: options.Where,
     data: Data = "linear-prior",
     sigma_x: SigmaX = None,
     fedavg_rounds: Annotated[int | None, flag("Of the baseline, from zero. (default: until it converges)")] = None,
@@ -323,14 +283,11 @@ def linear(
 
     Theorem 6 and Algorithms 2 and 4 of Ozkara et al., 2022.
     """
-    files.check()
     from unalike.analytics.estimation.regression import OneForAll
 
     build = partial(regression.build, "linear", sigma_x, message)
-    baseline = OneForAll("linear", fedavg_rounds, fedavg_lr)
-    trust = "server" if regression.components > 1 else "nobody"
-    how: dict[str, Any] = {"rounds": regression.rounds, "trust": trust, "one_for_all": baseline}
-    _run(build, data, reading, message, files, where, "linear", **how)
+    how: dict[str, Any] = {"rounds": regression.rounds, "trust": regression.trust}
+    _run(job, message, data, build, "linear", one_for_all=OneForAll("linear", fedavg_rounds, fedavg_lr), **how)
 
 
 @command(
@@ -339,11 +296,9 @@ def linear(
     "clients=1000 --json",
 )
 def logistic(
-    reading: Reading,
+    job: Job,
     regression: Regression,
     message: BoundedMessage,
-    files: Files,
-    where: options.Where,
     data: Data = "linear-prior:response=logistic,dim=5,points=20,center=1,prior=0.25,design=1,clients=1000",
     lr: Annotated[float, _model("Of gd, for θ.")] = 0.02,
     lr_mean: Annotated[float, _model("Of gd, for μ.")] = 0.05,
@@ -353,84 +308,74 @@ def logistic(
 
     Algorithms 3 and 4 of Ozkara et al., 2022.
     """
-    files.check()
     rates = replace(regression, lr=lr, lr_mean=lr_mean, lr_variance=lr_variance)
     build = partial(rates.build, "logistic", None, message)
-    trust = "server" if regression.components > 1 else "nobody"
-    _run(build, data, reading, message, files, where, "logistic", rounds=regression.rounds, trust=trust)
+    _run(job, message, data, build, "logistic", rounds=regression.rounds, trust=regression.trust)
+
+
+def _refuse_label(job: Job) -> None:
+    """Means are of the features, so a label column that was named would silently be left out of them."""
+    if job.label_column:
+        raise UserError(
+            f"means are of the feature columns, and {job.label_column!r} was named as the label, which is none of "
+            "them; give --label-column '' to have it among the features"
+        )
 
 
 def _run(
-    build: Callable[[Samples], Estimator],
-    data: str,
-    reading: Reading,
+    job: Job,
     message: Message,
-    files: Files,
-    where: options.Where,
+    data: str,
+    build: Callable[[Samples], Estimator],
     check: str | None = None,
     counts: Path | None = None,
     *,
-    label: bool = True,
     rounds: int | None = None,
     trust: str = "nobody",
     one_for_all: OneForAll | None = None,
-    more: Mapping[str, Any] = MappingProxyType({}),
+    **more: Any,
 ) -> None:
     """Read the samples, estimate, write what was asked for and print the rest.
 
     ``rounds``: of the estimator's learning, where it shows them. ``more``: settings that belong in the JSON.
     """
+    check_free(plot=job.plot, out=job.out)
     from unalike.analytics.estimation.means import BernoulliRates, GaussianMeans
-    from unalike.analytics.estimation.study import estimate
+    from unalike.analytics.estimation.study import SWEPT, estimate, sweep
 
-    with errors_told(), where.place(message.epsilon, message.simulate_noise) as place:
-        samples = reading.samples(place, data, check, counts, label)
+    with job.place(message.epsilon, message.simulate_noise) as place:
+        samples = job.samples(place, data, check, counts)
         estimator = build(samples)
-        means = estimator if isinstance(estimator, GaussianMeans | BernoulliRates) else None
-        how: dict[str, Any] = {"seed": reading.seed, "one_for_all": one_for_all}
-        how["delta"] = message.channel(samples).delta
+        how: dict[str, Any] = {"seed": job.seed, "delta": message.channel(samples).delta, "one_for_all": one_for_all}
         if rounds is None:
-            with spinner("estimating", files.as_json, place):
+            with spinner("estimating", job.as_json, place):
                 found = estimate(estimator, samples, place.federate, **how)
         else:
-            with bar(rounds, files.as_json, place) as advance:
+            with bar(rounds, job.as_json, place) as advance:
                 found = estimate(estimator, samples, place.federate, after_round=advance, **how)
-        sweeps = [] if means is None or not files.plot else _sweeps(files, means, found, place)
+        swept = None
+        means = estimator if isinstance(estimator, GaussianMeans | BernoulliRates) else None
+        if job.plot is not None and found.errors and means is not None and means.can_sweep:
+            with bar(SWEPT, job.as_json, place, "sweep") as advance:
+                swept = sweep(means, samples, job.seed, partial(place.federate, noise="seeded"), advance)
     values = {**found.values(), **more, **place.summary()}
     if values["privacy"] is not None:
         values["privacy"] |= {**options.noise_told(message.epsilon, message.simulate_noise), "trust": trust}
-    if files.out is not None:
-        from unalike.analytics.estimation.samples import write_estimates
-        from unalike.runs.folder import explain_disk_errors
+    if job.out is not None:
+        write(job.out, found.table().to_csv(index=False))
+    if job.plot is not None:
+        from unalike.report.figures import estimation as figures
 
-        with explain_disk_errors(files.out.parent):
-            write_estimates(files.out, samples, found.estimates)
-    if files.plot is not None:
-        from unalike.report.figures.estimation import estimates as chart
-
-        write_figure(files.plot, chart(found, sweeps))
-    if files.as_json:
+        what, noise = ("rates", "") if found.kind == "bernoulli" else ("means", f", δ = {found.delta:.2g}")
+        curves = [] if swept is None else [figures.sweep(f"{samples.name}: personal {what}", swept, noise)]
+        write_figure(job.plot, figures.estimates(found, curves))
+    if job.as_json:
         typer.echo(json.dumps(values))
     else:
         _print(values, found)
-        if files.out is None:
+        if job.out is None:
             say("--out FILE.csv writes the estimates of all clients, all coordinates")
-        print_files(estimates=files.out, figures=files.plot)
-
-
-def _sweeps(
-    files: Files, estimator: GaussianMeans | BernoulliRates, found: EstimationResult, place: Place
-) -> list[HConcatChart]:
-    """Errors over ε₀ and bits, where there is something to measure by."""
-    from unalike.analytics.estimation.study import SWEPT, sweep
-    from unalike.report.figures.estimation import sweep as chart
-
-    if not found.errors or not estimator.can_sweep:
-        return []
-    with bar(SWEPT, files.as_json, place, "sweep") as progress:
-        swept = sweep(estimator, found.samples, found.seed, partial(place.federate, noise="seeded"), progress)
-    what, delta = ("rates", "") if found.kind == "bernoulli" else ("means", f", δ = {found.delta:.2g}")
-    return [chart(f"{found.samples.name}: personal {what}", swept, delta)]
+        print_files(estimates=job.out, figures=job.plot)
 
 
 def _print(result: Mapping[str, Any], found: EstimationResult) -> None:
@@ -478,12 +423,8 @@ def _first_estimates(result: EstimationResult) -> Table:
 def _range(text: str) -> tuple[str, tuple[float, float]]:
     """``age=0:120``."""
     name, _, ends = text.partition("=")
-    try:
+    with expect("--range", text, "NAME=LOW:HIGH, for example age=0:120"):
         low, high = (float(end) for end in ends.split(":"))
-    except ValueError:
-        from unalike.runs.errors import UserError
-
-        raise UserError(f"--range {text}: expected NAME=LOW:HIGH, for example age=0:120") from None
     return name, (low, high)
 
 

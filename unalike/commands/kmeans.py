@@ -16,7 +16,6 @@ from unalike.commands import options
 from unalike.commands.console import (
     check_free,
     epsilon_text,
-    errors_told,
     print_files,
     say,
     spinner,
@@ -24,22 +23,16 @@ from unalike.commands.console import (
     write,
     write_figure,
 )
-from unalike.commands.options import command, flag
+from unalike.commands.options import command, expect, flag
+from unalike.runs.errors import UserError
 
 if TYPE_CHECKING:
     from unalike.analytics.kmeans.algorithm import FedDPKMeans
     from unalike.analytics.kmeans.budget import KMeansPrivacy
     from unalike.analytics.kmeans.pareto import ParetoResult
-    from unalike.analytics.kmeans.points import Points
     from unalike.analytics.kmeans.study import KMeansResult
-    from unalike.deploy.session import Place
 
 _data, _method, _privacy = (partial(flag, panel=one) for one in ("Data", "Method", "Privacy"))
-
-Split = Annotated[
-    str | None, _privacy("Shares of ε for Gram matrix, weights, sums, counts; with six, sums and counts of --steps.")
-]
-Seed = Annotated[int, flag("Of data, starts and noise.")]
 
 
 @dataclass(frozen=True)
@@ -55,19 +48,11 @@ class Reading(options.TableFlags):
     clients: options.ClientCount = None
     standardize: Annotated[bool, _data("Scale features by the server data.", "--standardize")] = False
 
-    def points(self, place: Place, seed: int, without_server: bool) -> Points:
-        found: Points = place.read(
-            "points",
-            data=self.data,
-            server=None if self.server is None else str(self.server),
-            server_points=self.server_points,
-            none=without_server,
-            clients=self.clients,
-            seed=seed,
-            standardize=self.standardize,
-            **self.options(),
-        )
-        return found
+    def settings(self) -> dict[str, Any]:
+        """What to read, as plain values."""
+        own = ("data", "server_points", "clients", "standardize")
+        given = {name: getattr(self, name) for name in own} | self.options()
+        return {**given, "server": None if self.server is None else str(self.server)}
 
 
 @dataclass(frozen=True)
@@ -77,12 +62,14 @@ class Budget:
     epsilon: Annotated[float | None, _privacy("ε of everything together; without it no noise.")] = None
     delta: Annotated[float, _privacy("δ.")] = 1e-6
     unit: Annotated[str, _privacy("Who is protected: point or client.")] = "point"
-    split: Split = None
+    split: Annotated[
+        str | None,
+        _privacy("Shares of ε for Gram matrix, weights, sums, counts; with six, sums and counts of --steps."),
+    ] = None
     simulate_noise: options.SimulateNoise = False
 
     def privacy(self) -> KMeansPrivacy | None:
         from unalike.analytics.kmeans.budget import BudgetSplit, KMeansPrivacy
-        from unalike.runs.errors import UserError
 
         if self.unit not in ("point", "client"):
             raise UserError(f"--unit must be 'point' or 'client', got {self.unit!r}")
@@ -90,12 +77,8 @@ class Budget:
             return None
         shares: BudgetSplit | None = None
         if self.split is not None:
-            try:
+            with expect("--split", self.split, "four or six numbers above 0 such as .2,.2,.45,.15"):
                 shares = BudgetSplit(*(float(part) for part in self.split.split(",")))
-            except (TypeError, ValueError) as error:
-                raise UserError(
-                    f"--split must be four or six numbers above 0 such as .2,.2,.45,.15, got {self.split!r}"
-                ) from error
         return KMeansPrivacy(self.epsilon, self.delta, self.unit, shares)  # type: ignore[arg-type]  # checked above
 
 
@@ -131,29 +114,19 @@ class Settings:
         from unalike.analytics.kmeans.algorithm import FedDPKMeans
         from unalike.analytics.kmeans.budget import Clips
         from unalike.analytics.kmeans.diameter import Diameter
-        from unalike.runs.errors import UserError
 
-        try:
+        with expect("--k", self.k, "a whole number or 'auto'"):
             k = None if self.k == "auto" else int(self.k)
-        except ValueError:
-            raise UserError(f"--k must be a whole number or 'auto', got {self.k!r}") from None
-        try:
-            pairs = [part.split("=") for part in self.clips.split(",")] if self.clips is not None else []
-            clips = Clips(**{name.strip(): float(value) for name, value in pairs})
-        except (TypeError, ValueError) as error:
+        clips, diameter = Clips(), None
+        if self.clips is not None:
             names = ", ".join(Clips.__dataclass_fields__)
-            raise UserError(
-                f"--clips must be like gram=900,means=20 with some of {names}, got {self.clips!r}"
-            ) from error
-        diameter: Diameter | None = None
+            with expect("--clips", self.clips, f"like gram=900,means=20 with some of {names}"):
+                pairs = (part.split("=") for part in self.clips.split(","))
+                clips = Clips(**{name.strip(): float(value) for name, value in pairs})
         if self.diameter is not None:
-            try:
+            form = "two numbers, the share of the smallest cluster and the largest deviation"
+            with expect("--diameter", self.diameter, form):
                 smallest, deviation = (float(part) for part in self.diameter.split(","))
-            except ValueError as error:
-                raise UserError(
-                    "--diameter must be two numbers, the share of the smallest cluster and the largest deviation, "
-                    f"got {self.diameter!r}"
-                ) from error
             diameter = Diameter(smallest, deviation)
         sample = self.cohort
         if sample is not None and not 0 < sample < 1:
@@ -177,8 +150,6 @@ class Comparing:
     ] = None
 
     def check(self, k: str, epsilon: float | None, centers: Path | None) -> None:
-        from unalike.runs.errors import UserError
-
         if self.pareto and centers is not None:
             raise UserError(
                 "--pareto makes many clusterings: leave out --centers and --assignments, or run the one that you want "
@@ -211,7 +182,7 @@ def kmeans(
     budget: Budget,
     comparing: Comparing,
     where: options.Where,
-    seed: Seed = 0,
+    seed: Annotated[int, flag("Of data, starts and noise.")] = 0,
     plot: options.Plot = None,
     centers: Annotated[Path | None, flag("Write sizes and centres, by column, to this new CSV file.")] = None,
     assignments: Annotated[Path | None, flag("Write each row's cluster to this new CSV file.")] = None,
@@ -229,12 +200,12 @@ def kmeans(
     comparing.check(settings.k, budget.epsilon, centers or assignments)
     where.refuse(starts=bool(comparing.starts), assignments=assignments is not None)
     found: KMeansResult | ParetoResult
-    with errors_told(), where.place(budget.epsilon, budget.simulate_noise) as place:
-        points = reading.points(place, seed, without_server=settings.ground is not None)
+    with where.place(budget.epsilon, budget.simulate_noise) as place:
+        points = place.read("points", **reading.settings(), seed=seed, none=settings.ground is not None)
         method = settings.method(budget.privacy(), len(points.clients))
-        starts = comparing.starts if comparing.starts is not None else 0 if place.away else 10
+        how: dict[str, Any] = {"seed": seed, "baselines": comparing.baselines}
+        how["starts"] = comparing.starts if comparing.starts is not None else 0 if place.away else 10
         with spinner("clustering", as_json, place) as progress:
-            how: dict[str, Any] = {"seed": seed, "baselines": comparing.baselines, "starts": starts}
             if comparing.pareto:
                 how |= {"explored": comparing.explore, "seeds": comparing.seeds}
                 found = fronts(method, points, place.federate, progress=progress, **how)
@@ -244,19 +215,20 @@ def kmeans(
         from unalike.report.figures.kmeans import chart
 
         write_figure(plot, chart(found))
-    if centers is not None and isinstance(found, KMeansResult):
-        write(centers, found.table().to_csv(index=False, float_format="%.7g"))
-    if assignments is not None and isinstance(found, KMeansResult):
-        write(assignments, found.assignments().to_csv(index=False))
+    if isinstance(found, KMeansResult):
+        if centers is not None:
+            write(centers, found.table().to_csv(index=False, float_format="%.7g"))
+        if assignments is not None:
+            write(assignments, found.assignments().to_csv(index=False))
     if as_json:
         noise = options.noise_told(budget.epsilon, budget.simulate_noise)
         typer.echo(json.dumps({**found.values(), **noise, **place.summary()}))
-    else:
-        _print(found)
-        say(*workers_told(place.summary()))
-        if budget.simulate_noise and budget.epsilon is not None:
-            say("the noise is simulated (seeded): it protects nobody")
-        print_files(figure=plot, centres=centers, assignments=assignments)
+        return
+    _print(found)
+    say(*workers_told(place.summary()))
+    if budget.simulate_noise and budget.epsilon is not None:
+        say("the noise is simulated (seeded): it protects nobody")
+    print_files(figure=plot, centres=centers, assignments=assignments)
 
 
 def _print(found: KMeansResult | ParetoResult) -> None:

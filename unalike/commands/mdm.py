@@ -12,21 +12,12 @@ import typer
 from rich.table import Table
 
 from unalike.commands import options
-from unalike.commands.console import (
-    bar,
-    check_free,
-    errors_told,
-    guarantee,
-    print_files,
-    say,
-    workers_told,
-    write_figure,
-)
-from unalike.commands.options import command, flag
+from unalike.commands.console import bar, check_free, guarantee, print_files, say, workers_told, write_figure
+from unalike.commands.options import command, expect, flag
+from unalike.runs.errors import UserError
 
 if TYPE_CHECKING:
-    from unalike.analytics.mdm.study import Histograms, MixturePrivacy
-    from unalike.deploy.session import Place
+    from unalike.analytics.mdm.study import MixturePrivacy
 
 _data, _method, _privacy = (partial(flag, panel=one) for one in ("Data", "Method", "Privacy"))
 
@@ -48,25 +39,16 @@ class Reading(options.TableFlags):
     partition: options.Partition = None
     clients: options.ClientCount = None
 
-    def histograms(self, place: Place, seed: int) -> Histograms:
-        from unalike.runs.errors import UserError
-
+    def settings(self) -> dict[str, Any]:
+        """What to read, as plain values."""
         if (self.data is None) == (self.counts is None):
             raise UserError("give the clients' data with --data, or ready histograms with --counts (one of the two)")
         if self.counts is not None and self.feature is not None:
             raise UserError("--feature is of --data; ready histograms are of one feature already")
-        found: Histograms = place.read(
-            "histograms",
-            data=self.data,
-            counts=None if self.counts is None else str(self.counts),
-            feature=[] if self.feature is None else [name.strip() for name in self.feature.split(",")],
-            bins=_bins(self.bins or []),
-            partition=self.partition,
-            clients=self.clients,
-            seed=seed,
-            **self.options(),
-        )
-        return found
+        given = {name: getattr(self, name) for name in ("data", "partition", "clients")} | self.options()
+        given["counts"] = None if self.counts is None else str(self.counts)
+        given["feature"] = [] if self.feature is None else [name.strip() for name in self.feature.split(",")]
+        return given | {"bins": dict(_bins(text) for text in self.bins or [])}
 
 
 @dataclass(frozen=True)
@@ -103,7 +85,6 @@ class Budget:
 
     def privacy(self) -> MixturePrivacy | None:
         from unalike.analytics.mdm.study import MixturePrivacy
-        from unalike.runs.errors import UserError
 
         if self.epsilon is None and (self.unit != "client" or self.local):
             raise UserError("--unit and --local are about privacy: give an ε (--epsilon)")
@@ -144,9 +125,9 @@ def mdm(
 
     settings = fitting.settings()
     where.refuse(compare=compare, plot=plot is not None)
-    with errors_told(), where.place(budget.epsilon, budget.simulate_noise) as place:
+    with where.place(budget.epsilon, budget.simulate_noise) as place:
         privacy = budget.privacy()
-        histograms = reading.histograms(place, seed)
+        histograms = place.read("histograms", **reading.settings(), seed=seed)
         with bar(fitting.rounds, as_json, place) as progress:
             how: dict[str, Any] = {"compare": compare or plot is not None, "seed": seed, "progress": progress}
             found = fit_mixture(histograms, place.federate, privacy=privacy, **settings, **how)
@@ -170,39 +151,25 @@ def mdm(
 
 def _candidates(text: str) -> list[int]:
     """``3``, ``1-6`` or ``1,2,4``."""
-    try:
+    with expect("--components", text, "a number from 1 on, a range like 1-6, or a list like 1,2,4"):
         if "-" in text:
             low, high = (int(part) for part in text.split("-"))
             found = list(range(low, high + 1))
         else:
             found = sorted({int(part) for part in text.split(",")})
-    except ValueError:
-        found = []
-    if not found or found[0] < 1:
-        from unalike.runs.errors import UserError
-
-        raise UserError(f"--components {text}: expected a number from 1 on, a range like 1-6, or a list like 1,2,4")
+        if not found or found[0] < 1:
+            raise ValueError(text)
     return found
 
 
-def _bins(texts: list[str]) -> dict[str, list[float]]:
+def _bins(text: str) -> tuple[str, list[float]]:
     """``income=0:200000:5000`` or ``age=18/30/65``."""
-    found: dict[str, list[float]] = {}
-    for text in texts:
-        name, _, edges = text.partition("=")
-        try:
-            if ":" in edges:
-                first, last, width = (float(part) for part in edges.split(":"))
-                found[name] = [first + width * i for i in range(int((last - first) / width + 1e-9) + 1)]
-            else:
-                found[name] = [float(part) for part in edges.split("/")]
-        except (ValueError, ZeroDivisionError):
-            from unalike.runs.errors import UserError
-
-            raise UserError(
-                f"--bins {text}: expected NAME=FIRST:LAST:WIDTH or NAME=A/B/C, for example income=0:200000:5000"
-            ) from None
-    return found
+    name, _, edges = text.partition("=")
+    with expect("--bins", text, "NAME=FIRST:LAST:WIDTH or NAME=A/B/C, for example income=0:200000:5000"):
+        if ":" not in edges:
+            return name, [float(part) for part in edges.split("/")]
+        first, last, width = (float(part) for part in edges.split(":"))
+        return name, [first + width * i for i in range(int((last - first) / width + 1e-9) + 1)]
 
 
 def _print(result: dict[str, Any], names: list[str] | None, title: str) -> None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
+from unalike.commands.console import errors_told
+
 if TYPE_CHECKING:
     from unalike.core.release import Noise
     from unalike.deploy.session import Place
@@ -70,11 +72,14 @@ class Where:
 
     @contextmanager
     def place(self, epsilon: float | None, simulated: bool) -> Iterator[Place]:
-        """This process or workers; with an ε the noise is the operating system's, unless it is simulated."""
+        """This process or workers; with an ε the noise is the operating system's, unless it is simulated.
+
+        What is wrong with the data or the settings is said without a traceback.
+        """
         from unalike.deploy.session import place
 
         noise: Noise = "system" if epsilon is not None and not simulated else "seeded"
-        with closing(place(noise, self.runtime, self.workers, self.address, self.deadline)) as found:
+        with errors_told(), closing(place(noise, self.runtime, self.workers, self.address, self.deadline)) as found:
             yield found
 
     def refuse(self, **flags: bool) -> None:
@@ -87,6 +92,17 @@ class Where:
                 f"{' and '.join(given)} would need the rows of all clients in one process: leave out, or "
                 "run without --runtime ray"
             )
+
+
+@contextmanager
+def expect(flag: str, text: str, form: str) -> Iterator[None]:
+    """Refuse what was given with a flag where it cannot be read as ``form``."""
+    try:
+        yield
+    except (TypeError, ValueError, ArithmeticError) as error:
+        from unalike.runs.errors import UserError
+
+        raise UserError(f"{flag} must be {form}, got {text!r}") from error
 
 
 def noise_told(epsilon: float | None, simulated: bool) -> dict[str, str | None]:

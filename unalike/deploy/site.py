@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unalike.analytics.estimation.samples import Samples, check_rows, read_counts, read_samples, samples_in_pieces
-from unalike.analytics.kmeans.points import ChosenRows, Points, points_in_pieces, read_points
+from unalike.analytics.estimation.samples import Samples, check_rows, open_samples, read_counts
+from unalike.analytics.kmeans.points import ChosenRows, Points, open_points
 from unalike.analytics.mdm.study import Histograms, read_counts_file, read_histograms
 from unalike.core.client import Clients
 from unalike.core.release import Terms
@@ -162,10 +162,8 @@ def read(what: str, how: dict[str, Any], pieces: bool = False) -> Reading:
 
 
 def _points(how: dict[str, Any], pieces: bool) -> Reading:
-    standardize, server = how.pop("standardize"), how.pop("server")
-    how["server"] = None if server is None else Path(server)
-    points, rows = points_in_pieces(**how) if pieces else (read_points(**how), None)
-    return points.standardize() if standardize else points, rows
+    server = how.pop("server")
+    return open_points(**how, server=None if server is None else Path(server), pieces=pieces)
 
 
 def _histograms(how: dict[str, Any], pieces: bool) -> Reading:
@@ -176,7 +174,7 @@ def _histograms(how: dict[str, Any], pieces: bool) -> Reading:
 def _samples(how: dict[str, Any], pieces: bool) -> Reading:
     counts = how.pop("counts")
     if counts is None:
-        return samples_in_pieces(**how) if pieces else (read_samples(**how), None)
+        return open_samples(**how, pieces=pieces)
     samples = Samples(read_counts(Path(counts)), name=counts)
     check_rows(samples.clients, how["check"])
     return samples, None

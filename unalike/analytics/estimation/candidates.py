@@ -9,24 +9,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from unalike.analytics.estimation.mixture import Clusters, cluster
+from unalike.analytics.estimation.mixture import FEWER, Clusters, cluster
 from unalike.analytics.estimation.posterior import design, fit_alone
-from unalike.analytics.estimation.private import (
-    Central,
-    client_share,
-    count_releases,
-)
+from unalike.analytics.estimation.private import Central, client_share, count_releases
 from unalike.analytics.estimation.shared import (
     AfterRound,
     Channel,
     EstimationError,
     Estimator,
     PriorFit,
-    check_clients,
-    check_components,
-    check_positive,
-    check_targets,
-    features,
+    check_roster,
+    check_settings,
     ignore_round,
 )
 from unalike.core.client import Client
@@ -35,7 +28,6 @@ from unalike.core.release import Release
 from unalike.core.task import Sent, Task, send, task
 
 MixedModel = Literal["means", "linear"]
-_FEWER = "fewer clients differ from one another than there are components: some components are empty"
 
 
 @dataclass(frozen=True)
@@ -71,14 +63,10 @@ class DiscreteMixture(Estimator):
         return "mean" if self.model == "means" else "linear"
 
     def __post_init__(self) -> None:
-        check_positive("sigma_x", self.sigma_x)
-        check_positive("bound", self.bound)
+        counts = ("components", "rounds")
+        check_settings(self, positive=("sigma_x", "bound"), counts=counts, model=MixedModel)
         if self.central is not None and not self.channel.is_bare:
             raise EstimationError("the noise is either the clients' own (channel) or on their sums (central): give one")
-        if self.model not in ("means", "linear"):
-            raise EstimationError(f"model must be 'means' or 'linear', got {self.model!r}")
-        if self.components < 1 or self.rounds < 1:
-            raise EstimationError(f"expected 1 or more components and rounds, got {self.components} and {self.rounds}")
         if (self.candidates is None) != (self.weights is None):
             raise EstimationError("a known prior is candidates and weights together; give both or neither")
         unbounded = self.bound is None and (self.model == "linear" or self.radius is None)
@@ -110,14 +98,14 @@ class DiscreteMixture(Estimator):
     def join(self, client: Client, weights: Tensor, centers: Tensor, variance: Tensor, unit: Tensor) -> Sent:
         """The client's share of a private step. Its data say where it belongs, so the variance is not needed."""
         belongs = self._belongs(client, centers * unit, weights)
-        return send(share=client_share(self._alone(client) / unit, torch.zeros((), dtype=torch.float64), belongs))
+        return send(share=client_share(self._alone(client) / unit, belongs))
 
     @task
     def alternate(self, client: Client, weights: Tensor, centers: Tensor, variance: Tensor, unit: Tensor) -> Sent:
         """The same of a private step of Algorithm 1: its posterior mean counts for the nearest candidate."""
         theta = self._belongs(client, centers * unit, weights) @ centers
         nearest = torch.arange(len(centers)) == (theta - centers).square().sum(1).argmin()
-        return send(share=client_share(theta, torch.zeros((), dtype=torch.float64), nearest.to(torch.float64)))
+        return send(share=client_share(theta, nearest.to(torch.float64)))
 
     @join.into
     @alternate.into
@@ -145,17 +133,16 @@ class DiscreteMixture(Estimator):
 
     def fit(self, federation: Federation, after_round: AfterRound = ignore_round) -> PriorFit:
         """Learn the candidates (unless known), then have every client combine."""
-        if self.model == "linear":
-            check_targets(federation.roster, "linear")
-        dim = features(federation.roster)
+        unknown, family = self.candidates is None, "linear" if self.model == "linear" else None
+        needed = {"clients": 2, "components": self.components} if unknown else {}
+        dim = check_roster(federation.roster, family, **needed)
         trace: list[float] = []
         if self.candidates is not None and self.weights is not None:
             candidates, weights = self._known(dim)
         else:
-            check_components(self.components, check_clients(federation.roster))
             candidates, weights, trace = self._learn(federation, dim, after_round)
         federation.everyone().ask(self.update, into=[], candidates=candidates, weights=weights, unit=1.0)
-        notes = [_FEWER] if bool((weights == 0).any()) else []
+        notes = [FEWER] if bool((weights == 0).any()) else []
         prior = {"candidates": candidates.tolist(), "weights": weights.tolist()}
         return PriorFit(prior, trace, notes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,9 +16,8 @@ from unalike.analytics.estimation.shared import (
     EstimationError,
     Estimator,
     PriorFit,
-    check_clients,
-    check_positive,
-    features,
+    check_roster,
+    check_settings,
     ignore_round,
 )
 from unalike.core.client import Client
@@ -65,8 +64,7 @@ class GaussianMeans(Estimator):
     loss = "mean"
 
     def __post_init__(self) -> None:
-        for name in ("sigma_theta", "sigma_x", "bound"):
-            check_positive(name, getattr(self, name))
+        check_settings(self, positive=("sigma_theta", "sigma_x", "bound"))
         if self.radius is not None and not self.radius >= 0:
             raise EstimationError(f"radius must be a number from 0 on, got {self.radius:g}")
         if self.mu is not None and (self.sigma_theta is None or self.sigma_x is None):
@@ -137,7 +135,7 @@ class GaussianMeans(Estimator):
 
     def fit(self, federation: Federation, after_round: AfterRound = ignore_round) -> PriorFit:
         """One message from every client, one answer to it; nothing at all with a known prior."""
-        dim = features(federation.roster)
+        dim = check_roster(federation.roster, clients=1 if self.mu is not None else 2)
         cohort = federation.everyone()
         if self.mu is not None:
             assert self.sigma_theta is not None and self.sigma_x is not None
@@ -145,8 +143,7 @@ class GaussianMeans(Estimator):
             cohort.ask(self.combine, into=[], mu=known, spread=self.sigma_theta**2, noise=self.sigma_x**2, doubt=0.0)
             prior = {"mu": known.tolist(), "sigma_theta": self.sigma_theta, "sigma_x": self.sigma_x, "sigma_q": 0.0}
             return PriorFit(prior)
-        clients = check_clients(federation.roster)
-        bound = self.coordinate_bound(clients, int(federation.roster.bound.min()))
+        bound = self.coordinate_bound(len(cohort), int(federation.roster.bound.min()))
         unit = torch.tensor(self.channel.unit(bound, dim), dtype=torch.float64)
         replies = cohort.ask(self.summarize, unit=unit)
         messages = replies["mean"] * unit
@@ -205,10 +202,7 @@ class BernoulliRates(Estimator):
     def __post_init__(self) -> None:
         if (self.alpha is None) != (self.beta is None):
             raise EstimationError("a known prior is alpha and beta together; give both or neither")
-        check_positive("alpha", self.alpha)
-        check_positive("beta", self.beta)
-        if self.form not in get_args(Form):
-            raise EstimationError(f"form must be 'exact', 'moments' or 'plug-in', got {self.form!r}")
+        check_settings(self, positive=("alpha", "beta"), form=Form)
         Channel(self.bits, self.epsilon)
 
     can_sweep = True
@@ -270,13 +264,12 @@ class BernoulliRates(Estimator):
 
     def fit(self, federation: Federation, after_round: AfterRound = ignore_round) -> PriorFit:
         """One message from every client, one answer to it; nothing at all with a known prior."""
-        features(federation.roster, expect=1)
+        check_roster(federation.roster, width=1, clients=3 if self.alpha is None else 1)  # leaving one out leaves two
         cohort = federation.everyone()
         if self.alpha is not None and self.beta is not None:
             total = self.alpha + self.beta
             cohort.ask(self.combine, into=[], mu=self.alpha / total, precision=total)
             return PriorFit({"mu": self.alpha / total, "precision": total})
-        check_clients(federation.roster, 3, "leave-one-out estimation")
         sizes = federation.roster.bound
         if self.form == "exact" and int(sizes.min()) < 2:
             name = federation.roster.name(int(sizes.argmin()))

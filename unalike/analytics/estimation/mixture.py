@@ -12,22 +12,15 @@ import torch
 from torch import Tensor
 
 from unalike.analytics.estimation.posterior import Family, design, fit_alone, loss_gradient, variance_around
-from unalike.analytics.estimation.private import (
-    Central,
-    client_share,
-    count_releases,
-)
+from unalike.analytics.estimation.private import Central, client_share, count_releases
 from unalike.analytics.estimation.shared import (
     ABSURD,
     AfterRound,
     EstimationError,
     Estimator,
     PriorFit,
-    check_clients,
-    check_components,
-    check_positive,
-    check_targets,
-    features,
+    check_roster,
+    check_settings,
     ignore_round,
 )
 from unalike.core.client import Client
@@ -35,8 +28,8 @@ from unalike.core.federation import Federation
 from unalike.core.release import Each, Mean, Release
 from unalike.core.task import Sent, Task, send, task
 
-MixedModel = Literal["means", "linear"]
-_FEWER = "fewer clients differ from one another than there are components: some components are empty"
+Solver = Literal["clusters", "gd"]
+FEWER = "fewer clients differ from one another than there are components: some components are empty"
 
 
 class Clusters(NamedTuple):
@@ -86,7 +79,7 @@ class MixturePrior(Estimator):
     rounds: int = 20
     local_steps: int = 20
     lr: float | None = None
-    solver: Literal["clusters", "gd"] = "clusters"
+    solver: Solver = "clusters"
     lr_mean: float | None = None
     lr_variance: float | None = None
     corrected: bool = True
@@ -97,26 +90,15 @@ class MixturePrior(Estimator):
     def kind(self) -> str:
         return self.family
 
-    @property
-    def loss(self) -> str:
-        return self.family
-
     def __post_init__(self) -> None:
-        check_positive("sigma_x", self.sigma_x)
-        for name in ("lr", "lr_mean", "lr_variance", "bound"):
-            check_positive(name, getattr(self, name))
-        if self.solver not in ("clusters", "gd"):
-            raise EstimationError(f"expected clusters or gd as solver, got {self.solver!r}")
+        positive, counts = ("sigma_x", "lr", "lr_mean", "lr_variance", "bound"), ("components", "rounds", "local_steps")
+        check_settings(self, positive=positive, counts=counts, family=Family, solver=Solver)
         if self.central is not None and self.solver == "gd":
             raise EstimationError("private sums go with solver 'clusters': gradients have no bound")
         if self.central is not None and self.bound is None:
             raise EstimationError("private sums need bound, the largest norm of a client's model, as a public number")
-        if self.family not in ("linear", "logistic"):
-            raise EstimationError(f"family must be 'linear' or 'logistic', got {self.family!r}")
         if self.family == "linear" and self.sigma_x is None:
             raise EstimationError("a linear model with a mixture prior needs sigma_x, the deviation of its noise")
-        if self.components < 1 or self.rounds < 1 or self.local_steps < 1:
-            raise EstimationError("components, rounds and local_steps must each be at least 1")
 
     @task
     def begin(self, client: Client) -> Sent:
@@ -133,8 +115,7 @@ class MixturePrior(Estimator):
         """The client's share of a private clustering step, by what it finds alone."""
         theta = fit_alone(client, self.family)
         belongs = responsibilities(theta / unit, weights, centers, variance.expand(len(weights)))
-        zero = torch.zeros((), dtype=torch.float64)
-        return send(share=client_share(theta / unit, zero, belongs), keep={"estimate": theta, "local": theta})
+        return send(share=client_share(theta / unit, belongs), keep={"estimate": theta, "local": theta})
 
     @task
     def descend_privately(
@@ -144,10 +125,8 @@ class MixturePrior(Estimator):
         variances = variance.expand(len(weights))
         theta, variance = self._descend(client, weights, centers * unit, variances * unit**2)
         belongs = responsibilities(theta / unit, weights, centers, variances)
-        risk = variance.sum() / unit**2 if self.corrected else torch.zeros((), dtype=torch.float64)
-        return send(
-            share=client_share(theta / unit, risk, belongs), keep={"estimate": theta, "deviation": variance.sqrt()}
-        )
+        share = client_share(theta / unit, belongs, variance.sum() / unit**2 if self.corrected else 0.0)
+        return send(share=share, keep={"estimate": theta, "deviation": variance.sqrt()})
 
     @join.into
     @descend_privately.into
@@ -200,40 +179,31 @@ class MixturePrior(Estimator):
 
     def fit(self, federation: Federation, after_round: AfterRound = ignore_round) -> PriorFit:
         """``rounds`` of client steps and clustering at the server."""
-        check_targets(federation.roster, self.family)
-        check_components(self.components, check_clients(federation.roster))
+        dim = check_roster(federation.roster, self.family, clients=2, components=self.components)
         if self.central is not None:
-            return self._privately(federation, self.central, after_round)
+            return self._privately(federation, dim, self.central, after_round)
         theta = federation.everyone().ask(self.begin)["theta"]
         found = cluster(theta, self.components, federation.seed)
-        variances = self._variances(theta, found, torch.zeros(len(theta), dtype=torch.float64))
+        variances = self._variances(theta, found, 0.0)
         least = 1e-6 * variances
         for number in range(1, self.rounds + 1):
             cohort = federation.everyone()
+            inputs: dict[str, Any] = {"weights": found.weights, "centers": found.centers, "variances": variances}
             if self.solver == "gd":
-                inputs: dict[str, Any] = {"weights": found.weights, "centers": found.centers, "variances": variances}
                 replies = cohort.ask(self.alternate, **inputs)
                 found = found._replace(weights=replies["log_weights"].softmax(0), centers=replies["centers"])
                 variances = replies["variances"].clamp(min=least)
                 if not float(found.centers.abs().max() + variances.max()) < ABSURD:  # also NaN
                     raise EstimationError(f"gradient descent diverged in round {number}; lower lr_mean or lr_variance")
-                after_round(number)
-                continue
-            replies = cohort.ask(self.descend, weights=found.weights, centers=found.centers, variances=variances)
-            theta = replies["theta"]
-            found = cluster(theta, self.components, federation.seed, found.centers)
-            risk = replies["risk"] if self.corrected else torch.zeros(len(theta), dtype=torch.float64)
-            variances = self._variances(theta, found, risk)
+            else:
+                replies = cohort.ask(self.descend, **inputs)
+                found = cluster(replies["theta"], self.components, federation.seed, found.centers)
+                variances = self._variances(replies["theta"], found, replies["risk"] if self.corrected else 0.0)
             after_round(number)
-        notes = [_FEWER] if bool((found.weights == 0).any()) else []
-        prior = {
-            "weights": found.weights.tolist(),
-            "centers": found.centers.tolist(),
-            "sigma_theta": variances.sqrt().tolist(),
-        }
-        return PriorFit(prior, notes=notes)
+        notes = [FEWER] if bool((found.weights == 0).any()) else []
+        return PriorFit(_prior(found.weights, found.centers, variances), notes=notes)
 
-    def _privately(self, federation: Federation, central: Central, after_round: AfterRound) -> PriorFit:
+    def _privately(self, federation: Federation, dim: int, central: Central, after_round: AfterRound) -> PriorFit:
         assert self.bound is not None, "checked when it was made"
 
         def question(number: int) -> Task:
@@ -243,22 +213,23 @@ class MixturePrior(Estimator):
             if number > 1:
                 after_round(number - 1)
 
-        dim, last = features(federation.roster), 1 + self.rounds
+        last = 1 + self.rounds
         now = central.learn(federation, question, self.components, dim, self.bound, last, after_step)
-        prior = {
-            "weights": now.weights.tolist(),
-            "centers": (now.centers * self.bound).tolist(),
-            "sigma_theta": [float(now.variance.sqrt() * self.bound)] * self.components,
-        }
-        return PriorFit(prior)
+        variances = (now.variance * self.bound**2).expand(self.components)
+        return PriorFit(_prior(now.weights, now.centers * self.bound, variances))
 
-    def _variances(self, theta: Tensor, found: Clusters, risk: Tensor) -> Tensor:
+    def _variances(self, theta: Tensor, found: Clusters, risk: Tensor | float) -> Tensor:
         """[k] variance of a coordinate around the own center; at least a millionth of the whole, so none vanishes."""
         squares = (theta - found.centers[found.label]).square().sum(1) + risk
         size = torch.bincount(found.label, minlength=self.components).clamp(min=1)
         total = torch.zeros(self.components, dtype=torch.float64).index_add_(0, found.label, squares)
         smallest = max(1e-12, 1e-6 * float(theta.var(0).mean()))
         return (total / (size * theta.shape[1])).clamp(min=smallest)
+
+
+def _prior(weights: Tensor, centers: Tensor, variances: Tensor) -> dict[str, list[Any]]:
+    """As plain values."""
+    return {"weights": weights.tolist(), "centers": centers.tolist(), "sigma_theta": variances.sqrt().tolist()}
 
 
 def responsibilities(theta: Tensor, weights: Tensor, centers: Tensor, variances: Tensor) -> Tensor:

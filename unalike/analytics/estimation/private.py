@@ -89,7 +89,7 @@ class Components:
         return {"weights": self.weights, "centers": self.centers, "variance": self.variance}
 
 
-def client_share(theta: Tensor, risk: Tensor, belongs: Tensor) -> Tensor:
+def client_share(theta: Tensor, belongs: Tensor, risk: Tensor | float = 0.0) -> Tensor:
     """[k, d + 2] of one client, whose estimate and risk are in units of the bound; its norm is at most 1."""
     theta = theta / theta.norm().clamp(min=1.0)
     square = (theta.square().sum() + risk).clamp(0, 1)

@@ -25,10 +25,8 @@ from unalike.analytics.estimation.shared import (
     EstimationError,
     Estimator,
     PriorFit,
-    check_clients,
-    check_positive,
-    check_targets,
-    features,
+    check_roster,
+    check_settings,
     ignore_round,
 )
 from unalike.core.client import Client
@@ -76,21 +74,13 @@ class GaussianPrior(Estimator):
     def kind(self) -> str:
         return self.family
 
-    @property
-    def loss(self) -> str:
-        return self.family
-
     def theory(self, federation: Federation, found: Estimates) -> dict[str, float]:
         """Where the prior is known, the error that Theorem 6 expects."""
         return {} if self.mu is None else {"expected_mse": expected_mse(federation)}
 
     def __post_init__(self) -> None:
-        for name in ("sigma_theta", "sigma_x", "lr", "lr_mean", "lr_variance", "floor", "bound"):
-            check_positive(name, getattr(self, name))
-        if self.family not in ("linear", "logistic") or self.solver not in ("em", "gd"):
-            raise EstimationError(f"expected linear or logistic, em or gd; got {self.family!r}, {self.solver!r}")
-        if self.rounds < 1:
-            raise EstimationError(f"rounds must be at least 1, got {self.rounds}")
+        positive = ("sigma_theta", "sigma_x", "lr", "lr_mean", "lr_variance", "floor", "bound")
+        check_settings(self, positive=positive, counts=["rounds"], family=Family, solver=Solver)
         deviations = self.sigma_theta is not None and (self.sigma_x is not None or self.family == "logistic")
         if self.mu is not None and not deviations:
             raise EstimationError("a known prior is mu, sigma_theta and (if linear) sigma_x together; or give no mu")
@@ -163,11 +153,10 @@ class GaussianPrior(Estimator):
 
     def fit(self, federation: Federation, after_round: AfterRound = ignore_round) -> PriorFit:
         """Learn the prior in ``rounds`` asks (none if it is known), then have every client combine."""
-        check_targets(federation.roster, self.family)
-        mu = torch.full((features(federation.roster),), self.mu or 0.0, dtype=torch.float64)
+        dim = check_roster(federation.roster, self.family, clients=2 if self.mu is None else 1)
+        mu = torch.full((dim,), self.mu or 0.0, dtype=torch.float64)
         trace: list[float] = []
         if self.mu is None:
-            check_clients(federation.roster)
             mu, spread, noise = self._learn(federation, mu, trace, after_round)
         else:
             spread, noise = self._start(federation)
@@ -277,8 +266,7 @@ class OneForAll:
 
     def fit(self, federation: Federation) -> Tensor:
         """The model [d]."""
-        check_targets(federation.roster, self.family)
-        theta = torch.zeros(features(federation.roster), dtype=torch.float64)
+        theta = torch.zeros(check_roster(federation.roster, self.family), dtype=torch.float64)
         if self.rounds is not None:
             for _ in range(self.rounds):
                 theta = theta + federation.everyone().ask(self.one_step, into=Mean("update"), theta=theta)["update"]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -13,20 +14,18 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from unalike.analytics.estimation.posterior import Family
-from unalike.analytics.estimation.shared import Estimates, EstimationError, check_targets, features, mse
-from unalike.analytics.tables import coordinate_names
+from unalike.analytics.estimation.shared import Estimates, EstimationError, check_roster, mse
+from unalike.analytics.reading import coordinate_names, read_population
 from unalike.core.client import Client, Clients
 from unalike.core.federation import Federation, each
 from unalike.core.release import Sum
 from unalike.core.request import Part
 from unalike.core.task import Sent, send, task
-from unalike.data import Population, load, load_lazily
+from unalike.data import Population
 from unalike.data.entry import is_named
 from unalike.data.lazy import LazyPopulation
 
 Check = Literal["flips", "linear", "logistic"]  # of rows: 0 or 1, or those of a regression
-_PIECE = 1 << 14  # rows that are looked at together
 _BLOCK_NUMBERS = 1 << 23  # numbers that one block of clients may hold
 
 
@@ -67,62 +66,45 @@ def read_samples(data: str, check: Check | None = None, **how: Any) -> Samples:
     ``how``: ``seed``, ``clients``, ``test`` (a share of rows to measure by) and options of a table, as in
     ``unalike.data.load``; and ``ranges``, public ones of some columns, outside which a mean is warned of.
     """
-    ranges = how.pop("ranges", {})
-    how = _with_roles(data, check, how)
-    samples = replace(_samples(load(data, **_options(how)), data, check, how), ranges=ranges)
-    unknown = [name for name in ranges if name not in (samples.columns or [])]
-    if unknown:
-        raise EstimationError(
-            f"{data} has no column {unknown[0]!r}; it has {', '.join(samples.columns or ['no names'])}"
-        )
-    check_rows(samples.clients, check, samples.columns)
-    return samples
+    return open_samples(data, check, **how)[0]
 
 
-def samples_in_pieces(data: str, check: Check | None = None, **how: Any) -> tuple[Samples, LazyPopulation]:
-    """The same with sizes and names alone, and where to have the rows of some clients."""
-    ranges = how.pop("ranges", {})
-    how = _with_roles(data, check, how)
-    lazy = load_lazily(data, **_options(how))
-    samples = _samples(lazy.facts, data, check, how)
-    for group in lazy.groups(_PIECE):
-        check_rows(group["train"], check, samples.columns)
-    return replace(samples, ranges=ranges), lazy
-
-
-def _with_roles(data: str, check: Check | None, how: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, with what the user's own columns are for this kind of estimate."""
-    given = {name: value for name, value in how.items() if value is not None}
-    if check is None or is_named(data):
-        return given
-    if check == "linear":
-        return {"task": "regression", **given}
-    if check == "logistic":
-        return {"task": "classification", **given}
-    label = given.get("label_column")
-    return {**given, "features": [label], "label_column": ""} if label and "features" not in given else given
-
-
-def _options(how: Mapping[str, Any]) -> dict[str, Any]:
-    return {"normalize": False, "unseen": 0.0, "min_samples": 1, "test": 0.0, **how}
-
-
-def _samples(population: Population, name: str, check: Check | None, how: Mapping[str, Any]) -> Samples:
+def open_samples(
+    data: str,
+    check: Check | None = None,
+    *,
+    pieces: bool = False,
+    ranges: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+    **how: Any,
+) -> tuple[Samples, LazyPopulation | None]:
+    """The same; with ``pieces`` sizes and names alone, and where to have the rows of some clients."""
+    how = {"min_samples": 1, **{name: value for name, value in how.items() if value is not None}}
+    label = how.get("label_column")
+    if not is_named(data) and check == "flips" and label and "features" not in how:
+        how |= {"features": [label], "label_column": ""}
+    elif not is_named(data) and check in ("linear", "logistic"):
+        how.setdefault("task", "regression" if check == "linear" else "classification")
+    population, groups, lazy = read_population(data, pieces, **how)
     known = next((population.per_client[one] for one in ("theta", "p") if one in population.per_client), None)
     notes = []
     if population.dropped:
         names = ", ".join(population.dropped[:5])
         notes.append(f"{len(population.dropped)} clients without a sample to learn from were left out ({names})")
     if check == "logistic":
-        notes += _two_classes(population, name)
-    held_out = None
-    if known is None and how.get("test", 0.0) > 0 and bool((population.test.size > 0).all()):
-        held_out = population.test
-    samples = Samples(population.train, known, held_out, notes, name)
-    if population.columns is None:
-        return samples
-    target = None if population.train.y is None else how.get("label_column") or "y"
-    return replace(samples, columns=coordinate_names(population.columns), target=target)
+        notes += _two_classes(population, data)
+    measured = known is None and how.get("test", 0.0) > 0 and bool((population.test.size > 0).all())
+    samples = Samples(population.train, known, population.test if measured else None, notes, data, ranges=ranges)
+    if population.columns is not None:
+        target = None if population.train.y is None else how.get("label_column") or "y"
+        samples = replace(samples, columns=coordinate_names(population.columns), target=target)
+    unknown = [name for name in ranges if name not in (samples.columns or [])]
+    if unknown:
+        raise EstimationError(
+            f"{data} has no column {unknown[0]!r}; it has {', '.join(samples.columns or ['no names'])}"
+        )
+    for group in groups:
+        check_rows(group["train"], check, samples.columns)
+    return samples, lazy
 
 
 def _two_classes(population: Population, name: str) -> list[str]:
@@ -157,15 +139,6 @@ def range_notes(samples: Samples, found: Estimates, private: bool) -> list[str]:
         if outside:
             notes.append(f"{outside} of {len(values)} estimates of {name} lie outside {where}")
     return notes
-
-
-def refuse_label(label_column: str | None) -> None:
-    """Means are of the features, so a label column that was named would silently be left out of them."""
-    if label_column:
-        raise EstimationError(
-            f"means are of the feature columns, and {label_column!r} was named as the label, which is none of "
-            "them; give label_column='' (--label-column '') to have it among the features"
-        )
 
 
 def read_counts(file: Path) -> Clients:
@@ -230,24 +203,22 @@ def _is_flip(values: Tensor) -> Tensor:
     return (values == 0) | (values == 1)
 
 
-def check_rows(clients: Clients, check: Check | None, columns: Sequence[str] | None = None) -> None:
-    """Refuse rows that are not what they must be; all of them are numbers."""
+def check_rows(clients: Clients, check: Check | None = None, columns: Sequence[str] | None = None) -> None:
+    """Refuse rows that are not what they must be; all of them are numbers. ``columns``: what coordinates are called."""
     if check == "flips":
-        check_flips(clients, columns)
+        _check_flips(clients, columns)
     elif check is not None:
-        check_regression(clients, check)
-    check_finite(clients)
-
-
-def check_finite(clients: Clients) -> None:
-    """Every client's inputs (and targets) must be numbers."""
+        check_roster(clients.roster(), check)
     for what, column in (("inputs", clients.x), ("targets", clients.y)):
         if column is not None and column.is_floating_point():
             _refuse(clients, column, torch.isfinite, f"{what} must not be NaN or infinite", "remove or fill them first")
+    if check == "logistic" and clients.y is not None:
+        advice = "name another target column, or make it 0 and 1"
+        _refuse(clients, clients.y, _is_flip, "logistic regression needs targets 0 and 1", advice)
 
 
-def check_flips(clients: Clients, columns: Sequence[str] | None = None) -> None:
-    """Every sample must be one number, 0 or 1; ``columns``: what its coordinates are called."""
+def _check_flips(clients: Clients, columns: Sequence[str] | None) -> None:
+    """Every sample must be one number, 0 or 1."""
     if columns is not None and len(columns) > 1:
         titles = list(dict.fromkeys(title.partition("=")[0] for title in columns))
         if len(titles) == 1:
@@ -261,18 +232,9 @@ def check_flips(clients: Clients, columns: Sequence[str] | None = None) -> None:
             f"a rate is of one column of 0 and 1, but {len(titles)} columns are features ({', '.join(titles)}); name "
             f"one of them, for example label_column={best!r} (--label-column {best})"
         )
-    features(clients.roster(), expect=1)
+    check_roster(clients.roster(), width=1)
     advice = "give one row for each trial, or a file of counts (successes, trials)"
     _refuse(clients, clients.x, _is_flip, "a Bernoulli sample is 0 or 1", advice)
-
-
-def check_regression(clients: Clients, family: Family) -> None:
-    """Numbers as features, a target for every row, and classes 0 and 1 where the model is logistic."""
-    check_targets(clients.roster(), family)
-    check_finite(clients)
-    if family == "logistic" and clients.y is not None:
-        advice = "name another target column, or make it 0 and 1"
-        _refuse(clients, clients.y, _is_flip, "logistic regression needs targets 0 and 1", advice)
 
 
 def folds(clients: Clients, seed: int | None) -> list[Samples]:
@@ -360,20 +322,3 @@ def block_of(clients: Clients) -> int:
     width = clients.x.shape[1:].numel()
     numbers = int(clients.size.max()) * width + width**2
     return max(16, min(4096, _BLOCK_NUMBERS // max(1, numbers)))
-
-
-def write_estimates(file: Path, samples: Samples, found: Estimates) -> None:
-    """A CSV file: client, samples, then coordinate by coordinate what it found alone, its estimate, the estimate's
-    standard error and its interval of 95 %."""
-    dim, clients = found.estimate.shape[1], samples.clients
-    columns: dict[str, Any] = {
-        "client": [clients.name(int(i)) for i in found.positions],
-        "samples": clients.size[found.positions].tolist(),
-    }
-    names = samples.columns or [str(k) for k in range(dim)]
-    low, high = found.interval()
-    every = {"local": found.local, "estimate": found.estimate, "standard_error": found.deviation}
-    for name, values in (every | {"low": low, "high": high}).items():
-        for k in range(dim):
-            columns[name if dim == 1 else f"{name}_{names[k]}"] = values[:, k].tolist()
-    pd.DataFrame(columns).to_csv(file, index=False)

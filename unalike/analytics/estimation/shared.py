@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol, get_args
 import torch
 from torch import Tensor
 
-from unalike.analytics.tables import bad_rows
+from unalike.analytics.reading import bad_rows
 from unalike.core.client import Client
 from unalike.core.federation import Federation
 from unalike.core.release import Each
@@ -30,7 +30,7 @@ AfterRound = Callable[[int], object]
 ABSURD = 1e12  # no coefficient or variance is so large: gradient descent has diverged
 _ADVICE = (
     "its rows hold NaN or infinite values, or, where only 0 and 1 are allowed, something else: correct or remove them "
-    "(check_finite, check_flips and check_regression in analytics/estimation/samples.py say which)"
+    "(check_rows in analytics/estimation/samples.py says which)"
 )
 
 
@@ -63,8 +63,7 @@ class Channel:
         if self.epsilon is not None:
             check_epsilon(self.epsilon)
             check_delta(self.delta)
-        if self.calibration not in get_args(Calibration):
-            raise EstimationError(f"calibration={self.calibration!r}; expected analytic or paper (--calibration)")
+        check_settings(self, calibration=Calibration)
         if self.epsilon is not None and self.calibration == "paper" and self.epsilon >= 1:
             raise EstimationError(
                 f"the paper's noise is proven for epsilon below 1, got {self.epsilon:g}; use the analytic one"
@@ -133,9 +132,9 @@ class Estimates(PriorFit):
     local: Tensor = field(kw_only=True)  # [clients, d]
     positions: Tensor = field(kw_only=True)  # [clients] in the federation: those that have an estimate
 
-    def interval(self, deviations: float = 1.96) -> tuple[Tensor, Tensor]:
-        """[clients, d] both ends of each estimate's interval, of 95 % by default."""
-        return self.estimate - deviations * self.deviation, self.estimate + deviations * self.deviation
+    def interval(self) -> tuple[Tensor, Tensor]:
+        """[clients, d] both ends of each estimate's interval of 95 %."""
+        return self.estimate - 1.96 * self.deviation, self.estimate + 1.96 * self.deviation
 
 
 @task
@@ -156,7 +155,7 @@ class Estimator(Protocol):
     @property
     def loss(self) -> str:
         """By which of ``samples.LOSSES`` its estimates are measured."""
-        ...
+        return self.kind
 
     def theory(self, federation: Federation, found: Estimates) -> dict[str, float]:
         """Errors that a theorem states for the prior that was used, by name."""
@@ -169,7 +168,7 @@ class Estimator(Protocol):
     def estimate(self, federation: Federation, after_round: AfterRound = ignore_round) -> Estimates:
         """``fit``, and what all clients keep from it: a simulation's own view, charged to nobody."""
         learned = self.fit(federation, after_round)
-        missing = torch.full((features(federation.roster),), torch.nan, dtype=torch.float64)  # then it does not answer
+        missing = torch.full(federation.roster.schema.shape, torch.nan, dtype=torch.float64)  # then it does not answer
         with federation.aside() as own:
             replies = own.everyone().ask(read_estimate, missing=missing)
         notes = [*learned.notes, *bad_rows(federation.failures, _ADVICE)]
@@ -187,45 +186,48 @@ def gain(error: float, baseline: float) -> float | None:
     return None if baseline == 0 else 1.0 - error / baseline
 
 
-# Checks of the roster and settings, before anything is asked; rows are checked where they are read (problem.py)
+# Checks of settings and the roster, before anything is asked; rows are checked where they are read (samples.py)
 
 
-def features(roster: Roster, expect: int | None = None) -> int:
-    """The number of features; refuses images and tokens, and another number than ``expect``."""
-    shape = roster.schema.shape
-    if len(shape) != 1 or (expect is not None and shape[0] != expect):
-        expected = "one column" if expect == 1 else "columns of numbers"
+def check_settings(
+    settings: object, *, positive: Sequence[str] = (), counts: Sequence[str] = (), **choices: object
+) -> None:
+    """Refuse a number that is not above 0 (None: not given), a count below 1, and what is none of a literal's values.
+
+    ``positive`` and ``counts`` name fields of the settings; ``choices`` are fields with their types.
+    """
+    for name in positive:
+        value = getattr(settings, name)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise EstimationError(f"{name} must be a number above 0, got {value:g}")
+    for name in counts:
+        if getattr(settings, name) < 1:
+            raise EstimationError(f"{name} must be at least 1, got {getattr(settings, name)}")
+    for name, kind in choices.items():
+        if getattr(settings, name) not in get_args(kind):
+            *others, last = map(repr, get_args(kind))
+            raise EstimationError(f"{name} must be {', '.join(others)} or {last}, got {getattr(settings, name)!r}")
+
+
+def check_roster(
+    roster: Roster, family: str | None = None, *, width: int | None = None, clients: int = 1, components: int = 1
+) -> int:
+    """The number of features. Refuses images and tokens, another number than ``width``, and fewer than ``clients``.
+
+    ``family``: of a regression, which needs targets. ``components``: of a mixture, each of which needs a client.
+    """
+    shape, count = roster.schema.shape, len(roster)
+    if len(shape) != 1 or (width is not None and shape[0] != width):
+        expected = "one column" if width == 1 else "columns of numbers"
         raise EstimationError(f"expected {expected} as features, but a sample has shape {shape}")
-    return shape[0]
-
-
-def check_clients(roster: Roster, least: int = 2, what: str = "learning a prior") -> int:
-    """How many clients there are, if there are enough."""
-    count = len(roster)
-    if count < least:
-        raise EstimationError(f"{what} needs at least {least} clients, got {count}; give more clients")
-    return count
-
-
-def check_positive(name: str, value: float | None) -> None:
-    """A deviation must be above zero."""
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise EstimationError(f"{name} must be a number above 0, got {value:g}")
-
-
-def check_components(components: int, clients: int) -> None:
-    """A mixture needs a client for every component."""
-    if components > clients:
+    if count < clients:
+        raise EstimationError(f"learning a prior needs at least {clients} clients, got {count}; give more clients")
+    if components > count:
         raise EstimationError(
-            f"{components} mixture components for {clients} clients; expected at most one for each client: "
-            "lower the number of components"
+            f"{components} mixture components for {count} clients; expected at most one for each client: lower the "
+            "number of components"
         )
-
-
-def check_targets(roster: Roster, family: str) -> None:
-    """Every client must have numbers as features, and targets to regress on: of a linear regression also numbers."""
-    features(roster)
-    if roster.schema.target == "none" or not bool(roster.labeled.all()):
+    if family is not None and (roster.schema.target == "none" or not bool(roster.labeled.all())):
         raise EstimationError("regression needs a target for every row; name its column (label_column), or y in an NPZ")
     if family == "linear" and roster.schema.target == "class":
         raise EstimationError(
@@ -233,3 +235,4 @@ def check_targets(roster: Roster, family: str) -> None:
             "numbers without task='classification', and read it by read_samples(data, 'linear'), or use logistic for "
             "two classes"
         )
+    return shape[0]

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from unalike.analytics.estimation.means import BernoulliRates, GaussianMeans
 from unalike.analytics.estimation.regression import OneForAll
 from unalike.analytics.estimation.samples import (
     Samples,
     block_of,
-    check_finite,
-    check_flips,
+    check_rows,
     flip_noise,
     folds,
     measure_error,
@@ -71,6 +71,20 @@ class EstimationResult:
             for name, error in self.errors.items()
             if name != "personal"
         }
+
+    def table(self) -> pd.DataFrame:
+        """A row for each client: samples, then coordinate by coordinate what it found alone, its estimate, the
+        estimate's standard error and its interval of 95 %."""
+        found, clients = self.estimates, self.samples.clients
+        low, high = found.interval()
+        every = {"local": found.local, "estimate": found.estimate, "standard_error": found.deviation}
+        names = self.samples.columns or [str(k) for k in range(found.estimate.shape[1])]
+        parts: dict[str, Any] = {"client": [clients.name(int(i)) for i in found.positions]}
+        parts["samples"] = clients.size[found.positions]
+        for what, values in (every | {"low": low, "high": high}).items():
+            for name, column in zip(names, values.T, strict=True):
+                parts[what if len(names) == 1 else f"{what}_{name}"] = column
+        return pd.DataFrame(parts)
 
     def values(self) -> dict[str, Any]:
         """All of it as plain values, for JSON."""
@@ -143,7 +157,7 @@ def estimate(
 def _federate(samples: Samples, federate: Federate, seed: int) -> Federation:
     """The clients' federation; rows that are here are checked first (elsewhere they have been)."""
     if len(samples.clients.x):
-        check_finite(samples.clients)
+        check_rows(samples.clients)
     return federate(samples.parts, seed=seed, block=block_of(samples.clients), threads=1)
 
 
@@ -207,7 +221,7 @@ def cross_validate(
     gain without that part: the gain in the error of p itself. Where samples have numbers as labels (a vote share beside
     the winner), ``against_label`` is the gain in the error against the left-out sample's label.
     """
-    check_flips(samples.clients)
+    check_rows(samples.clients, "flips")
     rows = []
     noise: float | None = None
     labels = samples.clients.y is not None and samples.clients.y.is_floating_point()

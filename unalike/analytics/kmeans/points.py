@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unalike.analytics.tables import coordinate_names
+from unalike.analytics.reading import Groups, coordinate_names, read_population
 from unalike.core.client import Clients
 from unalike.core.request import Part
-from unalike.data import DataError, Population, load, load_lazily
+from unalike.data import DataError, load
 from unalike.data.lazy import LazyPopulation
 
 _BLOCK_NUMBERS = 1 << 22  # of one block's largest array: it should stay in the processor's cache
-_PIECE = 1 << 14  # rows that are looked at together
 _CONSTANT = 1e-7  # a feature of the server data that varies less than this is left unscaled
 
 
@@ -75,45 +74,31 @@ class Points:
 
 
 def read_points(data: str, **how: Any) -> Points:
-    """Points by the name of a data set or from a file; ``points_in_pieces`` explains the arguments."""
-    population = load(data, **_options(**how))
-    return _points(population, [{"train": population.train}], **how)
+    """Points by the name of a data set or from a file; ``open_points`` explains the arguments."""
+    return open_points(data, **how)[0]
 
 
-def points_in_pieces(data: str, **how: Any) -> tuple[Points, ChosenRows]:
-    """The points with sizes, names and server data alone, and where to have the rows of some clients.
-
-    - ``clients``, ``seed`` and options of the source, as in ``unalike.data.load``.
-    - ``server``: a file of public points with the same features; or ``server_points`` rows are drawn from the clients
-      and are then public and nobody's; or there are ``none``. Else they come with the data set.
-    """
-    lazy = load_lazily(data, **_options(**how))
-    points = _points(lazy.facts, lazy.groups(_PIECE), **how)
-    if how.get("server_points") is None:
-        return points, lazy
-    return points, _Thinned(
-        lazy, points.clients, _draw_rows(lazy.facts.train, how["server_points"], how.get("seed", 0))
-    )
-
-
-def _options(server: Path | None = None, server_points: int | None = None, none: bool = False, **how: Any) -> Any:
-    """Those that are about reading; the server's points are not."""
-    return {"test": 0, "unseen": 0, "normalize": False, **how}
-
-
-def _points(
-    population: Population,
-    groups: Iterable[Mapping[Part, Clients]],
+def open_points(
+    data: str,
     *,
+    pieces: bool = False,
     server: Path | None = None,
     server_points: int | None = None,
     none: bool = False,
     clients: int | None = None,
     seed: int = 0,
+    standardize: bool = False,
     **options: Any,
-) -> Points:
-    """The points of a population, whose rows may come in groups of clients: they are looked at once."""
-    name, everyone = population.name, population.train
+) -> tuple[Points, ChosenRows | None]:
+    """The points; with ``pieces`` sizes, names and server data alone, and where to have the rows of some clients.
+
+    - ``clients``, ``seed`` and ``options`` of the source, as in ``unalike.data.load``.
+    - ``server``: a file of public points with the same features; or ``server_points`` rows are drawn from the clients
+      and are then public and nobody's; or there are ``none``. Else they come with the data set.
+    - ``standardize``: scale features by the server data.
+    """
+    population, groups, rows = read_population(data, pieces, clients=clients, seed=seed, **options)
+    name, everyone, columns = population.name, population.train, population.columns
     if population.kind != "features":
         raise DataError(f"{name}: k-means needs rows of features, but these are {population.kind} data")
     if none and (server is not None or server_points is not None):
@@ -122,22 +107,27 @@ def _points(
         raise DataError("the server data is either a file or drawn from the clients; give one of the two")
     drawn = None if server_points is None else _draw_rows(everyone, server_points, seed, name)
     public = _take_rows(name, groups, drawn)
+    chosen: ChosenRows | None = rows
     if none:
-        return Points(name, everyone, torch.zeros(0, everyone.x.shape[1]), population.columns)
-    if server is not None:
-        return Points(name, everyone, _server_file(server, options), population.columns)
-    if drawn is not None:
-        return Points(name, _remove_rows(everyone, drawn), public, population.columns)
-    if "server" not in population.shared:
+        points = Points(name, everyone, torch.zeros(0, everyone.x.shape[1]), columns)
+    elif server is not None:
+        of_nobody: dict[str, Any] = {"partition": "iid", "clients": 1, "test": 0, "unseen": 0, "normalize": False}
+        points = Points(name, everyone, load(server, **of_nobody, **options).train.x.to(torch.float32), columns)
+    elif drawn is not None:
+        points = Points(name, _remove_rows(everyone, drawn), public, columns)
+        chosen = None if rows is None else _Thinned(rows, points.clients, drawn)
+    elif "server" in population.shared:
+        points = Points(name, everyone, population.shared["server"].to(torch.float32))
+    else:
         raise DataError(
             f"{name}: there is no server data, in which FedDP-Init finds the first centres; give a file of "
             "public points with --server FILE, or with --server-points N make N random points of the clients public; "
             "or do without them: --ground packing"
         )
-    return Points(name, everyone, population.shared["server"].to(torch.float32))
+    return points.standardize() if standardize else points, chosen
 
 
-def _take_rows(name: str, groups: Iterable[Mapping[Part, Clients]], drawn: Tensor | None) -> Tensor:
+def _take_rows(name: str, groups: Groups, drawn: Tensor | None) -> Tensor:
     """The rows that are drawn; refuses points that are all the same."""
     first: Tensor | None = None
     alike, begin, found = True, 0, []
@@ -153,13 +143,7 @@ def _take_rows(name: str, groups: Iterable[Mapping[Part, Clients]], drawn: Tenso
     return torch.cat(found) if found else torch.zeros(0)
 
 
-def _server_file(path: Path, options: dict[str, Any]) -> Tensor:
-    """Points of a file; who they belong to does not matter."""
-    population = load(path, partition="iid", clients=1, test=0, unseen=0, normalize=False, **options)
-    return population.train.x.to(torch.float32)
-
-
-def _draw_rows(clients: Clients, count: int, seed: int, name: str = "") -> Tensor:
+def _draw_rows(clients: Clients, count: int, seed: int, name: str) -> Tensor:
     """[rows] which of the clients' rows become the server's, in the order of the clients."""
     total = int(clients.size.sum())
     if not 1 <= count < total:

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from unalike.analytics.mdm.steps import MOST_PRECISION, drop_empty, maximize, quantiles, stack, start_mixture
-from unalike.analytics.tables import bad_rows
+from unalike.analytics.reading import bad_rows
 from unalike.core.client import Client
 from unalike.core.federation import Cohort, Federation, Replies
 from unalike.core.release import Each, Release, Sum

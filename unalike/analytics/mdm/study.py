@@ -8,7 +8,7 @@ print(found.mixture, found.log_likelihood)
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -29,10 +29,9 @@ from unalike.analytics.mdm.counts import (
     true_mixture,
 )
 from unalike.analytics.mdm.privacy import NoisyHistograms, noise_for_budget
+from unalike.analytics.reading import read_population
 from unalike.core.client import Clients
 from unalike.core.federation import Federation
-from unalike.core.request import Part
-from unalike.data import load, load_lazily
 from unalike.data.partition.features import Feature, category_names, features_of
 from unalike.data.partition.histograms import read_counts
 from unalike.data.partition.mixture import MDMError, Mixture, relative_error
@@ -41,7 +40,6 @@ from unalike.privacy.ledger import Ledger
 from unalike.privacy.mechanisms import Gaussian
 
 Federate = Callable[..., Federation]  # where the clients live is the caller's choice: `unalike.simulate`
-_PIECE = 1 << 14  # rows that are counted together
 _BLOCK_NUMBERS = 1 << 24  # numbers that one block of clients may send
 
 
@@ -74,15 +72,8 @@ def read_histograms(
     They are of the label, or of the table's columns named by ``feature`` ("label" among them), jointly if there are
     several; ``bins`` says where those of a number begin.
     """
-    fixed: dict[str, Any] = {"normalize": False, "min_samples": 1, "test": 0.0, "unseen": 0.0}
-    fixed |= {"seed": seed, "partition": partition, "clients": clients}
-    groups: Iterable[Mapping[Part, Clients]]
-    if pieces:
-        lazy = load_lazily(data, **fixed, **options)
-        population, groups = lazy.facts, lazy.groups(_PIECE)
-    else:
-        population = load(data, **fixed, **options)
-        groups = [population.parts]
+    how = {"min_samples": 1, "seed": seed, "partition": partition, "clients": clients, **options}
+    population, groups, _ = read_population(data, pieces, **how)
     if feature:
         found = features_of(feature, bins, population.columns, _class_names(population))
         return _with_most(feature_histograms(population, found, groups), None, category_names(found), found)
