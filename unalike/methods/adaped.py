@@ -16,13 +16,10 @@ import torch
 from torch import Tensor
 
 from unalike.core.checks import at_least
-from unalike.core.client import Client
-from unalike.core.federation import Cohort, Federation, Models, QuorumError
-from unalike.core.method import State
-from unalike.core.model import Model
+from unalike.core.federation import QuorumError
 from unalike.core.release import Mean, Release
-from unalike.core.task import Sent, send, task
 from unalike.core.torch_internals import to_device_of
+from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, InTurns, Moves, divergence, scores, teacher_gradient
 from unalike.learn.schedules import Schedule

@@ -17,12 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from unalike.core.checks import at_least, one_of
-from unalike.core.client import Client
 from unalike.core.draws import Draws, key
-from unalike.core.federation import Cohort, Federation
-from unalike.core.method import State
-from unalike.core.model import Model
-from unalike.core.task import Sent, Task, send, task
+from unalike.core.vocabulary import Client, Cohort, Federation, Model, Sent, State, Task, send, task
 from unalike.methods import Presets
 from unalike.methods.generated import GeneratedModels
 from unalike.methods.pfedhn import PFedHN, rows_of

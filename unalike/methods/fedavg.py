@@ -7,13 +7,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from unalike.core.client import Client
-from unalike.core.federation import Cohort, Federation, Models
-from unalike.core.method import State
-from unalike.core.model import Model
 from unalike.core.release import SIZE, Release
 from unalike.core.roster import Declarations
-from unalike.core.task import Sent, send, task
+from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer

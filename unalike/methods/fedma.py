@@ -16,12 +16,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from unalike.core.checks import at_least
-from unalike.core.client import Client
-from unalike.core.federation import Cohort, Federation, Models, Replies, each
-from unalike.core.method import State
-from unalike.core.model import Model
 from unalike.core.release import Each, Mean, Release
-from unalike.core.task import Sent, send, task
+from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Replies, Sent, State, each, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Supervised
 from unalike.methods import Presets

@@ -13,13 +13,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from unalike.core.client import Client
-from unalike.core.federation import Cohort, Federation, Models
-from unalike.core.method import State
-from unalike.core.model import Model
 from unalike.core.release import Release
-from unalike.core.task import Sent, send, task
 from unalike.core.torch_internals import to_device_of
+from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Objective, Supervised
 from unalike.learn.schedules import Schedule

@@ -15,15 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from unalike.core.checks import at_least
-from unalike.core.client import Client
 from unalike.core.draws import key
 from unalike.core.dropout import dropout_from
-from unalike.core.federation import Cohort, Federation, Models
-from unalike.core.method import State
-from unalike.core.model import Model
 from unalike.core.release import Mean, Release, Sum
-from unalike.core.task import Sent, send, task
 from unalike.core.torch_internals import to_device_of
+from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Objective, Params, loss_of
 from unalike.learn.schedules import Schedule

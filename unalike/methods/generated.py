@@ -17,12 +17,8 @@ from torch import Tensor
 from torch.func import vjp
 
 from unalike.core.checks import one_of
-from unalike.core.client import Client
-from unalike.core.federation import Cohort, Federation, Replies, each
-from unalike.core.method import State
-from unalike.core.model import Model
 from unalike.core.release import Each, Mean, Release
-from unalike.core.task import Task
+from unalike.core.vocabulary import Client, Cohort, Federation, Model, Replies, State, Task, each
 from unalike.learn.local import LocalSGD
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.newcomers import NOBODY

@@ -14,12 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from unalike.core.client import Client
-from unalike.core.federation import Cohort, Federation, Models
-from unalike.core.method import State
-from unalike.core.model import Model
 from unalike.core.release import SIZE, Release
-from unalike.core.task import Sent, send, task
+from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.schedules import Schedule
 from unalike.methods import Presets

@@ -9,12 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from unalike.core.client import Client
-from unalike.core.federation import Cohort, Federation
-from unalike.core.method import State
-from unalike.core.model import Model
 from unalike.core.release import SIZE, Release
-from unalike.core.task import Sent, send, task
+from unalike.core.vocabulary import Client, Cohort, Federation, Model, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Supervised
 from unalike.learn.schedules import Schedule

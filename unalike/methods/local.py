@@ -10,12 +10,8 @@ import torch
 from torch import Tensor
 
 from unalike.core.checks import at_least
-from unalike.core.client import Client
-from unalike.core.federation import Cohort, Federation, Models
-from unalike.core.method import State
-from unalike.core.model import Model
-from unalike.core.task import Sent, send, task
 from unalike.core.torch_internals import to_device_of
+from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.methods import Presets
 from unalike.methods.averaging import ONE_PASS

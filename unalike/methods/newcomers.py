@@ -10,11 +10,7 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from unalike.core.client import Client
-from unalike.core.federation import Cohort, Models, Replies
-from unalike.core.method import State
-from unalike.core.model import Model
-from unalike.core.task import Sent, Task, send, task
+from unalike.core.vocabulary import Client, Cohort, Model, Models, Replies, Sent, State, Task, send, task
 from unalike.learn.objective import Batch, Objective, Params, divergence, expected, loss_of, scores, target
 from unalike.privacy.sampling import Poisson
 

@@ -16,13 +16,9 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from unalike.core.checks import at_least
-from unalike.core.client import Client
 from unalike.core.draws import Draws, key
-from unalike.core.federation import Cohort, Federation, each
-from unalike.core.method import State
-from unalike.core.model import Model
 from unalike.core.release import Mean, Release
-from unalike.core.task import Sent, send, task
+from unalike.core.vocabulary import Client, Cohort, Federation, Model, Sent, State, each, send, task
 from unalike.methods import Presets
 from unalike.methods.generated import ClientDescriptors, GeneratedModels, calibrate
 from unalike.methods.pfedhn import PFedHN, no_ids, only_rows, rows_of, with_ids

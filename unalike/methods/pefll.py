@@ -17,13 +17,9 @@ from torch import Tensor
 from torch.func import vjp
 
 from unalike.core.checks import above, at_least, one_of
-from unalike.core.client import Client
 from unalike.core.draws import Draws
-from unalike.core.federation import Cohort, Federation, Models, each
-from unalike.core.method import State
-from unalike.core.model import Model
 from unalike.core.release import Release
-from unalike.core.task import Sent, send, task
+from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, each, send, task
 from unalike.learn.objective import Batch, Objective, Params, Supervised
 from unalike.methods import Presets
 from unalike.methods.generated import ClientDescriptors, GeneratedModels, calibrate

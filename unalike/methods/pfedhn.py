@@ -13,11 +13,8 @@ import torch
 from torch import Tensor
 
 from unalike.core.checks import at_least
-from unalike.core.client import Client
 from unalike.core.draws import Draws, key
-from unalike.core.federation import Cohort, Federation
-from unalike.core.method import State
-from unalike.core.task import Sent, send, task
+from unalike.core.vocabulary import Client, Cohort, Federation, Sent, State, send, task
 from unalike.learn.server import ServerOptimizer
 from unalike.methods import Presets
 from unalike.methods.generated import GeneratedModels

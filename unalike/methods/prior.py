@@ -17,12 +17,8 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from unalike.core.checks import above, at_least, one_of
-from unalike.core.client import Client
-from unalike.core.federation import Cohort, Federation, Models
-from unalike.core.method import State
-from unalike.core.model import Model
 from unalike.core.release import Release
-from unalike.core.task import Sent, send, task
+from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, InTurns, Moves, Supervised
 from unalike.learn.schedules import Schedule

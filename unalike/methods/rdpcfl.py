@@ -18,13 +18,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from unalike.core.checks import at_least
-from unalike.core.client import Client
-from unalike.core.federation import Cohort, Federation, Models, each
-from unalike.core.method import State
-from unalike.core.model import Model
 from unalike.core.release import Each, Release
 from unalike.core.roster import Declarations
-from unalike.core.task import Sent, send, task
+from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, each, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import loss_of
 from unalike.learn.schedules import Schedule

@@ -14,13 +14,9 @@ import torch
 from torch import Tensor
 
 from unalike.core.checks import at_least
-from unalike.core.client import Client
-from unalike.core.federation import Cohort, Federation, Models
-from unalike.core.method import State
-from unalike.core.model import Model
 from unalike.core.release import Each, Release
 from unalike.core.roster import Declarations
-from unalike.core.task import Sent, send, task
+from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.robust_pca import robust_pca
 from unalike.learn.schedules import Schedule

@@ -21,13 +21,9 @@ import torch
 from torch import Tensor
 
 from unalike.core.checks import at_least
-from unalike.core.client import Client
-from unalike.core.federation import Cohort, Federation, Models, Replies, each
-from unalike.core.method import State
-from unalike.core.model import Model
 from unalike.core.release import SIZE, Mean, Release
 from unalike.core.roster import Declarations
-from unalike.core.task import Sent, send, task
+from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Replies, Sent, State, each, send, task
 from unalike.learn.anderson import Anderson, client_weights, next_point, pushed
 from unalike.learn.local import LocalSGD
 from unalike.learn.schedules import Schedule
