@@ -1,7 +1,4 @@
-"""AdaPeD, adaptive personalization via distillation, with local fine-tuning and with client-level privacy.
-
-Ozkara, Girgis, Data and Diggavi (P3): §3.4 and Algorithm 5, §6.2.2 and Algorithm 6, §3.5 (DP-AdaPeD).
-"""
+"""AdaPeD, adaptive personalization via distillation (Ozkara, Girgis, Data and Diggavi; P3 §3.4, §3.5, §6.2.2)."""
 
 from __future__ import annotations
 
@@ -18,14 +15,14 @@ from torch import Tensor
 from unalike.core.checks import at_least
 from unalike.core.federation import QuorumError
 from unalike.core.release import Mean, Release
-from unalike.core.torch_internals import to_device_of
-from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
+from unalike.core.vocabulary import Client, Cohort, Federation, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, InTurns, Moves, divergence, scores, teacher_gradient
 from unalike.learn.schedules import Schedule
 from unalike.methods import Presets
 from unalike.methods.averaging import ProtectedMean
-from unalike.methods.newcomers import NOBODY, PersonalModels, distillation_loss, student_gradient, with_answered
+from unalike.methods.distillation import distillation_loss, student_gradient
+from unalike.methods.newcomers import NOBODY, PersonalModels, kept_or, one_rate, with_answered
 from unalike.privacy import Gaussian
 from unalike.privacy.mechanisms import clip as clipped
 from unalike.privacy.sampling import Poisson
@@ -33,16 +30,14 @@ from unalike.privacy.sampling import Poisson
 
 @dataclass(frozen=True)
 class AdaPeD(ProtectedMean, PersonalModels):
-    """Every client has a model θ of its own; a common model μ teaches it, as much as ψ says (Ozkara et al. Alg. 5).
+    """Every client has a model θ of its own; a common model μ teaches it, as much as ψ says (P3 Alg. 5).
 
     A client's loss is f(θ) + ½·log 2ψ + KD(θ, μ)/2ψ with KD = KL(p_μ ‖ p_θ), means over a batch. In each of the τ local
     steps θ moves, then μ at the new θ, then ψ at both. θ stays; the server averages what became of μ and ψ.
     ``local`` has τ, the batch and η₁; ``mu_lr`` is η₂ (none: as η₁), ``psi_lr`` η₃, ``psi`` the first ψ, ``least_psi``
     its floor. With ``train_unsampled``, clients that are not sampled go on training θ with μ and ψ as last received
-    (Alg. 6), for at most ``most_rounds_alone`` rounds in succession (§6.2.2).
-
-    The other fields are those of ``ProtectedMean`` and ``PersonalModels``; a newcomer starts from μ and trains with μ
-    and ψ fixed.
+    (Alg. 6), for at most ``most_rounds_alone`` rounds in succession (§6.2.2). A newcomer starts from μ and trains with
+    μ and ψ fixed. The other fields are those of ``ProtectedMean`` and ``PersonalModels``.
 
     With ``noise`` (DP-AdaPeD) the cohort is a Poisson sample, and the whole change of (μ, ψ) is clipped to ``clip`` and
     noised once. ``noisy_steps`` clips and noises each step instead, as the paper does: "apart" (∇μ to ``clip``, ∂ψ to
@@ -53,7 +48,6 @@ class AdaPeD(ProtectedMean, PersonalModels):
     is reported as ``theorem_7_epsilon``.
     """
 
-    model: Model
     cohort: int | float = 10
     local: LocalSGD = field(default_factory=lambda: LocalSGD(steps=10, batch=1 / 60, lr=0.1, weight_decay=1e-4))
     mu_lr: float | None = None
@@ -69,12 +63,12 @@ class AdaPeD(ProtectedMean, PersonalModels):
     presets: ClassVar[Presets] = {"paper": {}, "ozkara2022": {}}  # the defaults are those of P3 §4.1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.check_privacy(self.local)
         if not 0 < self.least_psi <= self.psi:
             raise ValueError(f"psi={self.psi}, least_psi={self.least_psi}; expected 0 < least_psi <= psi")
-        at_least(self, mu_lr=0, psi_lr=0, newcomer_rounds=0, most_rounds_alone=0)
-        if not isinstance(self.local.lr, float | int):
-            raise ValueError(f"local.lr={self.local.lr}; expected θ's rate alone: μ's is mu_lr and ψ's psi_lr")
+        at_least(self, mu_lr=0, psi_lr=0, most_rounds_alone=0)
+        _ = self._alternating
         if self.noisy_steps is not None:
             if not isinstance(self.noise, Gaussian) or self.clip is None:
                 raise ValueError("noisy_steps says where a private run has its noise: set clip and Gaussian noise, too")
@@ -82,19 +76,13 @@ class AdaPeD(ProtectedMean, PersonalModels):
                 raise ValueError(
                     "noisy_steps bounds a sum of steps: set local.steps, and leave local.momentum and local.clip out"
                 )
-        _ = self.first  # made here, because a vectorised task must not draw initial values
-
-    @cached_property
-    def first(self) -> Tensor:
-        """θ and μ before the first round."""
-        return self.model.init(self.agreed_seed)
 
     # The clients' side
 
     @task
     def fit(self, client: Client, mu: Tensor, psi: Tensor, rate: Tensor, jitter: Tensor | None = None) -> Sent:
         """τ steps (Alg. 5, lines 9-15); sends the change of μ and ψ as one vector."""
-        start = {"theta": self._theta(client), "mu": mu, "psi": psi}
+        start = {"theta": kept_or(client, self.first), "mu": mu, "psi": psi}
         protect: Callable[..., dict[str, Tensor]] = dict
         if jitter is not None:
             start |= {"mu_sum": torch.zeros_like(mu), "psi_sum": torch.zeros_like(psi)}
@@ -131,9 +119,9 @@ class AdaPeD(ProtectedMean, PersonalModels):
         In a private run θ stays where it would not be finite: the server is told of tasks that fail, and that this one
         ran at all says that its client was not sampled.
         """
-        mu = client.kept.get("mu", to_device_of(self.first, client.n))
-        psi = client.kept.get("psi", to_device_of(torch.tensor(self.psi), client.n))
-        before = self._theta(client)
+        mu = kept_or(client, self.first, "mu")
+        psi = kept_or(client, torch.tensor(self.psi), "psi")
+        before = kept_or(client, self.first)
         theta = self.local(distillation_loss(self.model, mu, _mix(psi)), before, client, rate=rate)
         if self.most_rounds_alone is not None:
             alone = client.kept.get("alone", torch.zeros_like(client.n))
@@ -145,10 +133,8 @@ class AdaPeD(ProtectedMean, PersonalModels):
     @task
     def join(self, client: Client, mu: Tensor, psi: Tensor) -> Sent:
         """The personal model of a newcomer; a client that has one keeps it."""
-        local = self.local.repeat(self.newcomer_rounds)
-        return send(
-            keep={"theta": client.kept.get("theta", local(distillation_loss(self.model, mu, _mix(psi)), mu, client))}
-        )
+        trained = self.local.repeat(self.newcomer_rounds)(distillation_loss(self.model, mu, _mix(psi)), mu, client)
+        return send(keep={"theta": client.kept.get("theta", trained)})
 
     def _moves(self, protect: Callable[..., dict[str, Tensor]], params: dict[str, Tensor], batch: Batch) -> Moves:
         """One step: the forward pass of μ serves θ and μ, that of the new θ serves μ and ψ."""
@@ -186,13 +172,12 @@ class AdaPeD(ProtectedMean, PersonalModels):
     @cached_property
     def _alternating(self) -> LocalSGD:
         """The local steps with a rate for each part; what is summed up for the server is not scaled."""
-        assert isinstance(self.local.lr, float | int)
-        return replace(self.local, lr={"theta": self.local.lr, **self._rates, "mu_sum": 1.0, "psi_sum": 1.0})
+        lr = one_rate(self.local, "θ's: μ has mu_lr and ψ has psi_lr")
+        return replace(self.local, lr={"theta": lr, **self._rates, "mu_sum": 1.0, "psi_sum": 1.0})
 
     @property
     def _rates(self) -> dict[str, float]:
-        assert isinstance(self.local.lr, float | int)
-        return {"mu": self.local.lr if self.mu_lr is None else self.mu_lr, "psi": self.psi_lr}
+        return {"mu": one_rate(self.local) if self.mu_lr is None else self.mu_lr, "psi": self.psi_lr}
 
     @property
     def _bounds(self) -> dict[str, float]:
@@ -204,9 +189,6 @@ class AdaPeD(ProtectedMean, PersonalModels):
     def _sum_bound(self) -> float:
         """How long the sum of τ steps is at most, each part in units of its clip."""
         return (self.local.steps or 0) * (math.sqrt(2) if self.noisy_steps == "apart" else 1.0)
-
-    def _theta(self, client: Client) -> Tensor:
-        return client.kept.get("theta", to_device_of(self.first, client.n))
 
     # The server's side
 

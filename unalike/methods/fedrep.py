@@ -1,8 +1,4 @@
-"""FedRep: one representation for all, and a head for each.
-
-Collins, Hassani, Mokhtari and Shakkottai, *Exploiting shared representations for personalized federated learning*, ICML
-2021, Algorithm 1. Symbols: φ the body, which all share, h_i the head, which stays at client i.
-"""
+"""FedRep (Collins, Hassani, Mokhtari and Shakkottai, ICML 2021, Algorithm 1): φ is the body, h_i the head of client i."""
 
 from __future__ import annotations
 
@@ -14,25 +10,23 @@ import torch
 from torch import Tensor
 
 from unalike.core.release import Release
-from unalike.core.torch_internals import to_device_of
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Objective, Supervised
 from unalike.learn.schedules import Schedule
 from unalike.methods import Presets
 from unalike.methods.averaging import Averaging
-from unalike.methods.newcomers import NOBODY, newcomers, with_answered
+from unalike.methods.newcomers import NOBODY, kept_or, newcomers, with_answered
 
 
 @dataclass(frozen=True)
 class FedRep(Averaging):
     """A client trains its head on the body that it got, then the body under the new head, and sends the body alone.
 
-    ``head``: how many of the model's last tensors are the head; 2 is a last layer with its bias. 0 is FedAvg, and all
-    of them is local training. ``local_head`` trains the head (5 epochs, as in Scott, 2026), ``local`` the body. The
-    first head is drawn from ``agreed_seed``, so no head ever travels. A newcomer, or a client that was never asked,
-    trains a head on the final body by ``newcomer`` (Scott, 2026: 20 epochs) when it wants a model. Updates count the
-    same, as in the paper.
+    ``head``: how many of the model's last tensors are the head; 2 is a last layer with its bias, 0 is FedAvg, and all
+    of them is local training. ``local_head`` trains the head, ``local`` the body. The first head is drawn from
+    ``agreed_seed``, so no head ever travels. A newcomer, or a client that was never asked, trains a head on the final
+    body by ``newcomer`` when it wants a model. Updates count the same.
     """
 
     model: Model
@@ -75,7 +69,7 @@ class FedRep(Averaging):
     @task
     def fit(self, client: Client, body: Tensor, rate: Tensor) -> Sent:
         """Head first, then body (Alg. 1, lines 8-13); the head is kept, the change of the body is sent."""
-        head = client.kept.get("head", to_device_of(self.first_head, client.n))
+        head = kept_or(client, self.first_head, "head")
         loss = torch.zeros((), device=client.n.device)
         if self.head:
             head, loss = self.local_head.train(self._under(body), head, client, rate=rate)
@@ -92,12 +86,12 @@ class FedRep(Averaging):
     @task
     def join(self, client: Client, body: Tensor) -> Sent:
         """A first head on the final body; a client that has a head keeps it."""
-        made = self.newcomer(self._under(body), to_device_of(self.first_head, client.n), client)
-        return send(keep={"head": client.kept.get("head", made)})
+        head = kept_or(client, self.first_head, "head")
+        return send(keep={"head": client.kept.get("head", self.newcomer(self._under(body), head, client))})
 
     @task(stays="theta")
     def personal_model(self, client: Client, body: Tensor) -> Sent:
-        return send(theta=torch.cat([body, client.kept.get("head", to_device_of(self.first_head, client.n))]))
+        return send(theta=torch.cat([body, kept_or(client, self.first_head, "head")]))
 
     def _under(self, body: Tensor) -> Objective:
         """The loss of a head on this body."""

@@ -1,37 +1,31 @@
-"""Federated mutual learning: a private model and a shared one that teach each other (Shen et al., 2020)."""
+"""FML, federated mutual learning (Shen et al., 2020)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import ClassVar
 
 from torch import Tensor
 
-from unalike.core.checks import at_least
 from unalike.core.release import SIZE, Release
-from unalike.core.torch_internals import to_device_of
-from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
+from unalike.core.vocabulary import Client, Cohort, Federation, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Params, divergence, loss_of, scores
 from unalike.learn.schedules import Schedule
 from unalike.methods import Presets, ozkara2022
 from unalike.methods.averaging import Averaging
-from unalike.methods.newcomers import NOBODY, PersonalModels, with_answered
+from unalike.methods.newcomers import NOBODY, PersonalModels, kept_or, with_answered
 
 
 @dataclass(frozen=True)
 class FML(Averaging, PersonalModels):
-    """Every client trains a private model, which stays, and a copy of the common "meme" model, which is averaged.
+    """Every client trains a private model, which stays, and a copy of the common "meme", which is averaged by sizes.
 
     The private model's loss is α·f + (1 − α)·KL(p_meme ‖ p_private), the meme's β·f + (1 − β)·KL(p_private ‖ p_meme);
-    both move at once, and neither loss reaches the other's parameters. Memes are weighted by declared sizes, as in
-    FedAvg. Here both models have one architecture and start alike, from ``agreed_seed``.
-
-    The other fields are those of ``Averaging`` and ``PersonalModels``; a newcomer starts from the meme and trains both.
+    both move at once, and neither loss reaches the other's parameters. Here both have one architecture and start alike.
+    A newcomer starts from the meme and trains both. The other fields are those of ``Averaging`` and ``PersonalModels``.
     """
 
-    model: Model
     cohort: int | float = 10
     local: LocalSGD = field(default_factory=lambda: LocalSGD(epochs=5, lr=0.01, momentum=0.9))
     alpha: float = 0.5
@@ -43,22 +37,16 @@ class FML(Averaging, PersonalModels):
     }
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.check_privacy(self.local)
         for name in ("alpha", "beta"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)}; expected at least 0 and at most 1")
-        at_least(self, newcomer_rounds=0)
-        _ = self.first  # made here, because a vectorised task must not draw initial values
-
-    @cached_property
-    def first(self) -> Tensor:
-        """All models before the first round."""
-        return self.model.init(self.agreed_seed)
 
     @task
     def fit(self, client: Client, meme: Tensor, rate: Tensor) -> Sent:
         """Mutual training; sends the change of the meme."""
-        start = {"private": client.kept.get("theta", to_device_of(self.first, client.n)), "meme": meme}
+        start: Params = {"private": kept_or(client, self.first), "meme": meme}
         after, loss = self.local.minimise(self._loss, start, client, labels=True, rate=rate)
         assert isinstance(after, dict)
         return send(update=after["meme"] - meme, loss=loss, keep={"theta": after["private"]})

@@ -10,23 +10,20 @@ import torch
 from torch import Tensor
 
 from unalike.core.checks import at_least
-from unalike.core.torch_internals import to_device_of
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.methods import Presets
 from unalike.methods.averaging import ONE_PASS
+from unalike.methods.newcomers import NOBODY, kept_or
 
 
 @dataclass(frozen=True)
 class Local:
-    """No federation at all: every client trains a model of its own, which never leaves it.
+    """No federation at all: every client trains a model of its own, from ``agreed_seed``, and sends nothing.
 
-    All have the same budget. A round is one call of ``local`` at every client with labels. A newcomer, or a client that
-    missed a round, makes up for what it lacks when it wants a model. The first parameters come from ``agreed_seed``,
-    which all clients know, so nothing is sent at all.
-
-    ``calls``: the number of calls in all, however many rounds there are. A training client stops there, and a newcomer
-    makes as many. ``--preset paper`` has 200 calls of an epoch each for both (Scott, 2026, §4.4).
+    A round is one call of ``local`` at every client with labels. A newcomer, or a client that missed a round, makes up
+    for what it lacks when it wants a model. With ``calls`` all clients, newcomers too, make so many calls, however many
+    rounds there are.
     """
 
     model: Model
@@ -52,19 +49,14 @@ class Local:
 
     @task
     def fit(self, client: Client) -> Sent:
-        return send(keep={"theta": self.local(self.model, self._theta(client), client)})
+        return send(keep={"theta": self.local(self.model, kept_or(client, self.first), client)})
 
     @task(stays="theta")
     def personal_model(self, client: Client) -> Sent:
-        return send(theta=self._theta(client))
-
-    def _theta(self, client: Client) -> Tensor:
-        """The client's parameters so far."""
-        return client.kept.get("theta", to_device_of(self.first, client.n))
+        return send(theta=kept_or(client, self.first))
 
     def start(self, seed: int) -> State:
-        none = torch.zeros(0, dtype=torch.int64)
-        return State(rounds=torch.zeros((), dtype=torch.int64), ids=none, calls=none)
+        return State(rounds=torch.zeros((), dtype=torch.int64), ids=NOBODY, calls=NOBODY)
 
     def round(self, state: State, federation: Federation) -> State:
         if self.calls is not None and int(state.rounds) >= self.calls:

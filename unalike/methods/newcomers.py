@@ -1,23 +1,36 @@
-"""Clients that keep a model of their own: who has one, how a newcomer gets one, and how a common model teaches it."""
+"""Clients that keep a model of their own: who has one, and how a newcomer gets one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.func import vjp
 
+from unalike.core.checks import at_least
+from unalike.core.torch_internals import to_device_of
 from unalike.core.vocabulary import Client, Cohort, Model, Models, Replies, Sent, State, Task, send, task
-from unalike.learn.objective import Batch, Objective, Params, divergence, expected, loss_of, scores, target
+from unalike.learn.local import LocalSGD
 from unalike.privacy.sampling import Poisson
 
 NOBODY = torch.zeros(0, dtype=torch.int64)  # the first ``ids``
 
 
-@dataclass(frozen=True, kw_only=True)
+def kept_or(client: Client, first: Tensor, name: str = "theta") -> Tensor:
+    """What the client keeps under a name, at first what all begin with."""
+    return client.kept.get(name, to_device_of(first, client.n))
+
+
+def one_rate(local: LocalSGD, others: str = "as there is one model to train") -> float:
+    """The rate of local training; several, for parts by name, are refused."""
+    if not isinstance(local.lr, float | int):
+        raise ValueError(f"local.lr={local.lr}; expected one rate, {others}")
+    return local.lr
+
+
+@dataclass(frozen=True)
 class PersonalModels:
     """Every client keeps a model θ of its own; a newcomer trains one, starting from what all have in common.
 
@@ -26,9 +39,20 @@ class PersonalModels:
     - ``agreed_seed``: everybody knows it and draws the first models from it, so these are never sent.
     """
 
+    model: Model
+    _: KW_ONLY
     newcomer_rounds: int = 1
     agreed_seed: int = 0
     serves_unlabeled: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        at_least(self, newcomer_rounds=0)
+        _ = self.first  # made here, because a vectorised task must not draw initial values
+
+    @cached_property
+    def first(self) -> Tensor:
+        """All models before the first round."""
+        return self.model.init(self.agreed_seed)
 
     @task(stays="theta")
     def recall(self, client: Client, common: Tensor) -> Sent:
@@ -55,32 +79,3 @@ def newcomers(state: State, cohort: Cohort) -> Cohort:
     federation = cohort.federation
     labeled = federation.roster.labeled[cohort.positions] & federation.labels
     return cohort.only((labeled & ~torch.isin(cohort.ids, state.ids)).nonzero().flatten())
-
-
-# Distillation: a student learns from its labels and from a teacher; ``mix`` weighs the two
-
-
-def distillation_loss(model: Model, teacher: Tensor, mix: Callable[[Tensor, Tensor], Tensor]) -> Objective:
-    """The student's loss, the teacher fixed: the mix of its own loss and KL(p_teacher ‖ p_student)."""
-
-    def objective(student: Params, batch: Batch) -> Tensor:
-        assert isinstance(student, Tensor) and batch.y is not None
-        of_student, of_teacher = (scores(model(one, batch.x), batch.y) for one in (student, teacher))
-        return batch.mean(mix(loss_of(of_student, batch.y), divergence(of_teacher, of_student, batch.y)))
-
-    return objective
-
-
-def student_gradient(
-    model: Model, student: Tensor, teacher: Tensor, batch: Batch, mix: Callable[[Tensor, Tensor], Tensor]
-) -> tuple[Tensor, Tensor, Tensor, Callable[[Tensor], tuple[Tensor]]]:
-    """The gradient of ``distillation_loss``, the student's own loss, and the teacher's scores with their pullback."""
-    x, y = batch.x, batch.y
-    assert y is not None
-    outputs, pull_teacher = vjp(lambda theta: model(theta, x), teacher)[:2]
-    of_teacher = scores(outputs, y)
-    outputs, pull_student = vjp(lambda theta: model(theta, x), student)[:2]
-    of_student = scores(outputs, y)
-    q, p = expected(of_student, y), expected(of_teacher, y)
-    gradient = pull_student(batch.mean_gradient(mix(q - target(of_student, y), q - p)))[0]
-    return gradient, batch.mean(loss_of(of_student, y)), of_teacher, pull_teacher

@@ -18,12 +18,12 @@ from torch.func import grad_and_value
 
 from unalike.core.checks import above, at_least, one_of
 from unalike.core.release import Release
-from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
+from unalike.core.vocabulary import Client, Cohort, Federation, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, InTurns, Moves, Supervised
 from unalike.learn.schedules import Schedule
 from unalike.methods.averaging import ProtectedMean
-from unalike.methods.newcomers import NOBODY, PersonalModels, with_answered
+from unalike.methods.newcomers import NOBODY, PersonalModels, one_rate, with_answered
 
 _EMPTY = 1e-3  # a component with a smaller share of the cohort stays as it is
 
@@ -44,21 +44,16 @@ class LearnedPrior(ProtectedMean, PersonalModels):
     The paper clusters the models themselves (Algorithm 4), for which the server would have to see them; and (22) prints
     the mixture's R without its minus sign.
 
-    The best joint σ or b is 0, with all models alike, so ``floor`` is their least; ``scale`` is their first.
-
     Where σ is small and rows are few, R/n is far steeper than f, and the paper's gradient step at a rate η that suits f
     overshoots the prior's centre by more in every step. So the rate is at most 1/λ, with λ = strength/n · Σ_l r_l/σ_l²
     the curvature of R/n at responsibilities r (momentum comes on top); minima of f + R/n stay where they are. The
     Laplace prior's pull takes a coordinate to μ and not beyond, so R is rounded off within η·strength/(n·b) of μ.
 
-    A prior with a known covariance between clients, which is multi-task learning (§3.6), is ``mr-mtl`` where all pairs
-    of clients are equally close. For any other covariance the server would have to see every client's model.
-
-    ``strength`` multiplies R; 1 is (12). The other fields are those of ``ProtectedMean`` and ``PersonalModels``; a
-    newcomer starts from the mean centre.
+    ``strength`` multiplies R; 1 is (12). ``scale`` is the first σ or b and ``floor`` the least: the best joint one is
+    0, with all models alike. A newcomer starts from the mean centre. The other fields are those of ``ProtectedMean``
+    and ``PersonalModels``. For a prior with a covariance between clients (§3.6) see ``mr-mtl``.
     """
 
-    model: Model
     cohort: int | float = 10
     local: LocalSGD = field(default_factory=LocalSGD)
     prior: Literal["gaussian", "laplace", "mixture"] = "mixture"
@@ -69,13 +64,12 @@ class LearnedPrior(ProtectedMean, PersonalModels):
     schedule: Schedule = field(default_factory=Schedule)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.check_privacy(self.local)
         one_of(self, "prior")
-        at_least(self, components=1, newcomer_rounds=0)
+        at_least(self, components=1)
         above(self, strength=0, scale=0, floor=0)
-        if not isinstance(self.local.lr, float | int):
-            raise ValueError(f"local.lr={self.local.lr}; expected one rate, as there is one model to train")
-        _ = self.first  # made here, because a vectorised task must not draw initial values
+        one_rate(self.local)
 
     @cached_property
     def first(self) -> Tensor:
@@ -99,8 +93,7 @@ class LearnedPrior(ProtectedMean, PersonalModels):
         self, client: Client, start: Tensor, gamma: dict[str, Tensor], local: LocalSGD, rate: Tensor | float = 1.0
     ) -> tuple[Tensor, Tensor]:
         """The client's model after local steps on its loss plus R/n, and the mean of both."""
-        assert isinstance(local.lr, float | int)
-        share, eta = self.strength / client.n.clamp(min=1), torch.as_tensor(local.lr * rate)
+        share, eta = self.strength / client.n.clamp(min=1), torch.as_tensor(one_rate(local) * rate)
         of_data = grad_and_value(Supervised(self.model))
 
         def moves(params: dict[str, Tensor], batch: Batch) -> Moves:

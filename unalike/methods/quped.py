@@ -1,4 +1,4 @@
-"""QuPeD in full precision: personalization via distillation, with a fixed weight (Ozkara et al., NeurIPS 2021)."""
+"""QuPeD (Ozkara et al., NeurIPS 2021, Algorithm 2) in full precision."""
 
 from __future__ import annotations
 
@@ -10,28 +10,26 @@ from torch import Tensor
 
 from unalike.core.checks import at_least
 from unalike.core.release import Release
-from unalike.core.torch_internals import to_device_of
-from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
+from unalike.core.vocabulary import Client, Cohort, Federation, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
-from unalike.learn.objective import Batch, InTurns, Moves, scores, teacher_gradient
+from unalike.learn.objective import Batch, InTurns, Moves, Params, scores, teacher_gradient
 from unalike.learn.schedules import Schedule
 from unalike.methods import Presets
 from unalike.methods.averaging import Averaging
-from unalike.methods.newcomers import NOBODY, PersonalModels, distillation_loss, student_gradient, with_answered
+from unalike.methods.distillation import distillation_loss, student_gradient
+from unalike.methods.newcomers import NOBODY, PersonalModels, kept_or, one_rate, with_answered
 
 
 @dataclass(frozen=True)
 class QuPeD(Averaging, PersonalModels):
-    """Every client has a model x of its own, which a common model w teaches (QuPeD, Alg. 2, without its quantization).
+    """Every client has a model x of its own, which a common model w teaches; nothing is quantized.
 
     A client's loss is (1 − λp)·f(x) + λp·KL(p_w ‖ p_x). In each local step x moves, then its copy of w at the new x, by
     the distillation alone. x stays; the server averages what became of w. ``weight`` is λp, ``w_lr`` the rate of w
-    (none: as that of x). Settings are those of Ozkara et al. §4.1.
-
-    The other fields are those of ``Averaging`` and ``PersonalModels``; a newcomer starts from w, which stays as it is.
+    (none: as that of x). A newcomer starts from w, which stays as it is. The other fields are those of ``Averaging``
+    and ``PersonalModels``.
     """
 
-    model: Model
     cohort: int | float = 10
     local: LocalSGD = field(default_factory=lambda: LocalSGD(steps=10, batch=1 / 60, lr=0.1, weight_decay=1e-4))
     weight: float = 0.25
@@ -41,29 +39,22 @@ class QuPeD(Averaging, PersonalModels):
     presets: ClassVar[Presets] = {"paper": {}, "ozkara2022": {}}  # the defaults are those of P3 §4.1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.check_privacy(self.local)
         if not 0 <= self.weight < 1:
             raise ValueError(f"weight={self.weight} (λp); expected at least 0 and below 1")
-        at_least(self, w_lr=0, newcomer_rounds=0)
-        if not isinstance(self.local.lr, float | int):
-            raise ValueError(f"local.lr={self.local.lr}; expected the rate of x alone: that of w is w_lr")
-        _ = self.first  # made here, because a vectorised task must not draw initial values
-
-    @cached_property
-    def first(self) -> Tensor:
-        """All models before the first round."""
-        return self.model.init(self.agreed_seed)
+        at_least(self, w_lr=0)
+        _ = self._alternating
 
     @cached_property
     def _alternating(self) -> LocalSGD:
-        lr = self.local.lr
-        assert isinstance(lr, float | int)
+        lr = one_rate(self.local, "that of x: w has w_lr")
         return replace(self.local, lr={"x": lr, "w": lr if self.w_lr is None else self.w_lr})
 
     @task
     def fit(self, client: Client, w: Tensor, rate: Tensor) -> Sent:
         """The local steps; sends the change of w."""
-        start = {"x": client.kept.get("theta", to_device_of(self.first, client.n)), "w": w}
+        start: Params = {"x": kept_or(client, self.first), "w": w}
         after, loss = self._alternating.minimise(InTurns(self._moves), start, client, labels=True, rate=rate)
         assert isinstance(after, dict)
         return send(update=after["w"] - w, loss=loss, keep={"theta": after["x"]})
