@@ -1,12 +1,8 @@
-"""PFL-sampled, PFL-nearest and PFL-ensemble: newcomers who borrow training clients' models (P2 §6.2).
-
-The baselines of ODPFL-HN: pFedHN trains a model for each training client, and an unlabeled newcomer gets one of them at
-random, that of the client whose data looks most alike, or all of them with their outputs averaged. Only models of
-clients that answered in some round are lent; a training client that never did is served as a newcomer.
-"""
+"""PFL-sampled, PFL-nearest and PFL-ensemble: unlabeled newcomers borrow training clients' models (P2 §6.2)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -37,7 +33,8 @@ class Borrowed(GeneratedModels):
 
     ``choice`` is "sampled" (one at random), "nearest" (the least A-distance) or "ensemble" (the mean output of all;
     training clients get it too, since a run has one kind of model). The paper scores PFL-sampled by the mean accuracy
-    of all models on each newcomer; here a newcomer draws one, which has that mean in expectation.
+    of all models on each newcomer; here a newcomer draws one, which has that mean in expectation. Only models of
+    clients that answered in some round are lent (before the first round all); who never did is served as a newcomer.
 
     Clients are compared by ``features`` random projections of their inputs, no more than there are inputs. With the
     ``separator`` "gaussian" a client sends their mean and covariance with the first rounds it answers in; the nearest
@@ -45,9 +42,7 @@ class Borrowed(GeneratedModels):
     sends the projections of up to ``compared_rows`` rows themselves, and the server trains a linear separator for each
     newcomer and each training client.
 
-    The other fields are pFedHN's. ``--preset paper`` has those of pFedHN's authors, and a tenth of the clients a round.
-
-    Before the first round nothing is trained, and newcomers borrow from the random models of all.
+    The other fields are pFedHN's.
     """
 
     choice: Literal["sampled", "nearest", "ensemble"] = field(default="nearest", kw_only=True)
@@ -60,7 +55,6 @@ class Borrowed(GeneratedModels):
         "paper": {**PFedHN.presets["paper"], "cohort": 0.1, "separator": "trained"}  # P2 App. C, §6.2
     }
     serves_unlabeled: ClassVar[bool] = True
-    asks_unlabeled: ClassVar[bool] = False
     not_client_private: ClassVar[str] = "newcomers get models of training clients, each as it is"
 
     def __post_init__(self) -> None:
@@ -111,19 +105,19 @@ class Borrowed(GeneratedModels):
         return self.summarise if self.separator == "gaussian" else self.sample_rows
 
     def start(self, seed: int) -> State:
-        state = self.trainer.start(seed)
-        state = state.replace(trained=torch.zeros(self.problem.clients, dtype=torch.bool))
-        if self.choice == "nearest":
-            inputs, clients = torch.Size(self.problem.input_shape).numel(), self.problem.clients
-            features = min(self.features, inputs)
-            projection = Draws(key(seed, _PROJECTION)).normal(inputs, features) / inputs**0.5
-            state = state.replace(projection=projection, summarised=torch.zeros(clients, dtype=torch.bool))
-            shapes = {"mean": [features], "covariance": [features, features]}
-            if self.separator == "trained":
-                shapes = {"points": [self.compared_rows, features]}
-            empty = {name: torch.zeros(clients, *shape) for name, shape in shapes.items()}
-            state = state.with_part("summary", {**empty, "rows": torch.ones(clients)})
-        return state
+        clients, none = self.problem.clients, torch.zeros(self.problem.clients, dtype=torch.bool)
+        state = self.trainer.start(seed).replace(trained=none)
+        if self.choice != "nearest":
+            return state
+        inputs = math.prod(self.problem.input_shape)
+        features = min(self.features, inputs)
+        projection = Draws(key(seed, _PROJECTION)).normal(inputs, features) / inputs**0.5
+        shapes = {"mean": [features], "covariance": [features, features]}
+        if self.separator == "trained":
+            shapes = {"points": [self.compared_rows, features]}
+        empty = {name: torch.zeros(clients, *shape) for name, shape in shapes.items()}
+        state = state.with_part("summary", {**empty, "rows": torch.ones(clients)})
+        return state.replace(projection=projection, summarised=none)
 
     def round(self, state: State, federation: Federation) -> State:
         state, cohort = self.trainer.step(state, federation)
@@ -146,20 +140,15 @@ class Borrowed(GeneratedModels):
         rows, seen = rows_of(state, cohort)
         new = ~(seen & state.trained[rows])
         if bool(new.any()):
-            newcomers = cohort.only(new.nonzero().flatten())
-            borrowed = (
-                self._draw_rows(available, newcomers)
-                if self.choice == "sampled"
-                else self._nearest_rows(state, newcomers)
-            )
+            who, drawn = cohort.only(new.nonzero().flatten()), self.choice == "sampled"
+            borrowed = self._draw_rows(available, who) if drawn else self._nearest_rows(state, who)
             rows = rows.masked_scatter(new, borrowed)  # refuses fewer than there are newcomers
         return generate(self.trainer.hypernet, state.hypernet, state.descriptors[rows])
 
     def _draw_rows(self, available: Tensor, cohort: Cohort) -> Tensor:
-        """[C] a training client for each newcomer, drawn for it alone: who else is asked makes no difference.
+        """[C] a training client for each newcomer, drawn for it alone: in a simulation by the seed and its id.
 
-        In a simulation the draw is the seed's and the id's. Newcomers who are served all have one id, so theirs is the
-        operating system's: another one each time, and nothing of the newcomer is needed for it.
+        Newcomers who are served all have one id, so theirs is drawn by the operating system.
         """
         federation, rows = cohort.federation, available.nonzero().flatten()
         if federation.purpose == "serve":

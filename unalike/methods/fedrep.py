@@ -1,4 +1,4 @@
-"""FedRep (Collins, Hassani, Mokhtari and Shakkottai, ICML 2021, Algorithm 1): φ is the body, h_i the head of client i."""
+"""FedRep (Collins, Hassani, Mokhtari and Shakkottai, ICML 2021, Alg. 1): φ is the body, h_i the head of client i."""
 
 from __future__ import annotations
 

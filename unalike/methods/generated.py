@@ -1,8 +1,4 @@
-"""What methods share whose server makes clients' models by a hypernetwork.
-
-Their fields, the exchange of models for updates, and the server's step; the descriptors of data that clients send, with
-noise where a newcomer wants it, their scale, and how far a newcomer is from those who trained.
-"""
+"""What methods share whose server makes clients' models by a hypernetwork, of descriptors of the clients."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -40,6 +36,8 @@ class GeneratedModels:
     - ``initial``: h's first values, "near" a usual model or those of "pytorch".
     - ``server``: its optimizer; ``clip``: bound on the norm of the gradients of all networks together.
     - ``lambda_h``: regularisation of h by decay.
+
+    No exchange can be a secure sum: each update passes through h at its own client's v.
     """
 
     problem: Problem
@@ -53,6 +51,10 @@ class GeneratedModels:
     initial: Initial = "near"
     clip: float = 50.0
     lambda_h: float = 1e-3
+    asks_unlabeled: ClassVar[bool] = False
+    not_client_private: ClassVar[str] = (
+        "the hypernetwork is trained through each client's own update, which the server sees by itself"
+    )
 
     @property
     def model(self) -> Model:
@@ -76,7 +78,7 @@ class GeneratedModels:
         """Send models h(v), receive updates: the gradients of η_h [p] and of each client's v [C, l], and the replies.
 
         They are of the mean loss over the clients that answered, with Δθ in the place of −∂L/∂θ; that of v is 0 for who
-        did not answer. The updates are no sum: each passes through h at its own client's v.
+        did not answer.
         """
         shift, scale = state.get("shift", 0.0), state.get("scale", 1.0)
         theta, pull = vjp(lambda eta, v: self.hypernet(eta, (v - shift) * scale), state.hypernet, v)[:2]
@@ -116,12 +118,10 @@ class ClientDescriptors:
 
     - ``remember``: the server keeps the latest descriptors of up to 1,000 training clients with their ids, and tells a
       newcomer how far it is from them. The transcript says so. It never does where ``newcomer_epsilon`` is set.
-    - ``secure``: the clients' gradients of that network are summed under masks, each clipped to ``gradient_clip``. The
-      other two exchanges cannot be sums: the server makes each client's model of its own descriptor, and passes each
-      update through h at that descriptor.
+    - ``secure``: the clients' gradients of that network are summed under masks, each clipped to ``gradient_clip``.
     - ``newcomer_epsilon``, ``newcomer_delta``: a newcomer protects each of its rows by noise on its descriptor. On the
-      unit sphere one of n rows moves the mean by at most 2/n. ``newcomer_noise``: "gaussian" is made for this L2
-      distance; "laplace" needs the L1 distance, which is up to 2√l/n in l coordinates, and has δ = 0.
+      unit sphere one of n rows moves the mean by at most 2/n (P2, Lemma 2). ``newcomer_noise``: "gaussian" is made for
+      this L2 distance; "laplace" needs the L1 distance, which is up to 2√l/n in l coordinates, and has δ = 0.
     """
 
     remember: bool = True
@@ -140,7 +140,7 @@ class ClientDescriptors:
 
     @property
     def noise(self) -> Gaussian | Laplace | None:
-        """A newcomer's mechanism; the analytic calibration needs less Gaussian noise than the papers' formulas."""
+        """A newcomer's mechanism."""
         if self.newcomer_epsilon is None:
             return None
         if self.newcomer_noise == "laplace":
@@ -176,7 +176,7 @@ class ClientDescriptors:
         return self.remember and self.newcomer_epsilon is None
 
     def first_memory(self, length: int) -> dict[str, Tensor]:
-        """The part of a state before anybody has described itself; ``calibrate`` finds shift and scale."""
+        """The part of a state before anybody has described itself."""
         memory = {"remembered.ids": NOBODY, "remembered.v": torch.zeros(0, length)}
         return {"shift": torch.zeros(length), "scale": torch.zeros(()), **memory}
 
@@ -212,11 +212,15 @@ class _OfAMean:
 
 
 def calibrate(state: State, federation: Federation, clients: int, describe: Task, **network: Any) -> State:
-    """The state with the descriptors' ``shift`` and ``scale``, from a few clients; they stay what they are.
+    """The state with the descriptors' ``shift`` and ``scale``, found once from a few clients (0: shift 0, scale 1).
 
     A fresh network gives all clients nearly the same descriptor. Centred and with a deviation of 1, clients differ
     enough for h to tell them apart from the first round.
     """
+    if float(state.scale) != 0:
+        return state
+    if clients == 0:
+        return state.replace(scale=torch.ones(()))
     count = max(1, min(clients, int(federation.roster.labeled.sum())))
     v = federation.sample(count, labeled=True).ask(describe, **network)["descriptor"]
     spread = (v - v.mean(0)).square().mean().sqrt()

@@ -1,7 +1,7 @@
 """ODPFL-HN: personal models on demand for newcomers without labels (Amosy, Eyal and Chechik, 2022; P2).
 
-A set encoder g_γ describes a client by its unlabeled samples, a hypernetwork h_θ makes its model. Training clients have
-labels. Algorithm 1 prints the steps with the sign of ascent; here Δw = new − old is followed downhill.
+g_γ is the set encoder, h_θ the hypernetwork. Algorithm 1 prints the steps with the sign of ascent; here Δw = new − old
+is followed downhill.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TABLE = 1  # domain of the seed
 
 @dataclass(frozen=True)
 class ODPFL(GeneratedModels, ClientDescriptors):
-    """Models for unlabeled newcomers by a set encoder and a hypernetwork (Amosy et al., 2022, Alg. 1).
+    """A set encoder describes a client by its unlabeled samples, a hypernetwork makes its model (P2 Alg. 1).
 
     - ``encoder``: "deepset" (for images that of App. C), "deepset-once" (App. C for feature vectors, too),
       "deepset-every" (pooling after every convolution, as a sentence of §6.3 can be read), "dss", "set-transformer", or
@@ -39,19 +39,14 @@ class ODPFL(GeneratedModels, ClientDescriptors):
       random and its descriptor is the mean over the parts (App. B.1), each counting by its rows.
     - ``two_phase``: None trains end to end. A number of rounds: first h learns with a descriptor for each client, as
       pFedHN does, while g learns to predict those; after that many rounds g is frozen and h learns with what g says
-      (App. B.2). The h of the first phase is kept: with it and their own descriptors the clients of the federation are
-      served, because fine-tuning h for newcomers makes their models worse. ``descriptor_lr``: the rate of the clients'
-      own descriptors in the first phase.
+      (App. B.2). Clients of the federation are served by the h of the first phase and their own descriptors, because
+      fine-tuning h for newcomers makes their models worse. ``descriptor_lr``: the rate of these descriptors.
     - ``lambda_g``: decay of g. ``weight_decay``: of h, g and v, added to their gradients.
     - ``calibration``: as in PeFLL; 0 leaves descriptors as g gives them.
 
     Newcomers protect samples as in §7. Not in the paper: ``server.warmup``, ``calibration`` and ``clip`` (see PeFLL),
-    and 50 batches drawn afresh where Alg. 1 has epochs; ``--preset paper`` has its epochs, SGD with momentum and weight
-    decay. In the first of two phases g takes one step a round at the server, by the gradients that clients send, where
-    App. B.2 trains it at them.
-
-    Theorem 1 bounds a newcomer's error by the training loss, an ε of Baxter (2000) and half the mean distance between
-    its data and the clients'. It is not shown for a run: ε needs the capacity of h and g, which nobody knows.
+    and 50 batches drawn afresh where Alg. 1 has epochs. In the first of two phases g takes one step a round at the
+    server, by the gradients that clients send, where App. B.2 trains it at them.
     """
 
     cohort: int | float = 0.1
@@ -78,10 +73,6 @@ class ODPFL(GeneratedModels, ClientDescriptors):
         }
     }
     serves_unlabeled: ClassVar[bool] = True
-    asks_unlabeled: ClassVar[bool] = False
-    not_client_private: ClassVar[str] = (
-        "the hypernetwork is trained through each client's own update, which the server sees by itself"
-    )
 
     def __post_init__(self) -> None:
         at_least(self, rows=1, two_phase=1)
@@ -170,11 +161,8 @@ class ODPFL(GeneratedModels, ClientDescriptors):
     # The server's side
 
     def start(self, seed: int) -> State:
-        state = State(
-            hypernet=self.first_hypernet(seed),
-            encoder=self.network.init(seed + 1),
-            **self.first_memory(self.length),
-        )
+        hypernet, encoder = self.first_hypernet(seed), self.network.init(seed + 1)
+        state = State(hypernet=hypernet, encoder=encoder, **self.first_memory(self.length))
         names = ["hypernet", "encoder"]
         if self.two_phase is not None:
             table = Draws(key(seed, _TABLE)).normal(self.problem.clients, self.length)
@@ -186,8 +174,7 @@ class ODPFL(GeneratedModels, ClientDescriptors):
     def round(self, state: State, federation: Federation) -> State:
         if self.two_phase is not None and federation.round <= self.two_phase:
             return self._first_phase(state, federation)
-        if float(state.scale) == 0:
-            state = self._calibrate(state, federation)
+        state = calibrate(state, federation, self.calibration, self.describe, encoder=state.encoder)
         cohort = federation.sample(self.cohort, labeled=True)
         described = cohort.ask(self.describe, encoder=state.encoder)
         cohort, v = cohort.only(described.answered), described["descriptor"]
@@ -221,10 +208,7 @@ class ODPFL(GeneratedModels, ClientDescriptors):
         return generate(self.hypernet, state.hypernet, v, state.shift, state.scale)
 
     def descriptors(self, state: State, cohort: Cohort) -> Tensor:
-        """Descriptors [C, l], private if ``newcomer_epsilon`` is set.
-
-        What a private descriptor costs is in the ledger of the federation that asks the newcomers.
-        """
+        """Descriptors [C, l], private if ``newcomer_epsilon`` is set."""
         return cohort.ask(self.introduce, encoder=state.encoder)["descriptor"]
 
     def _first_phase(self, state: State, federation: Federation) -> State:
@@ -252,8 +236,3 @@ class ODPFL(GeneratedModels, ClientDescriptors):
             rates["encoder"] = self.encoder_lr
         decay = {"hypernet": self.lambda_h, "encoder": self.lambda_g}
         return self.descend(state, gradients, decay, rates, weight_decay=self.weight_decay)
-
-    def _calibrate(self, state: State, federation: Federation) -> State:
-        if self.calibration == 0:
-            return state.replace(scale=torch.ones(()))
-        return calibrate(state, federation, self.calibration, self.describe, encoder=state.encoder)

@@ -1,7 +1,6 @@
-"""PeFLL: a hypernetwork that makes any client's model from a descriptor of its data (Scott et al., ICLR 2024).
+"""PeFLL: a hypernetwork that makes any client's model from a descriptor of its data (Scott et al., ICLR 2024; T1 §4).
 
-T1 chapter 4: Algorithm 7 (predict) is ``personalize``, Algorithm 8 (train) is ``round``. Symbols: descriptor
-v(S) = mean of φ(x, y) over S, embedding network φ with parameters η_v, hypernetwork h with parameters η_h, θ = h(v).
+Symbols: descriptor v(S) = mean of φ(x, y) over S, embedding network φ with parameters η_v, hypernetwork h with η_h.
 """
 
 from __future__ import annotations
@@ -32,23 +31,21 @@ NETWORKS = ("hypernet", "embedding")  # η_h and η_v in the state
 
 @dataclass(frozen=True)
 class PeFLL(GeneratedModels, ClientDescriptors):
-    """Personalized models from a hypernetwork fed with client descriptors (Scott et al., 2024).
+    """Personalized models θ = h(v) from a hypernetwork fed with client descriptors.
 
-    The defaults are the paper's, but for those that ``--preset paper`` changes, and ``server.warmup``: Adam's first
-    whole steps threw the generated models off (on CIFAR-10 a loss of hundreds in round 2). Adam, its rate, ``clip`` and
-    momentum are those of the authors' code, in place of the plain steps of Alg. 8.
-
-    A round is three exchanges: the clients describe themselves, fit the model that the server makes of the description,
-    and backpropagate what the server makes of their updates. Together they are one step on the objective (4.1),
-    λ_h‖η_h‖² + λ_v‖η_v‖² + mean_i [L(θ_i; S_i) + λ_θ‖θ_i‖²], with Δθ of local SGD in the place of −∂L/∂θ.
+    A round (Alg. 8) is three exchanges: clients describe themselves, fit the model that the server makes of it, and
+    backpropagate what the server makes of their updates. Together they are one step on the objective (4.1),
+    λ_h‖η_h‖² + λ_v‖η_v‖² + mean_i [L(θ_i; S_i) + λ_θ‖θ_i‖²], with Δθ of local SGD in the place of −∂L/∂θ. Adam, its
+    rate, ``clip`` and momentum are those of the authors' code. ``server.warmup`` is not: without it Adam's first whole
+    steps threw the generated models off (on CIFAR-10 a loss of hundreds in round 2).
 
     - ``labels``: how they enter φ: as "planes" of an image, "linear"ly beside the features, "alone" (one linear map of
       the label, which Scott (2026) takes for CIFAR-100), or "ignored", which serves unlabeled clients too; "auto" takes
       planes for images from 16×16 on, else "linear".
     - ``embedding_width``: φ is a network with one hidden layer of this width (Table B.7), which labels join linearly;
       None: a LeNet for images, a network of two layers for features.
-    - ``size``, ``layers``: the paper has M, drawn with four layers (Table B.3; two in the first version of the paper),
-      which after as many rounds serves newcomers with a new combination of classes worse.
+    - ``size``, ``layers``: the paper has M, drawn with four layers (Table B.3), which after as many rounds serves
+      newcomers with a new combination of classes worse.
     - ``describe_rows``: rows of the batch that φ averages in training, at most ``describe_share`` of a client's: by
       default half, so that its descriptor differs from round to round and h does not memorise it. The paper has no such
       share. ``newcomer_rows``: rows in ``personalize``, where the paper has 32 again; None: all rows.
@@ -63,10 +60,6 @@ class PeFLL(GeneratedModels, ClientDescriptors):
       rate of the "server", or as in the paper's analysis (B.54, B.76, B.87) that of the "clients" times their k steps,
       which makes the decay of a round 2e-4 in place of 4e-7. ``lambda_theta`` is λ_θ; the default
       ``local.weight_decay`` acts as λ_θ = 2.5e-5.
-
-    Theorem 2 bounds the mean squared gradient of (4.1) over the rounds. It is not shown for a run: its constants are
-    bounds on gradients, smoothness and dissimilarity over all parameters, which no run can measure, and its steps are
-    plain ones at the clients' rate.
     """
 
     labels: Labels = "auto"
@@ -95,15 +88,11 @@ class PeFLL(GeneratedModels, ClientDescriptors):
             "local": {"weight_decay": 0.0, "clip": 50.0},  # T1 §4.4; the bound is that of the authors' code
         }
     }
-    asks_unlabeled: ClassVar[bool] = False
-    not_client_private: ClassVar[str] = (
-        "the hypernetwork is trained through each client's own update, which the server sees by itself"
-    )
 
     def __post_init__(self) -> None:
         above(self, clip=0, calibration=0)
-        at_least(self, steady=1, lambda_h=0, lambda_v=0, lambda_theta=0, describe_rows=1, newcomer_rows=1)
-        at_least(self, embedding_width=1)
+        at_least(self, steady=1, lambda_h=0, lambda_v=0, lambda_theta=0)
+        at_least(self, describe_rows=1, newcomer_rows=1, embedding_width=1)
         one_of(self, "decay")
         self.check_descriptors()
         if self.newcomer_epsilon is not None and not self.sphere:
@@ -189,30 +178,25 @@ class PeFLL(GeneratedModels, ClientDescriptors):
 
     def _describe_batch(self, client: Client, embedding: Tensor, batch: Tensor) -> Tensor:
         """v of a training batch."""
-        if self.describe_rows is None:
-            return self._describe(client, embedding, batch, None)
-        most = torch.ceil(client.n.to(torch.float64) * self.describe_share).to(torch.int64)
-        return self._describe(client, embedding, batch, self.describe_rows, most=most)
+        share = 1.0 if self.describe_rows is None else self.describe_share
+        return self._describe(client, embedding, batch, self.describe_rows, share)
 
     def _describe(
-        self, client: Client, embedding: Tensor, batch: Tensor, rows: int | None, most: Tensor | None = None
+        self, client: Client, embedding: Tensor, batch: Tensor, rows: int | None, share: float = 1.0
     ) -> Tensor:
-        """v(B; η_v): the mean of φ over a random batch without replacement (at most so many rows), or over all rows."""
+        """v(B; η_v): the mean of φ over a random batch without replacement (at most a share of the rows), or of all."""
         index = torch.arange(client.capacity)
         if rows is not None:
             index = Draws(batch).permutation(client.n, client.capacity)[:rows]
-        real = torch.arange(len(index)) < (client.n if most is None else most)
-        points = self.embedding(embedding, client.x[index], *self._labels(client, index))
+        real = torch.arange(len(index)) < torch.ceil(client.n.to(torch.float64) * share)
+        labels = []
+        if self.labels != "ignored":  # a row that lacks its label has no class, in whichever way labels enter
+            y = client.labels(-1 if self.problem.classes else 0) if client.partly_labeled else client.y
+            labels = [y[index]]
+        points = self.embedding(embedding, client.x[index], *labels)
         if self.sphere:
             points = points / torch.linalg.vector_norm(points, dim=1, keepdim=True).clamp(min=1e-12)
         return client.tame(torch.where(real[:, None], points, 0)).sum(0) / real.sum()
-
-    def _labels(self, client: Client, index: Tensor) -> list[Tensor]:
-        """What φ reads of the labels; a row that lacks its label has no class, in whichever way labels enter."""
-        if self.labels == "ignored":
-            return []
-        y = client.labels(-1 if self.problem.classes else 0) if client.partly_labeled else client.y
-        return [y[index]]
 
     def _masked_loss(self, client: Client) -> Objective:
         present = self._present_classes(client)
@@ -233,15 +217,13 @@ class PeFLL(GeneratedModels, ClientDescriptors):
     # The server's side
 
     def start(self, seed: int) -> State:
-        hypernet = self.first_hypernet(seed)
-        embedding = self.embedding.init(seed + 1)
+        hypernet, embedding = self.first_hypernet(seed), self.embedding.init(seed + 1)
         state = State(hypernet=hypernet, embedding=embedding, **self.first_memory(self.length))
         state = state.replace(rounds=torch.zeros(()), **{f"steady.{name}": state[name] for name in NETWORKS})
         return self.server.begin(state, *NETWORKS)
 
     def round(self, state: State, federation: Federation) -> State:
-        if float(state.scale) == 0:
-            state = calibrate(state, federation, self.calibration, self.describe, embedding=state.embedding)
+        state = calibrate(state, federation, self.calibration, self.describe, embedding=state.embedding)
         cohort = federation.sample(self.cohort, labeled=True)
         described = cohort.ask(self.describe, embedding=state.embedding)
         cohort, v = cohort.only(described.answered), described["descriptor"]
@@ -257,13 +239,10 @@ class PeFLL(GeneratedModels, ClientDescriptors):
             assert self.local.steps is not None and not isinstance(self.local.lr, Mapping)
             beta = self.local.lr * self.local.steps
         state = self.descend(state, gradients, decay, beta=beta)
-        return self._average_networks(state.replace(rounds=state.rounds + 1))
-
-    def _average_networks(self, state: State) -> State:
-        """The state with its running means moved on: of all rounds at first, later of about the last ``steady``."""
-        share = 1 / min(float(state.rounds), self.steady)
+        rounds = state.rounds + 1
+        share = 1 / min(float(rounds), self.steady)  # running means: of all rounds at first
         means = {name: torch.lerp(state[f"steady.{name}"], state[name], share) for name in NETWORKS}
-        return state.with_part("steady", means)
+        return state.replace(rounds=rounds).with_part("steady", means)
 
     def personalize(self, state: State, cohort: Cohort) -> Models:
         theta = self.models(state, self.descriptors(state, cohort))

@@ -1,8 +1,4 @@
-"""pFedHN: a hypernetwork with a learned descriptor for every training client (Shamsian et al., ICML 2021).
-
-The nearest relative of PeFLL and ODPFL-HN, and their baseline: the server learns v_i by gradient descent instead of
-computing it from the client's data, so a newcomer must have its own optimised over rounds (T1 B.1.2).
-"""
+"""pFedHN: a hypernetwork with a learned descriptor for every training client (Shamsian et al., ICML 2021; T1 B.1.2)."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ _TABLE, _NEWCOMERS = 1, 2  # domains of the seed
 
 @dataclass(frozen=True)
 class PFedHN(GeneratedModels):
-    """θ_i = h(v_i) with v_i learned by the server beside h.
+    """θ_i = h(v_i) with v_i learned by the server beside h, so a newcomer must have its own optimised over rounds.
 
     In a round only the v_i of clients that answered move, with any server optimizer: the others' v and moments rest (an
     adaptive optimizer corrects its bias by the rounds of all). A training client that never answered has a random v.
@@ -35,8 +31,8 @@ class PFedHN(GeneratedModels):
       ``newcomer_lr``; an evaluation of unseen clients takes as long, so evaluate seldom.
     - ``weight_decay``: of h and v, added to their gradients.
 
-    The defaults are PeFLL's, for comparisons with it. ``--preset paper`` has those of pFedHN's authors; the cohort
-    stays 5 where they take one client a step. No exchange can be a secure sum: each client's update moves its own v.
+    The defaults are PeFLL's, for comparisons with it; the cohort of ``--preset paper`` stays 5 where the authors take
+    one client a step.
     """
 
     descriptor_lr: float = 1e-2
@@ -55,10 +51,6 @@ class PFedHN(GeneratedModels):
         }
     }
     serves_unlabeled: ClassVar[bool] = False  # a newcomer's descriptor is learned from its labels
-    asks_unlabeled: ClassVar[bool] = False
-    not_client_private: ClassVar[str] = (
-        "the hypernetwork is trained through each client's own update, which the server sees by itself"
-    )
 
     def __post_init__(self) -> None:
         at_least(self, newcomer_rounds=0)
@@ -72,11 +64,7 @@ class PFedHN(GeneratedModels):
 
     def start(self, seed: int) -> State:
         table = Draws(key(seed, _TABLE)).normal(self.problem.clients, self.length)
-        state = State(
-            hypernet=self.first_hypernet(seed),
-            descriptors=table,
-            **no_ids(self.problem.clients),
-        )
+        state = State(hypernet=self.first_hypernet(seed), descriptors=table, **no_ids(self.problem.clients))
         return self.server.begin(state, "hypernet", "descriptors")
 
     def round(self, state: State, federation: Federation) -> State:
@@ -110,11 +98,10 @@ class PFedHN(GeneratedModels):
 
     def _new_descriptors(self, state: State, cohort: Cohort) -> Tensor:
         """v of newcomers: random, then moved by the same exchange as in training, h unchanged (T1 B.1.2)."""
-        ids = cohort.ids
-        seed = cohort.federation.seed
-        v = torch.stack([Draws(key(seed, _NEWCOMERS, number)).normal(self.length) for number in ids])
+        keys = key(cohort.federation.seed, _NEWCOMERS, cohort.ids)
+        v = torch.stack([Draws(one).normal(self.length) for one in keys])
         optimizer = ServerOptimizer("adam", lr=self.newcomer_lr)
-        moments: dict[str, Tensor] = optimizer.start(v)
+        moments = optimizer.start(v)
         for _ in range(self.newcomer_rounds):
             _, g_v, _ = self.exchange(state, cohort, v, self.fit)
             v, moments = optimizer.step(v, -g_v, moments)
