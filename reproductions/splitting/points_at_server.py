@@ -58,6 +58,6 @@ class PointsAtServer(Splitting):
         weights = self.weights_of(federation) * there
         weights = (weights / weights.sum()).to(points.dtype)
         theta = weights @ z
-        image = points.index_copy(0, came, self.next_u(points, z, theta)[came])
+        image = points.index_copy(0, came, self.relaxation.image(points, z, theta)[came])
         point, state = next_point(state, self.anderson, points, image, federation, weights.sqrt()[:, None])
         return state.with_part("each", {"u": point, "z": z}).replace(theta=theta)

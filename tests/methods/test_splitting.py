@@ -27,7 +27,8 @@ from unalike.learn.optimum import Optimum
 from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.fedavg import FedAvg
-from unalike.methods.splitting import Schedules, Splitting
+from unalike.methods.relaxation import Schedules
+from unalike.methods.splitting import Splitting
 from unalike.networks.architectures import build
 from unalike.privacy import Gaussian
 from unalike.privacy.dpsgd import PointPrivacy

@@ -1,8 +1,7 @@
 """Federated learning as operator splitting: FedProx, FedSplit, FedPi and FedRP as one scheme, with acceleration.
 
-S. Malekmohammadi, thesis (T2), chapter 2: equations 2.15-2.17 and Table 2.1; before that Malekmohammadi et al., 2021.
-FedProx: Li et al., MLSys 2020. FedSplit: Pathak and Wainwright, NeurIPS 2020.
-Symbols: client i has a point u_i, the loss f_i and the proximal map P_i(u) = argmin f_i(x) + ‖x − u‖²/2η.
+S. Malekmohammadi (T2), chapter 2: equations 2.15-2.17 and Table 2.1. FedProx: Li et al., MLSys 2020. FedSplit: Pathak
+and Wainwright, NeurIPS 2020. Client i has a point u_i, the loss f_i and P_i(u) = argmin f_i(x) + ‖x − u‖²/2η.
 
     z_i ← (1 − α)·u_i + α·P_i(u_i),    θ_i ← (1 − β)·z_i + β·z̄,    u_i ← (1 − γ)·u_i + γ·θ_i
 
@@ -24,13 +23,14 @@ from unalike.core.checks import at_least
 from unalike.core.release import SIZE, Mean, Release
 from unalike.core.roster import Declarations
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Replies, Sent, State, each, send, task
-from unalike.learn.anderson import Anderson, client_weights, next_point, pushed
+from unalike.learn.anderson import Anderson, client_weights, next_point
 from unalike.learn.local import LocalSGD
 from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
 from unalike.methods import Presets
 from unalike.methods.averaging import ONE_PASS, Averaging
 from unalike.methods.proximal import ProximalMap, is_least_squares
+from unalike.methods.relaxation import Relaxation, Schedules, point_at_server
 from unalike.privacy.mechanisms import AdditiveNoise, Norm
 from unalike.privacy.mechanisms import clip as clipped
 
@@ -38,31 +38,19 @@ _ETA = 10.0  # FedProx's μ = 0.1
 
 
 @dataclass(frozen=True)
-class Schedules:
-    """By round, the factors of α, β, γ and of the local rate. ``local=None``: the factor of η."""
-
-    alpha: Schedule = field(default_factory=Schedule)
-    beta: Schedule = field(default_factory=Schedule)
-    gamma: Schedule = field(default_factory=Schedule)
-    local: Schedule | None = None
-
-
-@dataclass(frozen=True)
 class Splitting(Averaging):
     """The scheme above for any (α, β, γ): FedProx (1, 1, 1), FedSplit (2, 2, 1), FedPi (2, 2, ½), FedRP (2, 1, 1).
 
-    One ask a round: z̄ goes down (where β = 1 the common u), the change of z_i comes up, and u_i and z_i stay at the
-    client. Only β = 2 with α = 2 ends at the minimum of Σ f_i; every other choice ends where FedProx with η·c does,
-    c = 1 − α(β − 1)/β.
+    z̄ goes down (where β = 1 the common u), the change of z_i comes up, and u_i and z_i stay at the client. Only β = 2
+    with α = 2 ends at the minimum of Σ f_i; every other choice ends where FedProx with η·c does, c = 1 − α(β − 1)/β.
 
-    - ``eta`` is η. ``mu`` = 1/η is FedProx's name for the same number and takes its place. With ``mu_step``, ``mu`` is
-      only the first μ: it grows by the step when the clients' loss has risen, and falls by it after five falls of the
-      loss in a row (Li et al. §5.3 and Scott 2026, C.1.2: from 1 by 0.1).
+    - ``eta`` is η. ``mu`` = 1/η is FedProx's name for it. With ``mu_step``, ``mu`` is only the first μ: it grows by the
+      step when the clients' loss has risen, and falls by it after five falls in a row (Li et al. §5.3).
     - ``schedule`` is the factor of η and of ``local.lr`` alike, so that a step that was short enough stays so.
       ``schedules`` has one for the local rate alone, and those of α_t, β_t and γ_t. ``ergodic`` serves the average
       Σ η_t·z̄_t / Σ η_t in the place of the last z̄.
     - ``losses``: f_i is the client's ``mean`` loss, and clients weigh as much as they have samples, or the ``sum`` of
-      its losses, and they weigh the same. Both have one minimum. A batch's loss is scaled to that of all samples.
+      its losses, and they weigh the same. Both have one minimum.
     - ``solver``: ``exact`` solves for P_i (least squares, the model `linear`), ``local`` takes the steps of ``local``
       on f_i + ‖· − u‖²/2η; ``auto`` is exact where it can be. ``warm``: the steps begin at z̄ (``center``) or at the
       last proximal point (``last``); from u, a few steps would not do.
@@ -73,8 +61,7 @@ class Splitting(Averaging):
     - ``server``: what is done with the participants' mean update where absentees are left out.
     - ``anderson``: acceleration, with a memory of τ rounds. ``inner_memory``: the same within the local steps for P_i,
       with a memory of τ full-batch steps.
-    - ``personal`` gives every client P_i(z̄), a model of its own, in the place of z̄. At the fixed point of FedSplit and
-      FedPi all P_i(u_i) are one model. §2.4.4 suggests personal dual variables u_i, too, but no rule to choose them.
+    - ``personal`` gives every client P_i(z̄), a model of its own, in the place of z̄.
     - ``noise`` (client-level privacy), ``local.private`` (point-level) and ``secure`` are those of FedAvg. A client
       keeps z_i as it was clipped, so that it and the server's mean stay together.
     """
@@ -169,25 +156,14 @@ class Splitting(Averaging):
         """The weights λ of (2.1): those that make Σ λ_i·f_i the mean over all samples, unless something forbids it."""
         return SIZE if self.losses == "mean" and self._loss_is_released else None
 
-    @property
-    def _common(self) -> bool:
-        """Is u_i the same at all clients, as β_t = 1 makes it?"""
-        return self.beta == 1 and self.schedules.beta == Schedule()
-
-    @property
-    def _relaxes(self) -> bool:
-        """Is γ_t below 1?"""
-        return self.gamma != 1 or self.schedules.gamma != Schedule()
-
-    def _coefficients(self, number: int) -> tuple[float, float, float]:
-        """α_t, β_t and γ_t."""
-        factors = self.schedules
-        return self.alpha * factors.alpha(number), self.beta * factors.beta(number), self.gamma * factors.gamma(number)
+    @cached_property
+    def relaxation(self) -> Relaxation:
+        return Relaxation(self.alpha, self.beta, self.gamma, self.schedules, self.anderson.memory)
 
     @property
     def _own_weights(self) -> bool:
         """Do clients have a history of their own, which the server's weights are for?"""
-        return not self._common and self.anderson.memory > 0
+        return not self.relaxation.common and self.anderson.memory > 0
 
     @property
     def _compares(self) -> bool:
@@ -236,15 +212,16 @@ class Splitting(Averaging):
         new = (1 - alpha) * point + alpha * image
         if self.warm == "last":
             keep["p"] = image
-        before = center if self.absentees == "left-out" else self._point_at_server(client, center, first, counted)
+        before = center if self.absentees == "left-out" else point_at_server(client, center, first, counted)
         update = new - before
         # as the release will clip it, so that the client's z and the server's mean stay together
         norm: Norm = "l2" if self.noise is None else self.noise.norm
         bounded = update if self.clip is None else clipped(update, self.clip, norm)
         # differences in the place of points that both sides know: what a client keeps has never been sent
-        if not self._common or self.absentees == "latest":
+        common, relaxes = self.relaxation.common, self.relaxation.relaxes
+        if not common or self.absentees == "latest":
             keep["z"] = before + bounded
-        if not self._common and (self._relaxes or "residuals" in keep):
+        if not common and (relaxes or "residuals" in keep):
             keep["u"] = point - keep["z"]
         if counted is not None:
             keep |= {"back": before - keep["z"], "at": number}
@@ -262,7 +239,7 @@ class Splitting(Averaging):
     @task
     def compare(self, client: Client, center: Tensor, coefficients: Tensor | None = None) -> Sent:
         """For acceleration: the inner products of the client's last residuals u − T(u)."""
-        residuals = self._history(client, center, coefficients)["residuals"]
+        residuals = self.relaxation.history(client, center, coefficients)["residuals"]
         return send(gram=residuals @ residuals.T)
 
     @compare.into
@@ -279,38 +256,14 @@ class Splitting(Averaging):
         self, client: Client, center: Tensor, weights: Tensor | None, coefficients: Tensor | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The client's u for this round, and what it keeps of the way there."""
-        if self._common:
+        relaxation = self.relaxation
+        if relaxation.common:
             return center, {}
         if weights is None:
-            return self.next_u(*self._last(client, center), center, coefficients), {}
-        history = self._history(client, center, coefficients)
+            return relaxation.image(*relaxation.last(client, center), center, coefficients), {}
+        history = relaxation.history(client, center, coefficients)
         keep = {name: history[name] for name in ("images", "residuals") if name == "images" or self._compares}
         return weights.to(center.dtype) @ history["images"], keep
-
-    def _point_at_server(self, client: Client, center: Tensor, first: Tensor | None, counted: Tensor | None) -> Tensor:
-        """The client's z as the server has it: an answer that did not arrive is not in it, and a client joins at z̄."""
-        z = client.kept.get("z", center if first is None else first)
-        if counted is None:
-            return z
-        lost = client.kept.get("at", counted) > counted  # it was asked later than the server has heard of it
-        z = torch.where(lost, z + client.kept.get("back", torch.zeros_like(z)), z)
-        return torch.where(counted > 0, z, center)
-
-    def next_u(self, u: Tensor, z: Tensor, center: Tensor, coefficients: Tensor | None = None) -> Tensor:
-        """(2.16) and (2.17): T(u), the image of the last point."""
-        beta, gamma = (self.beta, self.gamma) if coefficients is None else coefficients[1:]
-        return (1 - gamma) * u + gamma * ((1 - beta) * z + beta * center)
-
-    def _last(self, client: Client, center: Tensor) -> tuple[Tensor, Tensor]:
-        """The client's last u and z; z̄ for both where there is none."""
-        z = client.kept.get("z", center)
-        return z + client.kept.get("u", torch.zeros_like(z)), z
-
-    def _history(self, client: Client, center: Tensor, coefficients: Tensor | None) -> dict[str, Tensor]:
-        """The last τ+1 images and residuals, oldest first, the newest of which z̄ has just made known."""
-        u, z = self._last(client, center)
-        image = self.next_u(u, z, center, coefficients)
-        return pushed(client.kept, image, u - image, self.anderson.memory + 1)
 
     # The server's side
 
@@ -324,7 +277,7 @@ class Splitting(Averaging):
             state = state.replace(first=theta)
         if self.ergodic:
             state = state.replace(average=theta, total=torch.zeros((), dtype=torch.float64))
-        if self._common and (self._relaxes or self.anderson.memory):
+        if self.relaxation.common and (self.relaxation.relaxes or self.anderson.memory):
             state = state.replace(u=theta)
         return state.with_part("anderson", self.anderson.start()) if self.anderson.memory else state
 
@@ -338,7 +291,7 @@ class Splitting(Averaging):
         cohort = self.sample(federation, self.cohort)
         prox, (inverse, rate) = state.part("prox"), self.step_sizes(state, federation.round)
         inputs: dict[str, Any] = {
-            "center": state.get("u", state.theta) if self._common else state.theta,
+            "center": self._center(state),
             "inverse": torch.tensor(inverse, dtype=state.theta.dtype),
             "rate": torch.tensor(rate, dtype=state.theta.dtype),
             "number": federation.round,
@@ -347,14 +300,11 @@ class Splitting(Averaging):
             inputs["counted"] = each(state.counted[cohort.positions])
         if "first" in state:
             inputs["first"] = state.first
-        if self.schedules != Schedules(local=self.schedules.local):
-            alpha, (_, *last) = (
-                self._coefficients(federation.round)[0],
-                self._coefficients(max(1, federation.round - 1)),
-            )
-            inputs["coefficients"] = torch.tensor([alpha, *last], dtype=torch.float64)
+        coefficients = self.relaxation.coefficients(federation.round)
+        if coefficients is not None:
+            inputs["coefficients"] = coefficients
         if self._own_weights:
-            inputs["weights"], state = self._image_weights(state, cohort, federation, inputs.get("coefficients"))
+            inputs["weights"], state = self._image_weights(state, cohort, federation, coefficients)
         replies = cohort.ask(self.fit, **inputs)
         if "loss" in replies:
             federation.report(loss=replies["loss"])
@@ -367,6 +317,10 @@ class Splitting(Averaging):
             total = state.total + eta
             state = state.replace(average=state.average + eta / total * (state.theta - state.average), total=total)
         return state
+
+    def _center(self, state: State) -> Tensor:
+        """What goes to clients: z̄, or the common u."""
+        return state.get("u", state.theta) if self.relaxation.common else state.theta
 
     def step_sizes(self, state: State, number: int) -> tuple[float, float]:
         """1/η and the factor of the local rate in a round."""
@@ -383,8 +337,7 @@ class Splitting(Averaging):
 
     def _mean(self, state: State, cohort: Cohort, replies: Replies, federation: Federation) -> State:
         """z̄ from the mean of what came, and the next u where it is common to all."""
-        center = state.get("u", state.theta) if self._common else state.theta
-        update, roster = replies["update"], federation.roster
+        center, update, roster = self._center(state), replies["update"], federation.roster
         if self.absentees == "left-out":
             theta, moments = self.server.step(center, update, state.part("server"))
             state = state.with_part("server", moments)
@@ -398,7 +351,7 @@ class Splitting(Averaging):
             theta = (state.theta + share / weights[counted > 0].sum()).to(state.theta.dtype)
             state = state.replace(counted=counted)
         if "u" in state:
-            *_, gamma = self._coefficients(federation.round)
+            gamma = self.relaxation.gamma_of(federation.round)
             image = (1 - gamma) * center + gamma * theta
             point, state = next_point(state, self.anderson, center, image, federation)
             state = state.replace(u=point)
@@ -417,7 +370,7 @@ class Splitting(Averaging):
         if self._compares and "mean" in state:
             given = {} if coefficients is None else {"coefficients": coefficients}
             gram = cohort.ask(self.compare, None, center=state.theta, **given)["gram"]
-        *_, gamma = self._coefficients(max(1, federation.round - 1))
+        gamma = self.relaxation.gamma_of(max(1, federation.round - 1))
         return client_weights(state, self.anderson, gamma, gram, federation)
 
     def _next_mu(self, prox: Mapping[str, Tensor], loss: Tensor) -> dict[str, Tensor]:
