@@ -76,5 +76,5 @@ def test_text_columns_of_a_file_for_each_client(tmp_path: Path) -> None:
         ("size", "numbers from 1 to 2"),
         ("colour", "text with 3 values: blue, green, red"),
     ]
-    assert summary["labels"] == "no labels: name their column with --label-column"
+    assert summary["labels"] == "no labels: name their column (label_column)"
     assert summary["left out"] == "1 client with too few rows"

@@ -94,7 +94,7 @@ def test_missing_features_on_request(tmp_path: Path) -> None:
 def test_whole_numbers_as_labels_are_told_and_task_decides(tmp_path: Path) -> None:
     path = table(tmp_path / "my.csv", y=[10, 20, 35, 11, 12, 13, 21, 22, 23, 31, 32, 33])
     (note,) = load(path).notes
-    assert "12 different whole numbers from 10 to 35 and are read as 12 classes" in note and "--task regression" in note
+    assert "12 different whole numbers from 10 to 35 and are read as 12 classes" in note and "task='regression'" in note
     decided = load(path, task="classification")
     assert decided.classes == 12 and not decided.notes
     quantities = load(path, task="regression")

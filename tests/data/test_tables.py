@@ -68,7 +68,7 @@ def test_features_can_be_chosen_and_a_gap_can_have_an_indicator(tmp_path: Path) 
     [
         ({"drop": "phones"}, r"no column 'phones' \(drop\); the columns are patient, hospital, age"),
         ({"features": "age,wait"}, r"no column 'wait' \(features\)"),
-        ({"na_values": "-9"}, r"'age' should hold numbers, but data row 2 holds '\?'; .*--na-values"),
+        ({"na_values": "-9"}, r"'age' should hold numbers, but data row 2 holds '\?'; .*na_values"),
         ({"decimal": ";"}, r"decimal must be '\.' or ','"),
         ({"droop": "phone"}, r"a file has no option 'droop'; did you mean 'drop'\?"),
         ({"colour": 1}, r"a file has no option 'colour'; there are: client_column, .*na_values, .*task"),
@@ -85,7 +85,7 @@ def test_a_column_that_looks_like_an_id_is_told(tmp_path: Path) -> None:
     frame["price"] = [i % 7 for i in range(20)]
     frame.to_csv(tmp_path / "sales.csv", index=False)
     notes = load(tmp_path / "sales.csv").notes
-    assert len(notes) == 2 and "'record'" in notes[0] and "--drop record" in notes[0] and "'order_id'" in notes[1]
+    assert len(notes) == 2 and "'record'" in notes[0] and "id_column='record'" in notes[0] and "'order_id'" in notes[1]
     assert not load(tmp_path / "sales.csv", drop=["record"], id_column="order_id").notes
 
 

@@ -124,7 +124,7 @@ def test_a_feature_called_y_stays_a_feature(tmp_path: Path) -> None:
 
 def test_a_missing_value_and_the_advice_about_it(shops: FinishedRun, tmp_path: Path) -> None:
     file = written(tmp_path, sales(1, 7).assign(price=[np.nan, *range(40, 51)]))
-    with pytest.raises(DataError, match=r"first in data row 1; .*--missing mean"):
+    with pytest.raises(DataError, match=r"first in data row 1; .* say missing='drop'"):
         read_newcomer(shops, file)
     came = read_newcomer(shops, file, {"missing": "drop"})
     assert len(came.clients.x) == 11 and came.notes == [
@@ -284,7 +284,7 @@ def test_targets_that_are_numbers_and_labels_in_part(tmp_path: Path) -> None:
     np.savez(tmp_path / "all.npz", x=x, y=x[:, 0], client=np.arange(40) // 8)
     run = trained(tmp_path, tmp_path / "all.npz")
     file = archive(tmp_path, x=x[:4], y=np.array([1, 2, 3, np.nan]))
-    with pytest.raises(DataError, match=r"lack 1 of 4 labels.*--set data.options.partial_labels=drop"):
+    with pytest.raises(DataError, match=r"lack 1 of 4 labels.*partial_labels='drop'"):
         read_newcomer(run, file, {"partial_labels": "error"})
     kept = read_newcomer(run, file)
     assert kept.clients.known is not None and kept.clients.known.tolist() == [True, True, True, False]

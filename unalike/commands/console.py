@@ -137,10 +137,10 @@ def write_figure(file: Path, chart: Figure) -> None:
 
 def with_flags(text: str | Exception) -> str:
     """What runs and data say about settings, with the flags that set them."""
-    from unalike.runs.errors import Note, UserError
+    from unalike.core.notes import Note
     from unalike.runs.recipe.keys import flag_of
 
-    note = text.note if isinstance(text, UserError) else text
+    note = getattr(text, "note", text)
     return note.shown(flag_of) if isinstance(note, Note) else str(note)
 
 

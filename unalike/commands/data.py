@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from unalike.commands.console import check_free, print_files, say, write_figure
+from unalike.commands.console import check_free, print_files, say, with_flags, write_figure
 from unalike.commands.options import Dealing, Plot, Seed, Set, command, flag, planned
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def data(
 def _summary(description: Description) -> Table:
     table = Table("", "", title=description.title, show_header=False, title_justify="left")
     for name, value in description.summary.items():
-        table.add_row(name, value)
+        table.add_row(name, with_flags(value))
     return table
 
 

@@ -80,7 +80,7 @@ def _explain(error: Exception) -> int:
         case WrongReturn():
             _say(f"{error}\n(set {TRACEBACK}=1 to see where this comes from)", "error")
         case DataError():
-            _say(_with_partition_flags(str(error)), "error")
+            _say(_with_partition_flags(with_flags(error)), "error")
         case _ if line_of(error) and not isinstance(error, QuorumError | BudgetExceeded | SecureSumAborted):
             # the user's own code
             _say(f"{describe_error(error)}\n(set {TRACEBACK}=1 to see the whole way there)", "error")

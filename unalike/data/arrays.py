@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 import torch
 
+from unalike.core.notes import FLAG, Note
 from unalike.core.schema import Schema
-from unalike.data.source import COUNTED, KINDS, Array, DataError, Kind, Names, Source, on_command_line
+from unalike.data.source import COUNTED, KINDS, Array, DataError, Kind, Names, Source
 
 Task = Literal["classification", "regression"]
 PartialLabels = Literal["keep", "drop", "error"]  # what to do about rows without a label of a client that has some
@@ -21,7 +22,7 @@ _FEW_CLASSES = 10  # as of digits: more of them, or others than 0, 1, …, may b
 
 @dataclass(frozen=True)
 class Labels:
-    """Labels of all rows: int64 classes or float32 targets; a missing one is 0."""
+    """Labels as int64 classes or float32 targets."""
 
     values: Array
     classes: int | None = None  # None: targets of a regression
@@ -80,20 +81,18 @@ def array_source(
         who["known"] = ~missing if mixed else None
         if codes is not None:
             who["labeled"] = np.bincount(codes[~missing], minlength=int(codes.max()) + 1) > 0
-    known = None if schema is None else schema.class_names
-    labels = encode_labels(raw, missing, name, classes, task, known)
-    if schema is not None and labels.names is not None and known is None:
+    labels = encode_labels(raw[~missing], name, classes, task, None if schema is None else schema.class_names)
+    if schema is not None and labels.names is not None and schema.class_names is None:
         raise DataError(
             f"{name}: the schema numbers its classes 0 … {(classes or 0) - 1}, but a label is {labels.names[0]!r}; "
             f"name the classes in the schema (class_names), or give their numbers"
         )
-    pooled = [] if labels.names is None else ["the names of the classes"]
-    if labels.classes is not None and labels.names is None and classes is None:
-        pooled = [COUNTED]
+    y = np.zeros(len(raw), dtype=labels.values.dtype)
+    y[~missing] = labels.values
+    counted = labels.classes is not None and labels.names is None and classes is None
+    pooled = [COUNTED] if counted else [] if labels.names is None else ["the names of the classes"]
     notes = [labels.note] if labels.note else []
-    return Source(
-        name, kind, x, labels.values, labels.classes, labels.names, pooled=pooled, notes=notes, ids=ids, **who
-    )
+    return Source(name, kind, x, y, labels.classes, labels.names, pooled=pooled, notes=notes, ids=ids, **who)
 
 
 def _inputs(name: str, x: Any, kind: Kind | None) -> tuple[Kind, Array]:
@@ -145,43 +144,40 @@ def _shape(name: str, x: Array, kind: Kind | None) -> tuple[Kind, Array]:
     return kind, x
 
 
-def _missing(values: Array) -> Array:
+def _missing(values: Array | pd.Categorical) -> Array:
     """True where a value is absent: NaN, None, NaT or an empty string."""
-    if values.dtype.kind in "US":
-        return np.asarray(values == values.dtype.type(), dtype=bool)
     absent: Array = pd.isna(values)
-    return absent | np.array([value == "" for value in values]) if values.dtype == object else absent
+    if isinstance(values, np.ndarray) and values.dtype.kind in "OUS":
+        absent = absent | pd.Series(values).isin(["", b""]).to_numpy()
+    return absent
 
 
 def encode_clients(ids: Array | pd.Categorical, name: str) -> tuple[Array, Sequence[str] | None]:
     """Client ids as numbers 0, 1, … in sorted order, and their names (None: the ids were those numbers already)."""
-    missing = ids.isna() if isinstance(ids, pd.Categorical) else _missing(ids)
-    if missing.any():
-        rows = np.flatnonzero(missing)
-        lacking = "1 row has" if len(rows) == 1 else f"{len(rows)} rows have"
-        raise DataError(f"{name}: {lacking} no client id, the first is data row {rows[0] + 1}")
+    missing = np.flatnonzero(_missing(ids))
+    if len(missing):
+        lacking = "1 row has" if len(missing) == 1 else f"{len(missing)} rows have"
+        raise DataError(f"{name}: {lacking} no client id, the first is data row {missing[0] + 1}")
     if isinstance(ids, pd.Categorical):
         used = ids.remove_unused_categories()
         names = used.categories.to_numpy()
         return _numbered(names if names.dtype.kind in "iu" else names.astype(str), used.codes)
     if ids.dtype.kind == "f":
-        if not np.isfinite(ids).all() or not (ids == np.rint(ids)).all():
-            bad = ids[~np.isfinite(ids) | (ids != np.rint(ids))][0]
-            raise DataError(f"{name}: client ids must be whole numbers or strings, but one is {bad}")
+        broken = ids[~np.isfinite(ids) | (ids != np.rint(ids))]
+        if len(broken):
+            raise DataError(f"{name}: client ids must be whole numbers or strings, but one is {broken[0]}")
         ids = ids.astype(np.int64)
     if ids.dtype == object:
         kinds = sorted({type(v).__name__ for v in ids})
         if len(kinds) > 1:
             raise DataError(f"{name}: client ids must all be of one type, but there are {' and '.join(kinds)}")
-        ids = np.array([str(v) for v in ids]) if not isinstance(ids[0], int) else ids.astype(np.int64)
+        ids = ids.astype(np.int64 if isinstance(ids[0], int) else str)
     if ids.dtype.kind not in "iubUS":
         raise DataError(f"{name}: client ids must be whole numbers or strings, but their type is {ids.dtype}")
     if bool((ids[1:] >= ids[:-1]).all()):  # already grouped: no sort of millions of rows
         first = np.concatenate([[True], ids[1:] != ids[:-1]])
-        unique, codes = ids[first], np.cumsum(first) - 1
-    else:
-        unique, codes = np.unique(ids, return_inverse=True)
-    return _numbered(unique, codes)
+        return _numbered(ids[first], np.cumsum(first) - 1)
+    return _numbered(*np.unique(ids, return_inverse=True))
 
 
 def _numbered(unique: Array, codes: Array) -> tuple[Array, Sequence[str] | None]:
@@ -191,89 +187,79 @@ def _numbered(unique: Array, codes: Array) -> tuple[Array, Sequence[str] | None]
 
 
 def encode_labels(
-    raw: Array,
-    missing: Array,
-    name: str,
-    classes: int | None,
-    task: Task | None,
-    class_names: Sequence[str] | None = None,
+    labels: Array, name: str, classes: int | None, task: Task | None, class_names: Sequence[str] | None = None
 ) -> Labels:
-    """Labels as classes or targets.
+    """Labels, none of them missing, as classes or targets.
 
     Whole numbers 0 … K−1 stay as they are (with ``classes`` also if some do not occur); other values are numbered in
     sorted order, and the names keep what they were. With ``class_names`` these are the classes, in their order.
-    ``missing``: which rows have no label.
     """
     if task not in (None, "classification", "regression"):
         raise DataError(f"{name}: task must be 'classification' or 'regression', got {task!r}")
-    present = _numbers_or_words(raw if not missing.any() else raw[~missing], name)
-    broken = present[present != np.rint(present)] if present.dtype.kind == "f" else present[:0]
+    labels = _numbers_or_words(labels, name)
+    broken = labels[labels != np.rint(labels)] if labels.dtype.kind == "f" else labels[:0]
     if task == "regression" or (task is None and classes is None and len(broken)):
-        if present.dtype.kind in "US":
+        if labels.dtype.kind in "US":
             raise DataError(
-                f"{name}: a regression needs numbers, but a label is {str(present[0])!r}; name a column of numbers "
-                "(label_column, --label-column)"
+                f"{name}: a regression needs numbers, but a label is {str(labels[0])!r}; name a column of numbers as "
+                f"label_column{FLAG}",
+                "data.options.label_column",
             )
-        return Labels(_spread(present.astype(np.float32), missing))
+        return Labels(labels.astype(np.float32))
     if len(broken):
         raise DataError(f"{name}: classes must be whole numbers or strings, but a label is {broken[0]}")
-    if present.dtype.kind == "f":
-        present = present.astype(np.int64)
+    if labels.dtype.kind in "iuf":
+        labels = labels.astype(np.int64, copy=False)
     if class_names is not None:
-        return Labels(_spread(_positions(present, class_names, name), missing), len(class_names), list(class_names))
-    if present.dtype.kind in "iu" and classes is not None:
-        _check_range(present, classes, name)
-        return Labels(_spread(present.astype(np.int64, copy=False), missing), classes)
-    return _found_classes(present, missing, name, classes, task)
+        return Labels(_positions(labels, class_names, name), len(class_names), list(class_names))
+    if labels.dtype.kind == "i" and classes is not None:
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= classes:
+            raise DataError(
+                f"{name}: labels must be 0 … {classes - 1} for classes={classes}, but there is a label "
+                f"{low if low < 0 else high}"
+            )
+        return Labels(labels, classes)
+    return _found_classes(labels, name, classes, task)
 
 
-def _numbers_or_words(present: Array, name: str) -> Array:
+def _numbers_or_words(labels: Array, name: str) -> Array:
     """Labels of one type that can be compared."""
-    if present.dtype == object:
-        numeric = all(isinstance(v, int | float | np.number) for v in present)
-        present = present.astype(np.float64) if numeric else np.array([str(v) for v in present])
-    if present.dtype.kind not in "biufUS":
-        raise DataError(f"{name}: labels must be numbers or strings, but their type is {present.dtype}")
-    if present.dtype.kind == "f" and not np.isfinite(present).all():
+    if labels.dtype == object:
+        numeric = all(isinstance(v, int | float | np.number) for v in labels)
+        labels = labels.astype(np.float64 if numeric else str)
+    if labels.dtype.kind not in "biufUS":
+        raise DataError(f"{name}: labels must be numbers or strings, but their type is {labels.dtype}")
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
         raise DataError(f"{name}: a label is infinite")
-    return present
+    return labels
 
 
-def _check_range(present: Array, classes: int, name: str) -> None:
-    low, high = int(present.min()), int(present.max())
-    if low < 0 or high >= classes:
-        raise DataError(
-            f"{name}: labels must be 0 … {classes - 1} for classes={classes}, but there is a label "
-            f"{low if low < 0 else high}"
-        )
-
-
-def _found_classes(present: Array, missing: Array, name: str, classes: int | None, task: Task | None) -> Labels:
+def _found_classes(labels: Array, name: str, classes: int | None, task: Task | None) -> Labels:
     """The different labels as classes."""
-    whole = present.dtype.kind in "iu"
-    unique = np.sort(pd.unique(present)) if whole else np.unique(present)  # hashing beats sorting for millions
-    if classes is not None and len(unique) > classes:
-        raise DataError(f"{name}: classes={classes}, but there are {len(unique)} different labels")
-    if len(unique) == 1:
+    whole = labels.dtype.kind == "i"
+    unique = np.sort(pd.unique(labels)) if whole else np.unique(labels)  # hashing beats sorting for millions
+    number = len(unique)
+    if classes is not None and number > classes:
+        raise DataError(f"{name}: classes={classes}, but there are {number} different labels")
+    if number == 1:
         raise DataError(f"{name}: all labels are {str(unique[0])!r}; there is nothing to tell apart")
-    if whole and len(unique) > _MANY_CLASSES and task is None:
-        raise DataError(
-            f"{name}: {len(unique)} different whole numbers as labels: say task='regression' if they are quantities, "
-            f"or task='classification' if they are classes (on the command line: --task regression)"
-        )
-    numbered = whole and unique[0] == 0 and unique[-1] == len(unique) - 1
+    numbered = whole and unique[0] == 0 and unique[-1] == number - 1
     note = ""
-    if whole and task is None and len(unique) > 2 and (len(unique) > _FEW_CLASSES or not numbered):
-        note = (
-            f"the labels are {len(unique)} different whole numbers from {unique[0]} to {unique[-1]} and are read as "
-            f"{len(unique)} classes; if they are quantities, say --task regression, else --task classification"
-        )
-    number = classes or len(unique)
+    if whole and task is None:
+        choice = f"say task='regression' if they are quantities, or task='classification' if they are classes{FLAG}"
+        if number > _MANY_CLASSES:
+            raise DataError(f"{name}: {number} different whole numbers as labels: {choice}", "data.options.task")
+        if number > 2 and (number > _FEW_CLASSES or not numbered):
+            note = Note(
+                f"the labels are {number} different whole numbers from {unique[0]} to {unique[-1]} and are read as "
+                f"{number} classes: {choice}",
+                "data.options.task",
+            )
     if numbered:
-        return Labels(_spread(present.astype(np.int64, copy=False), missing), number, note=note)
-    codes = np.searchsorted(unique, present).astype(np.int64)
-    names = [_word(v) for v in unique] + [f"class {i}" for i in range(len(unique), number)]
-    return Labels(_spread(codes, missing), number, names, note)
+        return Labels(labels, classes or number, note=note)
+    names = [_word(v) for v in unique] + [f"class {i}" for i in range(number, classes or 0)]
+    return Labels(np.searchsorted(unique, labels).astype(np.int64), len(names), names, note)
 
 
 def rows_to_keep(
@@ -295,7 +281,8 @@ def rows_to_keep(
         raise DataError(
             f"{name}: {whose} {lack} {int(absent[first])} of {int(total[first])} labels{more}, and "
             f"partial_labels='error' asks for all or none: fill them in, blank the rest, or drop those rows with "
-            f"partial_labels='drop' {on_command_line('partial_labels', 'drop')}"
+            f"partial_labels='drop'{FLAG}",
+            "data.options.partial_labels",
         )
     if partial == "keep":
         return np.ones(len(missing), dtype=bool), len(mixed) > 0
@@ -317,12 +304,3 @@ def _positions(labels: Array, class_names: Sequence[str], name: str) -> Array:
             f"{', '.join(class_names)}"
         )
     return np.array([place[_word(value)] for value in unique], dtype=np.int64)[which]
-
-
-def _spread(present: Array, missing: Array) -> Array:
-    """Put the labels that exist back to their rows."""
-    if not missing.any():
-        return present
-    full = np.zeros(len(missing), dtype=present.dtype)
-    full[~missing] = present
-    return full

@@ -12,13 +12,14 @@ from numpy.random import Generator, default_rng
 from torch import Tensor
 
 from unalike.core.client import Clients
+from unalike.core.notes import FLAG
 from unalike.core.schema import Schema
 from unalike.data.lazy import LazyPopulation
 from unalike.data.partition.assignment import Assignment, assign, draw_kinds, select_names
 from unalike.data.partition.schemes import Partition
 from unalike.data.population import Population, Scaling
 from unalike.data.rows import owners, rank, shuffle, stored_type
-from unalike.data.source import Array, DataError, Source, on_command_line
+from unalike.data.source import Array, DataError, Source
 
 # One generator for each decision, so that e.g. hiding more labels leaves the partition as it was.
 _PARTITION, _SPLIT, _UNSEEN, _LABELED, _SHIFT = range(5)
@@ -162,7 +163,8 @@ def _clients(
         raise DataError(
             f"{source.name}: values are missing, and with missing='mean' they count as the mean by which inputs are "
             f"scaled, but these inputs are not scaled; fill them in, or say missing='client' (the mean of the client's "
-            f"own training rows) or missing='drop' {on_command_line('missing', 'client')}"
+            f"own training rows) or missing='drop'{FLAG}",
+            "data.options.missing",
         )
     known = source.known if source.known is None or assigned.rows is None else source.known[assigned.rows]
     blank = torch.from_numpy(np.zeros((1, *source.x.shape[1:]), stored_type(source.name, source.x, source.kind)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from unalike.core.notes import FLAG, Note, join_notes
 from unalike.data.files.layout import ColumnReport
 from unalike.data.population import Population
 from unalike.data.source import Names
@@ -63,13 +64,13 @@ def describe(population: Population) -> Description:
     if population.incomplete:
         summary["rows left out"] = f"{population.incomplete:,} for lack of a value (missing=drop)"
     if population.notes:
-        summary["note"] = "; ".join(population.notes)
+        summary["note"] = join_notes("; ", population.notes)
     lacking = _lacking(population)
     if lacking:
         summary["rows without a label"] = f"{lacking:,} of clients that have some; they describe, and are in no loss"
     if not population.has_labels:
-        table = population.columns is not None
-        summary["labels"] = "no labels" + (": name their column with --label-column" if table else "")
+        how = f": name their column (label_column{FLAG})" if population.columns is not None else ""
+        summary["labels"] = Note(f"no labels{how}", "data.options.label_column")
     elif population.classes is None:
         summary["targets"] = _target_range(population)
     if population.classes is not None:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
+from unalike.core.notes import FLAG
 from unalike.core.schema import Schema
 from unalike.data import spec
 from unalike.data.arrays import PartialLabels, Task, array_source
@@ -113,8 +114,9 @@ def is_named(data: object) -> bool:
 def _no_clients(name: str) -> DataError:
     return DataError(
         f"{name}: nothing says which client a row belongs to; give client ids (an array `client`, a column named by "
-        f"client_column), or deal the rows out with a partition, e.g. partition='iid' (on the command line: "
-        f"--client-column NAME or --partition iid)"
+        f"client_column{FLAG}), or deal the rows out with a partition, e.g. partition='iid'{FLAG}",
+        "data.options.client_column",
+        "data.partition",
     )
 
 

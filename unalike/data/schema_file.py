@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unalike.core.schema import Schema
 from unalike.data.population import Population
-from unalike.data.source import DataError, column_places
+from unalike.data.source import DataError, number_places
 
 _WARNING = (
     "center and deviation were computed from the training rows, and are not used while this note is here; put public "
@@ -28,7 +28,7 @@ def schema_text(population: Population) -> str:
         return json.dumps(json.loads(schema.to_json()), indent=1, ensure_ascii=False)
     seen = population.train.select(population.seen)
     x = seen.x[seen.pool_rows()[0]].to(torch.float64)
-    places = _places(schema)
+    places = number_places(schema.columns or {})
     center = {name: _mean(x[:, place]) for name, place in places.items()}
     deviation = {name: _mean((x[:, place] - center[name]).square()) ** 0.5 or 1.0 for name, place in places.items()}
     if schema.shift is not None and schema.scale is not None:  # public already
@@ -43,12 +43,6 @@ def schema_text(population: Population) -> str:
 
 def _mean(values: Tensor) -> float:
     return float(values.nanmean().nan_to_num(0.0))
-
-
-def _places(schema: Schema) -> dict[str, int]:
-    """Where each column of numbers is in a row; the 0/1 features of a text are not scaled."""
-    columns = schema.columns or {}
-    return {name: place for name, place in column_places(columns).items() if columns[name] is None}
 
 
 def read_schema(file: str | Path) -> Schema:
@@ -88,7 +82,7 @@ def read_schema(file: str | Path) -> Schema:
 def _scaled(schema: Schema, path: Path, center: Any, deviation: Any) -> Schema:
     """The schema with the constants that are given by column."""
     shift, scale = torch.zeros(schema.shape), torch.ones(schema.shape)
-    places = _places(schema)
+    places = number_places(schema.columns or {})
     for what, given in (("center", center), ("deviation", deviation)):
         if not isinstance(given, dict) or set(given) != set(places):
             raise DataError(f"{path}: {what} must have a number for each of {', '.join(places) or 'no column'}")

@@ -9,22 +9,24 @@ from typing import Any, Literal, overload
 
 from numpy.typing import NDArray
 
+from unalike.core.notes import Note
+
 Array = NDArray[Any]
 Kind = Literal["image", "features", "tokens"]
 KINDS: tuple[Kind, ...] = ("image", "features", "tokens")
 Fill = Literal["mean", "client"]  # what a missing number becomes: the mean of the scaling, or the client's own
-_WITH_FLAG = ("task", "missing", "drop", "delimiter")
 COUNTED = "the number of classes (data.options.classes)"
 
 
 class DataError(ValueError):
-    """The data is not what was expected; the message says what was expected, what came and what to do."""
+    """The data is not what was expected; the message says what was expected, what came and what to do.
 
+    keys: the settings that it names, as in a ``Note``.
+    """
 
-def on_command_line(option: str, value: object) -> str:
-    """How an option of a source or file reader is said without Python; for the end of an error's advice."""
-    flag = f"--{option} {value}" if option in _WITH_FLAG else f"--set data.options.{option}={value}"
-    return f"(on the command line: {flag})"
+    def __init__(self, message: str, *keys: str) -> None:
+        self.note = Note(message, *keys)
+        super().__init__(str(self.note))
 
 
 class Names(Sequence[str]):
@@ -105,3 +107,8 @@ def column_places(columns: Mapping[str, Sequence[str] | None]) -> dict[str, int]
     """Where each column of a table begins in x."""
     widths = [1 if values is None else len(values) for values in columns.values()]
     return dict(zip(columns, itertools.accumulate([0, *widths[:-1]]), strict=True))
+
+
+def number_places(columns: Mapping[str, Sequence[str] | None]) -> dict[str, int]:
+    """Where each column of numbers of a table is in x."""
+    return {name: place for name, place in column_places(columns).items() if columns[name] is None}

@@ -16,12 +16,13 @@ from torch import Tensor
 from unalike.core.checks import did_you_mean
 from unalike.core.client import Clients
 from unalike.core.schema import Schema
-from unalike.data.arrays import PartialLabels, Task, array_source
+from unalike.data.arrays import PartialLabels, array_source
 from unalike.data.files.frames import of_frame
 from unalike.data.files.layout import Layout, RawRows
 from unalike.data.files.reader import read_rows
 from unalike.data.files.tabular import parse_table
-from unalike.data.source import Array
+from unalike.data.rows import group
+from unalike.data.source import Array, Names, number_places
 from unalike.newcomers.ledger import row_names
 from unalike.runs.errors import UserError
 from unalike.runs.finished import FinishedRun
@@ -109,24 +110,7 @@ class NewcomerFile:
         if missing in ("drop", "mean", "client"):
             how["missing"] = "keep"  # it is about each newcomer's rows alone, which are chosen later
         file = data if isinstance(data, Path) else Path("the table")
-        if not isinstance(data, Path):
-            rows = parse_table(
-                of_frame(data.reset_index(drop=True), file.name), file.name, Layout(known=schema.columns, **how)
-            )
-            if rows.ids is None and id_column is None:
-                rows = replace(rows, ids=np.array([str(one) for one in data.index]))
-        else:
-            if not file.exists():
-                raise UserError(f"there is no file or folder {file}")
-            if file.is_dir():
-                if given.get("client_column"):
-                    raise UserError(
-                        f"{file}: each file of a folder is a client, so there is no --client-column; leave it"
-                    )
-                how.pop("client_column", None)
-            rows = read_rows(file, Layout(known=schema.columns, **how))
-        if how.get("label_column") == "":
-            rows = replace(rows, y=None)
+        rows = _read_rows(data, file, schema, how, given)
         _check_kind(file, rows, schema, given)
         whole = array_source(rows.x, None, rows.client, name=file.name, kind=schema.kind)
         if tuple(whole.x.shape[1:]) != schema.shape:
@@ -139,23 +123,11 @@ class NewcomerFile:
             )
         clients = {"": np.arange(len(whole.x))}
         if whole.client is not None:
-            names = whole.client_names or [str(number) for number in range(int(whole.client.max()) + 1)]
-            order = np.argsort(whole.client, kind="stable")
-            parts = np.split(order, np.cumsum(np.bincount(whole.client, minlength=len(names)))[:-1])
-            clients = {str(name): part for name, part in zip(names, parts, strict=True) if len(part)}
-        notes = []
-        if schema.kind == "features" and schema.columns is None and rows.columns is not None:  # no names to compare
-            said = "the run's data has no names for its features; the columns were taken in order"
-            notes.append(f"{said}: {listed(list(rows.columns), 10)}")
-        if schema.kind == "features" and schema.columns is not None and rows.columns is None:
-            said = "x has no names for its features; they were taken in the order of training"
-            notes.append(f"{said}: {listed(list(schema.columns), 10)}")
-        ignored = [title for title in rows.ignored if title != usual_id]
-        if ignored:
-            them = "it holds" if len(ignored) == 1 else "one of them holds"
-            labels = "" if rows.y is not None else f"; if {them} labels, name it with --label-column"
-            what = "the column" if len(ignored) == 1 else "the columns"
-            notes.append(f"ignored, because training did not have {what}: {listed(ignored, 10)}{labels}")
+            names = whole.client_names or Names(np.arange(whole.clients or 0))
+            order, sizes = group(whole.client, len(names))
+            parts = np.split(np.arange(len(whole.x)) if order is None else order, np.cumsum(sizes)[:-1])
+            clients = {name: part for name, part in zip(names, parts, strict=True) if len(part)}
+        notes = _notes(rows, schema, usual_id)
         return cls(run, file, rows, whole.x, clients, missing, partial_labels, notes)
 
     def only(self, client: str | None) -> str:
@@ -181,35 +153,24 @@ class NewcomerFile:
         With ``missing`` "mean" or "client" a missing number becomes the schema's mean, never one of the newcomer's own:
         then a row changes no other row, and the sensitivity of a private descriptor stays 2/n (P2 Lemma 2).
         """
-        run, file, schema = self.run, self.path, self.run.schema
-        own = self.clients[client]
-        keep, x, notes = own, self.x[own], list[str]()
-        gaps = np.isnan(x) if self.rows.columns is not None else np.zeros(x.shape, dtype=bool)
-        if gaps.any() and self.missing == "drop":
-            keep = own[~gaps.any(1)]
-            x, gaps = self.x[keep], np.zeros((len(keep), *x.shape[1:]), dtype=bool)
-            if len(keep) == 0:
-                raise UserError(f"{file}: every row lacks a feature, so missing='drop' leaves nothing; fill some in")
-        elif gaps.any() and self.missing in ("mean", "client"):
-            notes.append(f"filled in by the schema's means: {counted(int(gaps.sum()), 'value')}")
-            x = _filled(file, x, schema)
+        file, schema, own = self.path, self.run.schema, self.clients[client]
+        keep, x, gaps, notes = self._complete(own)
         y = None
         if self.rows.y is not None and schema.target != "none" and (truth or not unlabeled):
             advice = "; or leave the labels unread with --label-column ''" if truth else ""
-            if not truth and serves_unlabeled(run.method):
+            if not truth and serves_unlabeled(self.run.method):
                 advice = "; or add --unlabeled, because this run needs no labels"
-            y = _numbers(file, self.rows.y.reshape(-1)[keep], keep, schema, run.named_data, advice)
+            y = _numbers(file, self.rows.y.reshape(-1)[keep], keep, schema, self.run.named_data, advice)
         if y is not None and not unlabeled and self.partial_labels == "drop":
             there = ~np.isnan(y)
             keep, x, y, gaps = keep[there], x[there], y[there], gaps[there]
-        task: Task = "regression" if schema.classes is None else "classification"
         source = array_source(
             _inputs(file, x, keep, schema),
             None if unlabeled else y,
             name=file.name,
             kind=schema.kind,
             classes=schema.classes,
-            task=task,
+            task="regression" if schema.classes is None else "classification",
             partial_labels=self.partial_labels,
         )
         one = Clients.from_sizes(
@@ -223,30 +184,86 @@ class NewcomerFile:
         if source.known is not None:
             told = f"{int(source.known.sum())} of {counted(len(source.x), 'row')} have one"
             notes.append(f"labels: {told}; all rows describe the client, those with a label train")
-        one = replace(one, ids=one.ids + int(run.roster.ids.max()) + 1)  # it is taken for no training client
         left_out = len(own) - len(keep)
         if left_out:
             them = "it" if left_out == 1 else "them"
             notes.append(f"left out for lack of a value: {counted(left_out, 'row')}; no prediction is made for {them}")
-        ids = [str(row + 1) for row in keep.tolist()]
-        if self.rows.ids is not None:
-            ids = [_word(value) for value in self.rows.ids[keep].tolist()]
+        ids = keep + 1 if self.rows.ids is None else self.rows.ids[keep]
         return Newcomer(
             name=client or file.name,
-            clients=one,
+            clients=replace(one, ids=one.ids + int(self.run.roster.ids.max()) + 1),  # that of no training client
             rows=keep,
-            ids=ids,
+            ids=[_word(value) for value in ids.tolist()],
             truth=y,
             notes=notes + _far_away(one.x, schema),
             left_out=left_out,
             row_names=row_names(source.x, gaps),
         )
 
+    def _complete(self, own: Array) -> tuple[Array, Array, Array, list[str]]:
+        """Which of a client's rows are kept, what they hold, where that was missing, and what to say about it."""
+        x, shift = self.x[own], self.run.schema.shift
+        gaps = np.isnan(x) if self.rows.columns is not None else np.zeros(x.shape, dtype=bool)
+        if not gaps.any() or self.missing not in ("drop", "mean", "client"):
+            return own, x, gaps, []
+        if self.missing == "drop":
+            whole = ~gaps.any(1)
+            if not whole.any():
+                raise UserError(
+                    f"{self.path}: every row lacks a feature, so missing='drop' leaves nothing; fill some in"
+                )
+            return own[whole], x[whole], gaps[whole], []
+        if shift is None:
+            raise UserError(
+                f"{self.path}: values are missing, and missing='mean' has nothing to fill them with, because the run's "
+                "inputs are not scaled and its schema has no means; fill them in, or leave such rows out: "
+                "--missing drop"
+            )
+        filled = np.where(gaps, shift.to(torch.float64).numpy(), x)
+        return own, filled, gaps, [f"filled in by the schema's means: {counted(int(gaps.sum()), 'value')}"]
+
 
 def near(client: str, names: Sequence[str]) -> str:
     """The end of a sentence about an unknown client: the one nearest to it, else the first few."""
     found = did_you_mean(client, names)
     return found if found.endswith("?") else f"; there are {listed(list(names), 10)}."
+
+
+def _read_rows(
+    data: Path | pd.DataFrame, file: Path, schema: Schema, how: dict[str, Any], given: Mapping[str, Any]
+) -> RawRows:
+    """What the file, folder or table holds."""
+    if isinstance(data, pd.DataFrame):
+        layout = Layout(known=schema.columns, **how)
+        rows = parse_table(of_frame(data.reset_index(drop=True), file.name), file.name, layout)
+        if rows.ids is None and not layout.id_required:
+            rows = replace(rows, ids=np.array([str(one) for one in data.index]))
+    else:
+        if not file.exists():
+            raise UserError(f"there is no file or folder {file}")
+        if file.is_dir():
+            if given.get("client_column"):
+                raise UserError(f"{file}: each file of a folder is a client, so there is no --client-column; leave it")
+            how = {**how, "client_column": None}
+        rows = read_rows(file, Layout(known=schema.columns, **how))
+    return replace(rows, y=None) if how.get("label_column") == "" else rows
+
+
+def _notes(rows: RawRows, schema: Schema, usual_id: str | None) -> list[str]:
+    """What cannot be compared with the run's data, or is ignored."""
+    notes = []
+    if schema.kind == "features" and schema.columns is None and rows.columns is not None:
+        said = "the run's data has no names for its features; the columns were taken in order"
+        notes.append(f"{said}: {listed(list(rows.columns), 10)}")
+    if schema.kind == "features" and schema.columns is not None and rows.columns is None:
+        said = "x has no names for its features; they were taken in the order of training"
+        notes.append(f"{said}: {listed(list(schema.columns), 10)}")
+    ignored = [title for title in rows.ignored if title != usual_id]
+    if ignored:
+        them, what = ("it holds", "column") if len(ignored) == 1 else ("one of them holds", "columns")
+        labels = "" if rows.y is not None else f"; if {them} labels, name it with --label-column"
+        notes.append(f"ignored, because training did not have the {what}: {listed(ignored, 10)}{labels}")
+    return notes
 
 
 def _check_kind(file: Path, rows: RawRows, schema: Schema, given: Mapping[str, Any]) -> None:
@@ -267,17 +284,6 @@ def _check_kind(file: Path, rows: RawRows, schema: Schema, given: Mapping[str, A
         raise UserError(f"{file} has no rows, but a newcomer needs at least one; give a file that holds its rows")
     if schema.kind == "image" and rows.x.ndim not in (3, 4):
         raise _other_shape(file, rows.x, schema)
-
-
-def _filled(file: Path, x: Array, schema: Schema) -> Array:
-    """A table's missing numbers filled in by the means that the schema has: those that inputs are shifted by."""
-    if schema.shift is None:
-        raise UserError(
-            f"{file}: values are missing, and missing='mean' has nothing to fill them with, because the run's inputs "
-            "are not scaled and its schema has no means; fill them in, or leave such rows out: "
-            "--missing drop"
-        )
-    return np.where(np.isnan(x), schema.shift.to(torch.float64).numpy(), x)
 
 
 def _numbers(file: Path, y: Array, rows: Array, schema: Schema, named_data: bool, advice: str = "") -> Array | None:
@@ -359,12 +365,11 @@ def _far_away(x: Tensor, schema: Schema) -> list[str]:
         return []
     mean, deviation = schema.shift.to(torch.float64), 1 / schema.scale.to(torch.float64)
     away = (x.to(torch.float64) - mean).abs() > FAR * deviation
-    if not bool(away.any()):
-        return []
-    found = [("x", x, mean.mean(), deviation.mean())]
+    found = [("x", x, mean.mean(), deviation.mean())] if bool(away.any()) else []
     if schema.kind == "features" and x.ndim == 2:
-        numbers = [(i, name) for i, (name, value) in enumerate(_features(schema)) if value is None]
-        found = [(name, x[:, i], mean[i], deviation[i]) for i, name in numbers if bool(away[:, i].any())]
+        names = {f"feature {i + 1}": i for i in range(x.shape[1])}
+        places = names if schema.columns is None else number_places(schema.columns)
+        found = [(name, x[:, i], mean[i], deviation[i]) for name, i in places.items() if bool(away[:, i].any())]
     if not found:
         return []
     name, values, usual, spread = found[0]
@@ -375,10 +380,3 @@ def _far_away(x: Tensor, schema: Schema) -> list[str]:
         f"mean in training, {float(usual):.3g} ± {float(spread):.3g}{more}; with another scale or unit than in "
         "training the model's answers mean nothing"
     ]
-
-
-def _features(schema: Schema) -> list[tuple[str, str | None]]:
-    """For each feature its column and, of a column of text, its value."""
-    if schema.columns is None:
-        return [(f"feature {i + 1}", None) for i in range(schema.shape[0])]
-    return [(column, value) for column, values in schema.columns.items() for value in values or (None,)]

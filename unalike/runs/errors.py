@@ -3,33 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
-FLAG = "{flag}"  # in a message: here the command line names the flag of a setting, and Python names nothing
+from unalike.core.notes import FLAG, Note
 
-
-class Note(str):
-    """Text for the user in which settings are named. As it is, it has no flags; ``shown`` puts them in.
-
-    keys: the settings, dotted as in a recipe, one for each ``FLAG`` in the text. What runs and data say is free of
-    flags; the command line, which has them, shows them.
-    """
-
-    _template: str
-    keys: tuple[str, ...]
-
-    def __new__(cls, text: str, *keys: str) -> Note:
-        made = super().__new__(cls, text.replace(FLAG, ""))
-        made._template, made.keys = text, keys
-        return made
-
-    def shown(self, flag_of: Callable[[str], str]) -> str:
-        """The text with the flags that set ``keys`` in their places."""
-        text = self._template
-        for key in self.keys:
-            text = text.replace(FLAG, flag_of(key), 1)
-        return text.replace(FLAG, "")
+__all__ = ["FLAG", "Diverged", "Interrupted", "Note", "UserError"]
 
 
 class UserError(Exception):

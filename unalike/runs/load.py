@@ -9,6 +9,7 @@ from typing import TypeVar
 import pandas as pd
 
 from unalike import data
+from unalike.core.notes import join_notes
 from unalike.data.lazy import LazyPopulation
 from unalike.data.population import Population
 from unalike.data.source import Source
@@ -74,5 +75,5 @@ def describe_data(population: Population, before: str = "") -> Note | None:
         all_ = counted(missing + len(population), "client")
         reasons.append(f"{missing:,} of {all_} have too few rows to train and test on and are left out")
         if population.partition != "natural":  # such a client has the rows that it has
-            reasons.append(f"with fewer clients{FLAG} each has more rows")
-    return Note(before + "; ".join(reasons), "data.clients") if reasons else None
+            reasons.append(Note(f"with fewer clients{FLAG} each has more rows", "data.clients"))
+    return join_notes("", [before, join_notes("; ", reasons)]) if reasons else None

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 
+from unalike.core.notes import FLAG
 from unalike.data.files.frames import Piece, Pieces
 from unalike.data.files.layout import MISSING, ColumnReport, Features, Layout
 from unalike.data.source import Array, DataError
 
+DROP = "data.options.drop"
 MOST_VALUES = 50  # of a text column
 _LOOKS_LIKE_LABELS = {"label", "labels", "target", "targets", "class"}
 _LOOKS_LIKE_ID = re.compile(r"(^|[^a-z])(id|nr|no|index|uuid)$", re.IGNORECASE)
@@ -103,7 +105,8 @@ def _check_labels(features: Sequence[str], label: str | None, layout: Layout, na
         if column.lower() in _LOOKS_LIKE_LABELS:
             raise DataError(
                 f"{name}: the column {column!r} looks like labels; say label_column={column!r}, or label_column='' "
-                f"if it is a feature and there are no labels (on the command line: --label-column {column!r} or '')"
+                f"if it is a feature and there are no labels{FLAG}",
+                "data.options.label_column",
             )
 
 
@@ -208,12 +211,13 @@ class Column:
         """The column as numbers, or as text with its values; refused where it can be neither."""
         known, name = layout.known, self.name
         if self.missing == self.rows and known is None:
-            raise DataError(f"the column {name!r} is empty; remove it, or leave it out (drop, --drop {name})")
+            raise DataError(f"the column {name!r} is empty; remove it, or leave it out (drop{FLAG})", DROP)
         if self.missing and layout.missing == "error":
             raise DataError(
                 f"the column {name!r} lacks {self.missing} of {self.rows} values, the first in {self.first_missing}; "
                 "fill them in, or say missing='drop' (leave such rows out), 'mean' (the mean by which inputs are "
-                "scaled) or 'client' (the mean of the client's own training rows) (on the command line: --missing mean)"
+                f"scaled) or 'client' (the mean of the client's own training rows){FLAG}",
+                "data.options.missing",
             )
         if known is not None:
             if known[name] is None and self.wrong:
@@ -227,13 +231,16 @@ class Column:
         if not text and self.wrong < 0.5 * self.rows:
             raise DataError(
                 f"the column {name!r} should hold numbers, but {self.first_word}; if that stands for a missing value, "
-                "say na_values (on the command line: --na-values '?'), and if its values are names, say categorical"
+                f"say na_values='?'{FLAG}, and if its values are names, say categorical{FLAG}",
+                "data.options.na_values",
+                "data.options.categorical",
             )
         if len(self.words) > MOST_VALUES:
             raise DataError(
                 f"the column {name!r} holds text with more than {MOST_VALUES} different values, e.g. "
-                f"{self.example!r}; at most {MOST_VALUES} become features of their own: leave it out (drop, "
-                f"--drop {name}) or turn it into numbers"
+                f"{self.example!r}; at most {MOST_VALUES} become features of their own: leave it out (drop{FLAG}) or "
+                "turn it into numbers",
+                DROP,
             )
         return replace(self, values=sorted(self.words))
 
@@ -281,7 +288,7 @@ def survey(pieces: Pieces, layout: Layout, name: str) -> tuple[Roles, list[Colum
         try:
             decided = [column.decide(layout) for column in columns]
         except DataError as error:
-            raise DataError(f"{name}: {error}") from error
+            raise DataError(f"{name}: {error.note.template}", *error.note.keys) from error
         mixed = {column.name for column in decided if column.values is not None and column.from_numbers}
         mixed |= {roles.label} if roles.label is not None and len(kinds) > 1 else set()
         if mixed <= text:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from unalike.core.notes import FLAG
 from unalike.data.files.archive import reading
 from unalike.data.files.layout import Layout
 from unalike.data.source import DataError
@@ -107,7 +108,8 @@ def _csv_options(path: Path, layout: Layout, text: Collection[str]) -> dict[str,
     if len(titles) == 1 and any(sign in titles[0] for sign in ";\t|"):
         raise DataError(
             f"{path}: only one column was found, {titles[0]!r}; is another delimiter needed? "
-            f"Say e.g. delimiter=';' (on the command line: --delimiter ';')"
+            f"Say e.g. delimiter=';'{FLAG}",
+            "data.options.delimiter",
         )
     _check_names(path, titles)
     if len(first) > len(titles):  # pandas would take the first cells of all rows as an index

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from unalike.core.notes import FLAG
 from unalike.data.files.layout import RawRows
-from unalike.data.source import Array, DataError, on_command_line
+from unalike.data.source import Array, DataError
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
@@ -65,7 +66,8 @@ def read_pictures(files: list[Path], size: int | Sequence[int] | None = None) ->
             common = min(*found, *shape)
             raise DataError(
                 f"{path} is {found[0]}×{found[1]} pixels, {files[0]} is {shape[0]}×{shape[1]}; "
-                f"give a common size, e.g. size={common} {on_command_line('size', common)}"
+                f"give a common size, e.g. size={common}{FLAG}",
+                "data.options.size",
             )
         shape = shape or found
     mode = "L" if all(m in ("1", "L", "LA") for m in modes) else "RGB"

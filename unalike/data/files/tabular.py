@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from unalike.core.notes import FLAG, Note
 from unalike.data.files.columns import Column, Roles, cells, numbers_of, survey
 from unalike.data.files.frames import Piece, Pieces
 from unalike.data.files.layout import MISSING, ColumnReport, Layout, RawRows
@@ -163,8 +164,12 @@ def _notes(columns: list[Column], layout: Layout) -> list[str]:
     if layout.known is not None:
         return []
     return [
-        f"the column {column.name!r} holds a different whole number in each row and looks like an id, which is no "
-        f"feature: leave it out with --drop {column.name}, or say --id-column {column.name}"
+        Note(
+            f"the column {column.name!r} holds a different whole number in each row and looks like an id, which is no "
+            f"feature: leave it out (drop{FLAG}), or say id_column={column.name!r}{FLAG}",
+            "data.options.drop",
+            "data.options.id_column",
+        )
         for column in columns
         if column.looks_like_id
     ]

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.random import Generator
 
+from unalike.core.notes import FLAG
 from unalike.data.partition.histograms import read_counts
 from unalike.data.partition.mixture import MDMError, Mixture
 from unalike.data.source import Array, DataError
@@ -197,7 +198,10 @@ def conditional(labels: Array, clients: int, rng: Generator, file: str) -> list[
     """Conditionally IID clients (Scott, 2026): the first histograms of ``conditional:FILE`` (CSV, NPZ or NPY)."""
     counts = read_counts(file).long().numpy()
     if clients > len(counts):
-        raise MDMError(f"{file} has {len(counts)} histograms, for {clients} clients: use at most that many (--clients)")
+        raise MDMError(
+            f"{file} has {len(counts)} histograms, for {clients} clients: use at most that many clients{FLAG}",
+            "data.clients",
+        )
     return conditional_partition(labels, counts[:clients], rng)
 
 

@@ -46,7 +46,8 @@ def flag_of(key: str) -> str:
     """For an error message: the flag that sets a dotted key (or what it is a part of) in brackets, or nothing."""
     parts = key.split(".")
     above = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
-    return next((f" ({FLAGS[one]})" for one in above if one in FLAGS), "")
+    otherwise = f" (--set {key}=…)" if key.startswith("data.options.") else ""
+    return next((f" ({FLAGS[one]})" for one in above if one in FLAGS), otherwise)
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
