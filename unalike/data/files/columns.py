@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ import pandas as pd
 
 from unalike.core.notes import FLAG
 from unalike.data.files.frames import Piece, Pieces
-from unalike.data.files.layout import MISSING, ColumnReport, Features, Layout
+from unalike.data.files.layout import MISSING, ColumnReport, Layout
 from unalike.data.source import Array, DataError
 
 DROP = "data.options.drop"
@@ -45,44 +45,38 @@ class Roles:
 
         def find(option: str, default: str = "", must: bool = required) -> str | None:
             wanted = getattr(layout, option)
-            if wanted is None or wanted == "":
+            if not wanted:
                 return default if wanted is None and default in titles else None
-            if wanted not in titles and must:
-                raise DataError(_no_column(name, wanted, option, titles))
+            if must:
+                _check_there([wanted], option, titles, name)
             return wanted if wanted in titles else None
 
         client, label = find("client_column", "client"), find("label_column", "y")
         id_, epsilon = find("id_column", must=layout.id_required), find("epsilon_column")
         others = [title for title in titles if title not in (client, label, id_, epsilon)]
-        for option in ("features", "drop", "categorical"):
-            for column in getattr(layout, option) or ():
-                if column not in titles and known is None:
-                    raise DataError(_no_column(name, column, option, titles))
-        dropped = [title for title in others if title in layout.drop]
-        ignored: list[str] = []
-        if known is not None:
-            real = [title for title in known if not _is_indicator(title, known)]
-            dropped = [title for title in dropped if title not in known]
-            ignored = [title for title in others if title not in known and title not in dropped]
-            _check_known(others, ignored, real, layout, name)
-            features = real
+        if known is None:
+            for option in ("features", "drop", "categorical"):
+                _check_there(getattr(layout, option) or (), option, titles, name)
+            wanted = others if layout.features is None else layout.features
+            features, ignored = [title for title in others if title in wanted and title not in layout.drop], []
+            if label is None and layout.label_column is None:
+                _check_labels(features, name)
         else:
-            if layout.features is not None:
-                dropped = [title for title in others if title not in layout.features or title in layout.drop]
-            features = [title for title in others if title not in dropped]
-            _check_labels(features, label, layout, name)
+            indicators = {f"{title}{MISSING}" for title in known}
+            features = [title for title in known if title not in indicators]
+            ignored = [title for title in others if title not in known and title not in layout.drop]
+            _check_known(others, ignored, features, layout, name)
         if not features:
             raise DataError(f"{name}: there is no feature column beside {', '.join(titles)}")
+        dropped = [title for title in others if title not in features and title not in ignored]
         return cls(client, label, id_, epsilon, features, dropped, ignored)
 
 
-def _no_column(name: str, wanted: str, option: str, titles: Sequence[str]) -> str:
-    listed = ", ".join(titles[:40]) + (", …" if len(titles) > 40 else "")
-    return f"{name}: there is no column {wanted!r} ({option}); the columns are {listed}"
-
-
-def _is_indicator(title: str, known: Features) -> bool:
-    return title.endswith(MISSING) and title.removesuffix(MISSING) in known
+def _check_there(wanted: Sequence[str], option: str, titles: Sequence[str], name: str) -> None:
+    lacking = [column for column in wanted if column not in titles]
+    if lacking:
+        listed = ", ".join(titles[:40]) + (", …" if len(titles) > 40 else "")
+        raise DataError(f"{name}: there is no column {lacking[0]!r} ({option}); the columns are {listed}")
 
 
 def _check_known(
@@ -98,9 +92,7 @@ def _check_known(
         )
 
 
-def _check_labels(features: Sequence[str], label: str | None, layout: Layout, name: str) -> None:
-    if label is not None or layout.label_column is not None:
-        return
+def _check_labels(features: Sequence[str], name: str) -> None:
     for column in features:
         if column.lower() in _LOOKS_LIKE_LABELS:
             raise DataError(
@@ -108,25 +100,6 @@ def _check_labels(features: Sequence[str], label: str | None, layout: Layout, na
                 f"if it is a feature and there are no labels{FLAG}",
                 "data.options.label_column",
             )
-
-
-def cells(column: pd.Series, layout: Layout) -> tuple[Array | None, pd.Series | None, Array]:
-    """A column's numbers (or None), its trimmed words (or None), and where a value is missing."""
-    absent = column.isna().to_numpy()
-    if pd.api.types.is_datetime64_any_dtype(column):
-        days = (column.dt.tz_localize(None) - _DAY_ZERO).dt.total_seconds() / 86_400
-        return days.to_numpy(dtype=np.float64, na_value=np.nan), None, absent
-    if pd.api.types.is_timedelta64_dtype(column):
-        return (column.dt.total_seconds() / 3_600).to_numpy(dtype=np.float64, na_value=np.nan), None, absent
-    if pd.api.types.is_bool_dtype(column) or pd.api.types.is_numeric_dtype(column):
-        numbers = column.to_numpy(dtype=np.float64, na_value=np.nan)
-        if column.name in layout.text:
-            words = pd.Series([f"{one:g}" if one.is_integer() else str(one) for one in numbers.tolist()])
-            return None, words, absent | words.isin(layout.na_values).to_numpy()
-        gone = [float(word) for word in layout.na_values if not math.isnan(read_number(word, layout))]
-        return numbers, None, absent | np.isin(numbers, gone)
-    words = column.astype(str).str.strip()
-    return None, words, absent | words.isin(["", *layout.na_values]).to_numpy()
 
 
 def read_number(word: str, layout: Layout) -> float:
@@ -144,10 +117,35 @@ def read_number(word: str, layout: Layout) -> float:
     return math.nan
 
 
-def numbers_of(words: pd.Series, layout: Layout) -> Array:
-    """[rows] float64: ``read_number`` of each word."""
-    known = {word: read_number(word, layout) for word in words.unique()}
-    return words.map(known).to_numpy(dtype=np.float64, na_value=np.nan)
+@dataclass(frozen=True)
+class Cells:
+    """What some rows hold in one column."""
+
+    numbers: Array  # [rows] float64; NaN where a value is missing or is no number
+    words: pd.Series | None  # trimmed; None: the column came as numbers
+    absent: Array  # [rows] bool: where a value is missing
+
+    @classmethod
+    def of(cls, column: pd.Series, layout: Layout, text: Collection[str]) -> Cells:
+        """``text``: the columns that are read as words whatever they hold."""
+        absent: Array = column.isna().to_numpy()
+        words: pd.Series | None = None
+        if pd.api.types.is_datetime64_any_dtype(column):
+            numbers = (column.dt.tz_localize(None) - _DAY_ZERO).dt.total_seconds().to_numpy(np.float64) / 86_400
+        elif pd.api.types.is_timedelta64_dtype(column):
+            numbers = column.dt.total_seconds().to_numpy(np.float64) / 3_600
+        elif pd.api.types.is_numeric_dtype(column):  # truth values are numbers, too
+            numbers = column.to_numpy(np.float64, na_value=np.nan)
+            absent = absent | np.isin(numbers, [read_number(word, layout) for word in layout.na_values])
+            if column.name in text:
+                words = pd.Series([f"{one:.0f}" if one.is_integer() else str(one) for one in numbers.tolist()])
+        else:
+            words = column.astype(str).str.strip()
+        if words is not None:
+            absent = absent | words.isin(["", *layout.na_values]).to_numpy()
+            read = {word: read_number(word, layout) for word in words[~absent].unique()}
+            numbers = words.map(read).to_numpy(np.float64)
+        return cls(np.where(absent, np.nan, numbers), words, absent)
 
 
 @dataclass
@@ -161,51 +159,38 @@ class Column:
     first_missing: str = ""  # where it is
     first_word: str = ""  # that is no number: where it is, and what it says
     first_infinite: str = ""
-    example: str = ""  # the first word
     wrong: int = 0  # words that are no numbers
     dates: int = 0
     low: float = math.inf
     high: float = -math.inf
     from_numbers: bool = False  # pandas has read numbers in some piece, so that their words are lost
-    words: set[str] = field(default_factory=set)  # all of them, until there are too many
+    words: dict[str, None] = field(default_factory=dict)  # all of them in their order, until there are too many
     distinct: set[float] | None = field(default_factory=set)  # None: not the numbers of a row of ids
 
-    def read(self, piece: Piece, layout: Layout) -> None:
+    def read(self, piece: Piece, cells: Cells) -> None:
         """Add the rows of a piece."""
-        numbers, words, absent = cells(piece.frame[self.name], layout)
-        if absent.any() and not self.missing:
-            self.first_missing = _at(piece, absent)
+        numbers, words, absent = cells.numbers, cells.words, cells.absent
+        self.first_missing = self.first_missing or _at(piece, absent)
         self.rows, self.missing = self.rows + len(absent), self.missing + int(absent.sum())
-        if words is not None:
-            present = words[~absent]
-            different = present.unique()
-            self.example = self.example or str(next(iter(different), ""))
+        wrong = np.isnan(numbers) & ~absent
+        if words is None:
+            self.from_numbers = True
+        else:
+            different = words[~absent].unique()
             if len(self.words) <= MOST_VALUES:
-                self.words.update(different)
-            numbers = np.where(absent, np.nan, numbers_of(words.where(~absent, ""), layout))
+                self.words |= dict.fromkeys(different)
             self.dates += sum(bool(_DATE.fullmatch(word) or _TIME.fullmatch(word)) for word in different)
-            wrong = np.isnan(numbers) & ~absent
             if wrong.any() and not self.wrong:
                 self.first_word = f"{_at(piece, wrong)} holds {words.iloc[int(np.argmax(wrong))]!r}"
             self.wrong += int(wrong.sum())
-        else:
-            self.from_numbers = True
-        assert numbers is not None
-        found = numbers[~absent & ~np.isnan(numbers)]
-        infinite = np.isinf(numbers)
-        if infinite.any() and not self.first_infinite:
-            self.first_infinite = _at(piece, infinite)
+        self.first_infinite = self.first_infinite or _at(piece, np.isinf(numbers))
+        found = numbers[~np.isnan(numbers)]
         if len(found):
             self.low, self.high = min(self.low, float(found.min())), max(self.high, float(found.max()))
-            self._keep_distinct(found)
-
-    def _keep_distinct(self, found: Array) -> None:
-        if self.distinct is None or self.rows > 100_000:
-            return
-        before = len(self.distinct)
-        self.distinct.update(found.tolist())
-        if len(self.distinct) < before + len(found) or not bool((found == np.rint(found)).all()):
-            self.distinct = None
+        if self.distinct is not None and self.rows <= 100_000:
+            together = self.distinct | set(found.tolist())
+            counts = len(together) == len(self.distinct) + len(found) and bool((found == np.rint(found)).all())
+            self.distinct = together if counts else None
 
     def decide(self, layout: Layout) -> Column:
         """The column as numbers, or as text with its values; refused where it can be neither."""
@@ -238,8 +223,8 @@ class Column:
         if len(self.words) > MOST_VALUES:
             raise DataError(
                 f"the column {name!r} holds text with more than {MOST_VALUES} different values, e.g. "
-                f"{self.example!r}; at most {MOST_VALUES} become features of their own: leave it out (drop{FLAG}) or "
-                "turn it into numbers",
+                f"{next(iter(self.words))!r}; at most {MOST_VALUES} become features of their own: leave it out "
+                f"(drop{FLAG}) or turn it into numbers",
                 DROP,
             )
         return replace(self, values=sorted(self.words))
@@ -263,26 +248,29 @@ class Column:
 
 
 def _at(piece: Piece, where: Array) -> str:
+    """The first of these rows, as people count them; empty if there is none."""
+    if not where.any():
+        return ""
     row = f"data row {piece.first + int(np.argmax(where)) + 1}"
     return f"{row} of {piece.name}" if piece.one_of_many else row
 
 
 def survey(pieces: Pieces, layout: Layout, name: str) -> tuple[Roles, list[Column], set[str]]:
     """The roles of the columns, the features with what they hold, and which columns have to be read as text."""
-    text: set[str] = set()
+    text = layout.text
     while True:
         roles: Roles | None = None
         columns: list[Column] = []
-        kinds: set[str] = set()  # of labels
+        labels: set[bool] = set()  # are they numbers?
         for piece in pieces(text):
             if roles is None:
                 roles = Roles.of(piece, layout)
                 columns = [Column(title) for title in roles.features]
             for column in columns:
-                column.read(piece, layout)
+                column.read(piece, Cells.of(piece.frame[column.name], layout, text))
             if roles.label is not None and roles.label in piece.frame:
                 label = piece.frame[roles.label].dropna()
-                kinds |= {"number" if pd.api.types.is_numeric_dtype(label) else "word"} if len(label) else set()
+                labels |= {pd.api.types.is_numeric_dtype(label)} if len(label) else set()
         if roles is None or not columns or columns[0].rows == 0:
             raise DataError(f"{name}: the table has no rows")
         try:
@@ -290,7 +278,8 @@ def survey(pieces: Pieces, layout: Layout, name: str) -> tuple[Roles, list[Colum
         except DataError as error:
             raise DataError(f"{name}: {error.note.template}", *error.note.keys) from error
         mixed = {column.name for column in decided if column.values is not None and column.from_numbers}
-        mixed |= {roles.label} if roles.label is not None and len(kinds) > 1 else set()
+        if roles.label is not None and len(labels) > 1:
+            mixed.add(roles.label)
         if mixed <= text:
             return roles, decided, text
-        text |= mixed
+        text = text | mixed

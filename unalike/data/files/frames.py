@@ -46,7 +46,7 @@ def of_files(paths: list[Path], layout: Layout, clients: list[str] | None = None
         columns: tuple[Path, list[str]] | None = None
         for number, path in enumerate(paths):
             first = 0
-            for frame in _frames(path, layout, {*layout.text, *text}, rows):
+            for frame in _frames(path, layout, text, rows):
                 titles = [title for title in frame.columns if title != (layout.label_column or "y")]
                 columns = columns or (path, titles)
                 _check_same(path, titles, *columns)

@@ -6,48 +6,55 @@ file that is mapped, so that memory does not grow with the rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from unalike.core.notes import FLAG, Note
-from unalike.data.files.columns import Column, Roles, cells, numbers_of, survey
+from unalike.data.files.columns import Cells, Column, Roles, survey
 from unalike.data.files.frames import Piece, Pieces
 from unalike.data.files.layout import MISSING, ColumnReport, Layout, RawRows
 from unalike.data.rows import empty_array
-from unalike.data.source import Array, DataError
+from unalike.data.source import Array, DataError, column_places
 
 
 def parse_table(pieces: Pieces, name: str, layout: Layout) -> RawRows:
     """Client, label and feature columns; text columns become one feature for each value."""
     roles, columns, text = survey(pieces, layout, name)
-    indicators = _indicators(columns, layout)
     features: dict[str, Sequence[str] | None] = {column.name: column.values for column in columns}
-    features |= dict.fromkeys(f"{title}{MISSING}" for title in indicators)
+    features |= dict.fromkeys(f"{title}{MISSING}" for title in _indicated(columns, layout))
     if layout.known is not None:
         features = {title: features.get(title) for title in layout.known}
+    places = column_places(features)
     width = sum(1 if values is None else len(values) for values in features.values())
     x = empty_array((columns[0].rows, width), np.dtype(np.float32))
     count = 0
-    client, label, ids = _Gathered(), _Gathered(), _Gathered()
+    kept: dict[str, list[pd.Series]] = {title: [] for title in (roles.client, roles.label, roles.id) if title}
     for piece in pieces(text):
-        frame = piece.frame.drop(index=piece.frame.index[_left_out(piece, columns, layout)])
-        made = [_encode(frame, piece, title, columns, layout) for title in features]
-        x[count : count + len(frame)] = np.concatenate(made, axis=1)
-        count += len(frame)
-        for collected, title in ((client, roles.client), (label, roles.label), (ids, roles.id)):
-            if title is not None:
-                collected.add(frame[title] if title in frame else pd.Series(np.nan, frame.index))
+        cells = {column.name: Cells.of(piece.frame[column.name], layout, text) for column in columns}
+        keep = np.ones(len(piece.frame), dtype=bool)
+        if layout.missing == "drop":
+            keep &= ~np.any([one.absent for one in cells.values()], axis=0)
+        rows = x[count : count + int(keep.sum())]
+        for title, values in features.items():
+            made = _encode(title, values, cells, piece, keep, layout)
+            rows[:, places[title] : places[title] + made.shape[1]] = made
+        count += len(rows)
+        for title, series in kept.items():
+            one = piece.frame[title][keep] if title in piece.frame else pd.Series(np.full(len(rows), np.nan))
+            series.append(one if pd.api.types.is_numeric_dtype(one) else _compact(one))
     if count == 0:
         raise DataError(f"{name}: every row lacks a feature, so missing='drop' leaves nothing")
+    client, label, ids = (kept.get(title or "") for title in (roles.client, roles.label, roles.id))
     return RawRows(
         x[:count],
-        label.values(layout),
-        client.clients(),
+        None if label is None else _values(label, layout),
+        None if client is None else _clients(client),
         features,
-        ids=ids.values(layout),
+        ids=None if ids is None else _values(ids, layout),
         ignored=roles.ignored,
         incomplete=columns[0].rows - count,
         gaps=layout.missing not in ("error", "drop") and any(column.missing for column in columns),
@@ -56,101 +63,71 @@ def parse_table(pieces: Pieces, name: str, layout: Layout) -> RawRows:
     )
 
 
-def _indicators(columns: list[Column], layout: Layout) -> list[str]:
+def _indicated(columns: list[Column], layout: Layout) -> list[str]:
     """The features that have a 0/1 feature beside them which says where they are missing."""
     if layout.known is not None:
         return [title for title in layout.known if f"{title}{MISSING}" in layout.known]
     return [column.name for column in columns if layout.indicator and column.missing]
 
 
-def _left_out(piece: Piece, columns: list[Column], layout: Layout) -> Array:
-    """[rows] bool: who lacks a feature and is left out for it."""
-    lacking = np.zeros(len(piece.frame), dtype=bool)
-    if layout.missing == "drop":
-        for column in columns:
-            if column.missing:
-                lacking |= cells(piece.frame[column.name], layout)[2]
-    return lacking
-
-
-def _encode(frame: pd.DataFrame, piece: Piece, title: str, columns: list[Column], layout: Layout) -> Array:
+def _encode(
+    title: str, values: Sequence[str] | None, cells: Mapping[str, Cells], piece: Piece, keep: Array, layout: Layout
+) -> Array:
     """One feature as float32: [rows, 1], or for text [rows, values]; NaN where it is missing."""
-    column = next((column for column in columns if column.name == title), None)
-    if column is None:  # an indicator
-        gone = cells(frame[title.removesuffix(MISSING)], layout)[2]
-        return gone.astype(np.float32)[:, None]
-    numbers, words, absent = cells(frame[title], layout)
-    if column.values is None:
-        if numbers is None and words is not None:
-            numbers = numbers_of(words.where(~absent, ""), layout)
-        assert numbers is not None
-        return np.where(absent, np.nan, numbers).astype(np.float32)[:, None]
-    if words is None:
-        words = frame[title].astype(str)
-    codes = pd.Index(column.values).get_indexer(pd.Index(words))
-    strange = (codes < 0) & ~absent
+    if title not in cells:  # an indicator
+        return cells[title.removesuffix(MISSING)].absent[keep, None].astype(np.float32)
+    own = cells[title]
+    if values is None:
+        return own.numbers[keep, None].astype(np.float32)
+    assert own.words is not None, "survey has had it read as text"
+    codes = pd.Index(values).get_indexer(pd.Index(own.words))
+    strange = (codes < 0) & ~own.absent & keep
     if strange.any():
         at = int(np.argmax(strange))
-        row = piece.first + int(np.flatnonzero(piece.frame.index == frame.index[at])[0]) + 1
         raise DataError(
-            f"{piece.name}: the column {title!r} holds {words.iloc[at]!r} in data row {row}, which was not in "
-            f"{layout.known_from}; the values there are {', '.join(column.values)}"
+            f"{piece.name}: the column {title!r} holds {own.words.iloc[at]!r} in data row {piece.first + at + 1}, "
+            f"which was not in {layout.known_from}; the values there are {', '.join(values)}"
         )
-    one_hot = np.zeros((len(codes), len(column.values)), dtype=np.float32)
-    one_hot[np.arange(len(codes)), codes] = 1
-    one_hot[absent] = np.nan
+    one_hot = np.eye(len(values), dtype=np.float32)[codes[keep]]
+    one_hot[own.absent[keep]] = np.nan
     return one_hot
 
 
-class _Gathered:
-    """A column that is kept beside the features, piece by piece."""
-
-    def __init__(self) -> None:
-        self._pieces: list[pd.Series] = []
-
-    def add(self, column: pd.Series) -> None:
-        text = not pd.api.types.is_numeric_dtype(column) and not isinstance(column.dtype, pd.CategoricalDtype)
-        self._pieces.append(column.astype("category") if text else column)  # each word once: it takes little memory
-
-    def _whole(self) -> pd.Series:
-        if any(isinstance(piece.dtype, pd.CategoricalDtype) for piece in self._pieces):
-            pieces = [piece.astype("category") for piece in self._pieces]
-            return pd.Series(pd.api.types.union_categoricals(pieces)) if len(pieces) > 1 else pieces[0]
-        return pd.concat(self._pieces) if len(self._pieces) > 1 else self._pieces[0]
-
-    def values(self, layout: Layout) -> Array | None:
-        """Numbers (missing: NaN) or strings (missing: empty)."""
-        if not self._pieces:
-            return None
-        whole = self._whole()
-        if isinstance(whole.dtype, pd.CategoricalDtype):
-            names = np.array([_word(value, layout) for value in whole.cat.categories] + [""])
-            return names[whole.cat.codes.to_numpy()]
-        if whole.isna().any() or not (pd.api.types.is_bool_dtype(whole) or pd.api.types.is_integer_dtype(whole)):
-            return whole.to_numpy(dtype=np.float64, na_value=np.nan)
-        return whole.to_numpy(dtype=bool if pd.api.types.is_bool_dtype(whole) else np.int64)
-
-    def clients(self) -> Any:
-        """Client ids; words that are all plain whole numbers are read as numbers, so that 10 comes after 9."""
-        if not self._pieces:
-            return None
-        whole = self._whole()
-        if not isinstance(whole.dtype, pd.CategoricalDtype):
-            return self.values(Layout())
-        names = [str(value).strip() for value in whole.cat.categories]
-        codes = whole.cat.codes.to_numpy()
-        plain = bool((codes >= 0).all()) and all(
-            text.isascii() and text.isdigit() and len(text) < 18 and str(int(text)) == text for text in names
-        )
-        unique, back = np.unique([int(name) for name in names] if plain else names, return_inverse=True)
-        back = np.append(np.where(np.array(names) == "", -1, back), -1)  # the last is that of code -1
-        index: Any = pd.Index(unique)
-        return pd.Categorical.from_codes(back[codes], categories=index)
+def _compact(column: pd.Series) -> pd.Series:
+    """Trimmed words, each of which is stored once; a word that is empty is missing."""
+    words = column.astype(object).map(lambda value: str(value).strip(), na_action="ignore")
+    kept: pd.Series = words.mask(words == "").astype("category")
+    return kept
 
 
-def _word(value: object, layout: Layout) -> str:
-    text = str(value).strip()
-    return "" if text in layout.na_values else text
+def _join(pieces: list[pd.Series]) -> pd.Series:
+    """A column that is kept beside the features: numbers, or words as categories."""
+    if all(pd.api.types.is_numeric_dtype(piece) for piece in pieces):
+        return pd.concat(pieces)
+    words = [_compact(piece) if pd.api.types.is_numeric_dtype(piece) else piece for piece in pieces]
+    return pd.Series(pd.Categorical(pd.api.types.union_categoricals(words)))
+
+
+def _values(pieces: list[pd.Series], layout: Layout) -> Array:
+    """Numbers (missing: NaN) or strings (missing: empty)."""
+    whole = _join(pieces)
+    if isinstance(whole.dtype, pd.CategoricalDtype):
+        words = ["" if str(word) in layout.na_values else str(word) for word in whole.cat.categories]
+        return np.array([*words, ""])[whole.cat.codes.to_numpy()]
+    if whole.isna().any() or not (pd.api.types.is_bool_dtype(whole) or pd.api.types.is_integer_dtype(whole)):
+        return whole.to_numpy(dtype=np.float64, na_value=np.nan)
+    return whole.to_numpy(dtype=bool if pd.api.types.is_bool_dtype(whole) else np.int64)
+
+
+def _clients(pieces: list[pd.Series]) -> Array | pd.Categorical:
+    """Client ids; words that are all plain whole numbers are read as numbers, so that 10 comes after 9."""
+    whole = _join(pieces)
+    if not isinstance(whole.dtype, pd.CategoricalDtype):
+        return _values(pieces, Layout())
+    names: list[Any] = [str(name) for name in whole.cat.categories]
+    if not whole.isna().any() and all(re.fullmatch("0|[1-9][0-9]{0,16}", name, re.ASCII) for name in names):
+        names = [int(name) for name in names]
+    return pd.Categorical(whole.cat.rename_categories(names), categories=sorted(names))
 
 
 def _report_columns(roles: Roles, columns: list[Column]) -> list[ColumnReport]:
