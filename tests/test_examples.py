@@ -86,8 +86,8 @@ def test_the_guides_scaffold_runs_as_it_is_pasted(tmp_path: Path) -> None:
     method = of_the_guide(2, "Scaffold", tmp_path / "scaffold.py")(model, cohort=2, local=local)
     federation = simulate(Clients.from_sizes(x, y, torch.tensor([4, 4])))
     states = [method.start(0)]
-    for number in (1, 2):
-        states.append(method.round(states[-1], federation.begin_round(number)))
+    for _ in range(2):
+        states.append(train(method, federation, 1, states[-1]))
 
     def gradient(theta: torch.Tensor) -> torch.Tensor:
         theta = theta.clone().requires_grad_()

@@ -121,7 +121,9 @@ def resume(
 
 def _run(plan: Plan, out: str | Path | None, data: Given | None, watcher: Watcher | None) -> Comparison:
     shown = watcher or default_watcher()
-    return _finish(run_plan(plan, _path(out), data=data, watcher=shown, start_workers=Session, keep=True))
+    return _finish(
+        run_plan(plan, None if out is None else Path(out), data=data, watcher=shown, start_workers=Session, keep=True)
+    )
 
 
 def _finish(comparison: Comparison) -> Comparison:
@@ -203,7 +205,3 @@ def _taken(data: Any, settings: Mapping[str, Any]) -> tuple[dict[str, str], Give
         f"data is {found}; expected a name, a path to a file or folder, a pandas DataFrame, arrays as a tuple "
         '(x, y, client) or as {"x": ..., "y": ..., "client": ...}, a Source or a Population'
     )
-
-
-def _path(out: str | Path | None) -> Path | None:
-    return None if out is None else Path(out)

@@ -72,12 +72,9 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
         )
         return self
 
-    def personalize(self, X: Any, y: Any = None) -> PersonalModel:
-        """The model of a newcomer with these rows, and their labels if the method needs them; for ``predict``."""
+    def _newcomer(self, X: Any, y: Array | None = None) -> PersonalModel:
         check_is_fitted(self, "result_")
-        rows = self._rows(
-            validate_data(self, X, reset=False, dtype=np.float32), None if y is None else self._targets(y)
-        )
+        rows = self._rows(validate_data(self, X, reset=False, dtype=np.float32), y)
         return serve(self.result_.run, rows, "a newcomer", expect=False)
 
     def _answers(self, X: Any, client: Any) -> Tensor:
@@ -108,9 +105,6 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             scale=finished.schema.scale,
         )
         return replace(made, ids=made.ids + int(finished.roster.ids.max()) + 1)
-
-    def _targets(self, y: Any) -> Array:
-        raise NotImplementedError
 
 
 class Unalike(ClassifierMixin, _Federated):  # type: ignore[misc]
@@ -144,6 +138,10 @@ class Unalike(ClassifierMixin, _Federated):  # type: ignore[misc]
         found: Array = torch.softmax(self._answers(X, client).to(torch.float64), 1).numpy()
         return found
 
+    def personalize(self, X: Any, y: Any = None) -> PersonalModel:
+        """The model of a newcomer with these rows, and their labels if the method needs them; for ``predict``."""
+        return self._newcomer(X, None if y is None else self._targets(y))
+
     def _targets(self, y: Any) -> Array:
         place = {word: code for code, word in enumerate(self.classes_.tolist())}
         words = np.asarray(y).tolist()
@@ -174,6 +172,10 @@ class UnalikeRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
         """The number predicted for each row, by the model of a client."""
         found: Array = self._answers(X, client)[:, 0].numpy().astype(np.float64) * self.deviation_ + self.center_
         return found
+
+    def personalize(self, X: Any, y: Any = None) -> PersonalModel:
+        """The model of a newcomer with these rows, and their labels if the method needs them; for ``predict``."""
+        return self._newcomer(X, None if y is None else self._targets(y))
 
     def _targets(self, y: Any) -> Array:
         targets: Array = ((np.asarray(y, dtype=np.float64) - self.center_) / self.deviation_).astype(np.float32)

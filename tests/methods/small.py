@@ -73,12 +73,12 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def shifted(sizes: list[int], flips: list[int], features: int = 5) -> Federation:
+def shifted(sizes: list[int], flips: list[int], features: int = 5, round: int = 0) -> Federation:
     """Clients whose labels are (y + flip) mod 2: a concept shift between clusters."""
     x = normal(sum(sizes), features, seed=3).float()
     flip = torch.tensor(flips).repeat_interleave(torch.tensor(sizes))
     y = ((x[:, 0] > 0).long() + flip) % 2
-    return simulate(Clients.from_sizes(x, y, torch.tensor(sizes)), seed=1)
+    return simulate(Clients.from_sizes(x, y, torch.tensor(sizes)), seed=1, round=round)
 
 
 SIZES = (5, 9, 7)
@@ -93,9 +93,7 @@ def rows_of(clients: Clients) -> list[tuple[np.ndarray, np.ndarray]]:
 
 def cohorts_of(clients: Clients, rounds: int, size: int = 2) -> list[list[int]]:
     """Who takes part in each round of a federation with seed 0."""
-    return [
-        simulate(clients).begin_round(t).sample(size, labeled=True).positions.tolist() for t in range(1, rounds + 1)
-    ]
+    return [simulate(clients, round=t).sample(size, labeled=True).positions.tolist() for t in range(1, rounds + 1)]
 
 
 def assert_equal(found: Tensor, expected: np.ndarray) -> None:

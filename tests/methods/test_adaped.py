@@ -109,11 +109,14 @@ def test_clients_that_are_not_sampled_go_on_with_what_they_received(most: int | 
         MODEL, 1, WHOLE, psi=1.5, psi_lr=2.0, train_unsampled=True, most_rounds_alone=most,
         schedule=Schedule("exponential", 0.8, 1),
     )  # fmt: skip
-    federation, twin = (simulate(clients(sizes), seed=1) for _ in range(2))
+    federation = simulate(clients(sizes), seed=1)
     state = train(method, federation, rounds)
     mu, psi = method.first, 1.5
     theta, received, alone = [mu] * 5, [(mu, psi)] * 5, [0] * 5
-    drawn = [int(twin.begin_round(number).sample(1, labeled=True).ids) for number in range(1, rounds + 1)]
+    drawn = [
+        int(simulate(clients(sizes), seed=1, round=number).sample(1, labeled=True).ids)
+        for number in range(1, rounds + 1)
+    ]
     assert len(set(drawn)) < len(drawn), "somebody is sampled again"
     for number, sampled in enumerate(drawn):
         common, rate = (mu, psi), 0.8**number
@@ -258,7 +261,6 @@ def test_noisy_steps_release_a_fixed_total_of_noise_and_a_bounded_sum(noisy_step
     assert float(change.std()) == pytest.approx(z * tau * math.sqrt(parts) / 6, rel=0.05)
     noiseless = replace(method, noise=Gaussian(1e-9))
     federation = simulate(wide(sizes), seed=2)
-    federation.begin_round(1)
     mean = federation.everyone().ask(noiseless.fit, mu=method.first, psi=torch.tensor(4.0), rate=1.0, jitter=1.0)
     assert 0 < float(mean["update"].norm()) <= tau * math.sqrt(parts)
 
@@ -289,8 +291,7 @@ def test_noise_that_was_trained_with_can_be_undone_so_it_is_drawn_afresh() -> No
     method = AdaPeD(
         MODEL, count, LocalSGD(steps=tau), clip=1.0, noise=Gaussian(0.2 * 10 / math.sqrt(10)), noisy_steps="together"
     )
-    federation = simulate(clients([1] * count), budget=Budget(1e6, 1e-3))
-    federation.begin_round(1)
+    federation = simulate(clients([1] * count), budget=Budget(1e6, 1e-3), round=1)
     assert method._shares(federation.sample(1.0, poisson=True))["jitter"] == pytest.approx(sigma)
     assert federation.metrics["theorem_7_epsilon"] == pytest.approx(theorem_7_epsilon(2.0, 1.0, 1, 1e-3), rel=1e-6)
 

@@ -24,7 +24,7 @@ def test_one_full_batch_step_equals_pooled_gradient_descent(cohort: int) -> None
     expected = method.start(0).theta
     state = method.start(0)
     for number in range(1, 6):
-        chosen = simulate(clients(SIZES)).begin_round(number).sample(cohort).positions.tolist()
+        chosen = simulate(clients(SIZES), round=number).sample(cohort).positions.tolist()
         expected = pooled_step(expected, chosen, 0.5)
         state = train(method, federation, 1, state)
         assert torch.allclose(state.theta, expected, atol=1e-6)

@@ -113,7 +113,7 @@ def test_backpropagation_uses_the_batch_that_was_described() -> None:
     clients = clients_of((6,))
     method = PeFLL(problem_of((6,)), descriptor=4, describe_rows=3)
     eta = method.embedding.init(0)
-    federation = simulate(clients, block=4).begin_round(1)
+    federation = simulate(clients, block=4, round=1)
     cohort = federation.everyone()
     sent = cohort.ask(method.describe, embedding=eta)["descriptor"]
     cotangent = torch.randn_like(sent)
@@ -177,10 +177,10 @@ def test_a_client_that_drops_out_between_the_exchanges_is_left_out(ask: str) -> 
     )
     state = method.start(0).replace(scale=torch.ones(()))
     asks = iter(["describe", "fit", "backpropagate"])  # of client 2, one after the other
-    bad = simulate(clients, block=4, drop=lambda client, _: client == 2 and next(asks) == ask).begin_round(1)
-    good = simulate(clients.select([0, 1, 3]), block=3).begin_round(1)
-    expected = replace(method, cohort=3).round(state, good)
-    came = method.round(state, bad)
+    bad = simulate(clients, block=4, drop=lambda client, _: client == 2 and next(asks) == ask)
+    good = simulate(clients.select([0, 1, 3]), block=3)
+    expected = train(replace(method, cohort=3), good, 1, state)
+    came = train(method, bad, 1, state)
     assert [failure.task for failure in bad.failures] == [f"PeFLL.{ask}"]
     torch.testing.assert_close(came.hypernet, expected.hypernet, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(came.embedding, expected.embedding, atol=1e-6, rtol=1e-5)
@@ -202,8 +202,8 @@ def test_traffic_is_what_the_thesis_counts() -> None:
     """2c(|θ| + |η_v| + |v|) numbers a round (T1 B.1.3), and a digest of η_v for the clients that have had it."""
     problem = problem_of((6,))
     method = PeFLL(problem, cohort=3, local=FULL_STEP, descriptor=5)
-    federation = simulate(clients_of((6,))).begin_round(1)
-    method.round(method.start(0).replace(scale=torch.ones(())), federation)
+    federation = simulate(clients_of((6,)))
+    train(method, federation, 1, method.start(0).replace(scale=torch.ones(())))
     theta, eta, v = problem.model.size, method.embedding.size, 5
     up, down = federation.traffic.up, federation.traffic.down
     assert (up["update"], up["gradient"], up["descriptor"]) == (3 * 4 * theta, 3 * 4 * eta, 3 * 4 * v)

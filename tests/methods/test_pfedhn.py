@@ -69,8 +69,8 @@ def test_the_gradient_is_that_of_the_mean_over_the_clients_that_answered(failure
         clients if failure == "silent" else replace(clients, x=poisoned),
         block=3,
         drop=lambda client, _: failure == "silent" and client == 2,
-    ).begin_round(1)
-    after = method.round(state, federation)
+    )
+    after = train(method, federation, 1, state)
     assert [(failure.client, failure.task) for failure in federation.failures] == [("2", "PFedHN.fit")]
     torch.testing.assert_close(after.hypernet, state.hypernet - 0.3 * g_h, atol=1e-6, rtol=0)
     torch.testing.assert_close(after.descriptors, state.descriptors - 0.2 * g_v, atol=1e-6, rtol=0)
@@ -84,12 +84,12 @@ def test_only_the_descriptors_of_clients_that_answer_move(server: ServerOptimize
     clients = clients_of((6,))
     method = PFedHN(problem_of((6,)), cohort=4, local=FULL_STEP, server=server, descriptor=3)
     before = train(method, simulate(clients), 1)
-    without_2 = simulate(clients, drop=lambda client, _: client == 2).begin_round(2)
-    after = method.round(before, without_2)
+    without_2 = simulate(clients, drop=lambda client, _: client == 2, round=1)
+    after = train(method, without_2, 1, before)
     table = [name for name in before if "descriptors" in name and before[name].ndim == 2]
     for name in table:
         assert (after[name] != before[name]).any(1).tolist() == [True, True, False, True], name
-    later = replace(method, cohort=2).round(after, simulate(clients).begin_round(3))
+    later = train(replace(method, cohort=2), simulate(clients, round=2), 1, after)
     for name in table:
         assert int((later[name] != after[name]).any(1).sum()) == 2, name
 

@@ -133,7 +133,7 @@ def test_first_updates_of_small_batches_have_the_noise_of_as_many_more_steps() -
     for batch in (4, None):
         local = LocalSGD(epochs=1, batch=4, lr=1.0, private=PointPrivacy(1.0, 50.0))
         method = RDPCFL(Model(build("logistic", (400,), 2)), local=local, first_batch=batch)
-        federation = shifted([16, 16], [0, 1], features=400).begin_round(1)
+        federation = shifted([16, 16], [0, 1], features=400)
         updates = federation.everyone().ask(method.fit_first, theta=method.model.init(0))["update"]
         found[batch] = float(updates.var())
     assert found[4] / found[None] == pytest.approx((16 / 4) ** 3, rel=0.15)
@@ -147,7 +147,7 @@ def test_one_cluster_is_fedavg_and_known_clusters_are_fedavg_in_each() -> None:
     assert torch.allclose(one[0], fedavg, atol=1e-6)
     known = RDPCFL(MODEL, local=LOCAL, clustering="known", known=(0, 1, 0, 1))
     found = train(known, shifted(sizes, [0] * 4), 1).models
-    federation = shifted(sizes, [0] * 4).begin_round(1)
+    federation = shifted(sizes, [0] * 4, round=1)
     cohort = federation.sample(1.0, labeled=True)
     start = MODEL.init(1)
     updates = cohort.ask(known.fit, theta=each(start.expand(4, -1)), rate=1.0)["update"]

@@ -115,11 +115,11 @@ def test_pfa_projects_those_of_small_epsilon() -> None:
     assert torch.allclose(flat[0, :2], updates[0, :2]) and float(flat[0, 2:].abs().max()) < 1e-12
 
 
-def federation(reported: list[float] | None = None) -> Federation:
+def federation(reported: list[float] | None = None, round: int = 0) -> Federation:
     """Twelve clients; the third may tell the server another ε than the one that its noise is made from."""
     x = normal(12 * 16, 6, seed=8).float()
     clients = Clients.from_sizes(x, (x[:, 0] > 0).long(), torch.full((12,), 16))
-    made = simulate(clients, seed=4)
+    made = simulate(clients, seed=4, round=round)
     if reported is not None:
         epsilon = torch.tensor(reported, dtype=torch.float64)
         made.roster = replace(made.roster, epsilon=epsilon, delta=torch.full((12,), 1e-3, dtype=torch.float64))
@@ -144,9 +144,9 @@ def test_a_client_that_lies_about_its_epsilon_gains_nothing_unless_weights_are_m
 
 def test_a_round_adds_the_weighted_updates() -> None:
     one = method("size", cohort=5)
-    made = federation().begin_round(1)
-    state = one.round(one.start(0), made)
-    again = federation().begin_round(1)
+    made = federation()
+    state = train(one, made, 1, one.start(0))
+    again = federation(round=1)
     cohort = again.sample(5, labeled=True)
     updates = cohort.ask(one.fit, theta=one.start(0).theta, rate=1.0)["update"]
     assert torch.allclose(state.theta, one.start(0).theta + updates.mean(0), atol=1e-6)

@@ -251,7 +251,7 @@ def test_who_joins_is_counted_from_the_point_that_it_got(triple: tuple[float, fl
     """One or two of four clients a round: z̄ is the mean of the latest z of all that have joined, from round 1 on."""
     alpha, beta, gamma = triple
     method, here = scheme(triple, cohort=2), federation()
-    cohorts = [federation().begin_round(number).sample(2, labeled=True).positions for number in range(1, 7)]
+    cohorts = [federation(round=number).sample(2, labeled=True).positions for number in range(1, 7)]
     assert any(set(later.tolist()) - set(cohorts[0].tolist()) for later in cohorts[1:])
     found: list[Tensor] = []
     train(method, here, 6, after_round=lambda _, state: found.append(state.theta))
@@ -528,7 +528,7 @@ def test_fedprox_follows_the_loss_with_its_mu() -> None:
         mus.append(round(float(state["mu"]), 3))
     assert mus == [1, 1, 1, 1, 1, 0.9, 1, 1, 1, 1, 1, 1, 0.9]  # up after a rise; down after the fifth fall in a row
     heavy = first.with_part("prox", {"mu": torch.tensor(8.0)})
-    far, near = (adaptive.round(state, simulate(clients(SIZES)).begin_round(2)).theta for state in (first, heavy))
+    far, near = (train(adaptive, simulate(clients(SIZES), round=1), 1, state).theta for state in (first, heavy))
     assert (near - first.theta).norm() < (far - first.theta).norm() / 2
     with pytest.raises(ValueError, match=r"mu_step=0\.1 follows the clients' loss"):
         Splitting(linear(), mu_step=0.1, clip=1.0, noise=Gaussian(1.0))

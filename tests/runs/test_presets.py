@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from typer.testing import CliRunner
 
 from tests.runs.helpers import FLAGS
-from unalike import run, simulate
+from unalike import run, simulate, train
 from unalike.commands.main import app
 from unalike.core.client import Clients
 from unalike.core.model import Model
@@ -69,7 +69,7 @@ def test_its_decay_is_that_of_the_analysis() -> None:
         problem, cohort=2, local=still, server=ServerOptimizer("sgd", lr=1e-30), decay="clients", descriptor=2
     )
     state = method.start(0).replace(scale=torch.ones(()))
-    after = method.round(state, simulate(clients).begin_round(1))
+    after = train(method, simulate(clients), 1, state)
     for name in ("hypernet", "embedding"):
         torch.testing.assert_close(after[name], state[name] * (1 - 2e-4), rtol=1e-6, atol=1e-20)
     with pytest.raises(ValueError, match=r"give local\.steps"):
@@ -114,8 +114,8 @@ def test_its_steps_are_those_of_pytorchs_sgd() -> None:
     state, federation = method.start(0), simulate(clients)
     h, v = (state[name].clone().requires_grad_(True) for name in ("hypernet", "descriptors"))
     torch_sgd = torch.optim.SGD([{"params": [h]}, {"params": [v], "lr": 0.05}], lr=0.3, momentum=0.9, weight_decay=0.1)
-    for step in (1, 2):
-        state = method.round(state, federation.begin_round(step))
+    for _ in range(2):
+        state = train(method, federation, 1, state)
         torch_sgd.zero_grad()
         theta = method.hypernet(h, v)
         sum(
@@ -184,9 +184,7 @@ def test_local_newcomers_train_as_many_epochs_as_the_paper_says() -> None:
     for rounds, seen in ((1, 1), (5, 3)):
         home = simulate(clients)
         training = type(home)(home.runtime, 0, home.roster.select([0]))
-        state = method.start(0)
-        for number in range(rounds):
-            state = method.round(state, training.begin_round(number + 1))
+        state = train(method, training, rounds, method.start(0))
         with training.aside(home.roster) as own:
             theta = gather_models(own.everyone(), method.personalize(state, own.everyone()))
         torch.testing.assert_close(theta[0], trained(0, seen), atol=1e-6, rtol=1e-5)

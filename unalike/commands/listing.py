@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -26,10 +27,8 @@ def methods(name: Annotated[str | None, typer.Argument(hidden=True)] = None) -> 
     from unalike.methods import METHODS, by_name
 
     if name is None:
-        table = _table("method", "what it does", "paper")
-        for key, row in by_name().items():
-            table.add_row(key, row.summary, row.paper)
-        say(table)
+        rows = ((key, row.summary, row.paper) for key, row in by_name().items())
+        _list(("method", "what it does", "paper"), rows)
         say("unalike methods NAME shows a method's hyperparameters.")
         return
     import tomli_w
@@ -66,18 +65,10 @@ def datasets() -> None:
     from unalike.data import list_partitions, list_sources
     from unalike.networks import architectures
 
-    table = _table("data set", "what it is", "here?")
-    for source in list_sources():
-        table.add_row(source.name, _plain(source.description), _where(source))
-    say(table)
-    table = _table("partition", "how rows are dealt out to clients")
-    for name, about in list_partitions().items():
-        table.add_row(name, _plain(about))
-    say(table)
-    table = _table("model", "what it is")
-    for name, about in architectures.names().items():
-        table.add_row(name, _plain(about))
-    say(table)
+    sources = ((one.name, one.description, _where(one)) for one in list_sources())
+    _list(("data set", "what it is", "here?"), sources)
+    _list(("partition", "how rows are dealt out to clients"), list_partitions().items())
+    _list(("model", "what it is"), architectures.names().items())
     say("Your own data: --data my.npz, my.csv (with --client-column), or a folder.")
 
 
@@ -92,11 +83,9 @@ def recipes(context: typer.Context) -> None:
         return
     from unalike.runs.recipe.recipe import plan_of, read_toml, shipped
 
-    table = _table("recipe", "what it is")
-    for name, file in shipped().items():
-        plan = plan_of(read_toml(file), str(file))
-        table.add_row(name, f"{plan.title}: {', '.join(label for label, _ in plan.runs)}")
-    say(table)
+    plans = {name: plan_of(read_toml(file), str(file)) for name, file in shipped().items()}
+    about = ((name, f"{plan.title}: {', '.join(label for label, _ in plan.runs)}") for name, plan in plans.items())
+    _list(("recipe", "what it is"), about)
 
 
 @command(recipes_app, "unalike recipes show digits-pathological")
@@ -121,11 +110,8 @@ def programs(name: Annotated[str | None, typer.Argument(hidden=True)] = None) ->
 
     from unalike.runs.recipe.recipe import shipped
 
-    table = _table("example", "what it shows")
-    for name, file in shipped("examples").items():
-        about = ast.get_docstring(ast.parse(file.read_bytes())) or ""
-        table.add_row(name, _plain(about.partition("\n")[0]))
-    say(table)
+    about = {name: ast.get_docstring(ast.parse(file.read_bytes())) or "" for name, file in shipped("examples").items()}
+    _list(("example", "what it shows"), ((name, text.partition("\n")[0]) for name, text in about.items()))
 
 
 def _print(what: Literal["recipes", "examples"], name: str) -> None:
@@ -139,7 +125,9 @@ def _print(what: Literal["recipes", "examples"], name: str) -> None:
     typer.echo(known[name].read_text(encoding="utf-8"), nl=False)
 
 
-def _table(*columns: str) -> Table:
+def _list(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = Table(*columns)
     table.columns[0].no_wrap = True
-    return table
+    for row in rows:
+        table.add_row(*map(_plain, row))
+    say(table)

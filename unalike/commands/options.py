@@ -150,6 +150,44 @@ class TableFlags(CellFlags):
 
 
 @dataclass(frozen=True)
+class RowFlags(CellFlags):
+    """Which rows of a file a finished run reads, and how; what is not said is as in training."""
+
+    client: Annotated[str | None, _data("Only this client of the file.")] = None
+    client_column: Annotated[str | None, _data("Whose a row is. (default: the run's)")] = None
+    label_column: Annotated[
+        str | None, _data("The right answers, if known; '': there are none. (default: the run's)")
+    ] = None
+    id_column: Annotated[str | None, _data("What a row is called. (default: the run's, else its number, from 1)")] = (
+        None
+    )
+    unlabeled: Annotated[bool, _data("Make models without labels, even if there are some.", "--unlabeled")] = False
+    classes: Annotated[str | None, _data("The classes that a client has: cat,dog. No other is predicted.")] = None
+    set_: Annotated[
+        list[str] | None, _data("How to read the file, e.g. data.options.size=28.", "--set", metavar="KEY=VALUE")
+    ] = None
+
+    @property
+    def declared(self) -> list[str] | None:
+        """The classes by name."""
+        return None if self.classes is None else [word.strip() for word in self.classes.split(",") if word.strip()]
+
+    def options(self) -> dict[str, Any]:
+        """How to read the file, as ``NewcomerFile.read`` takes it; what rows are called is said apart."""
+        from unalike.runs.errors import UserError
+        from unalike.runs.recipe.recipe import overridden
+
+        values = overridden({}, self.set_ or [])
+        data = values.get("data", {})
+        if set(values) - {"data"} or not isinstance(data, dict) or set(data) - {"options"}:
+            raise UserError(
+                "--set: expected data.options.KEY=VALUE, how to read the file; all else was decided in training"
+            )
+        flags = {name: value for name, value in super().options().items() if name != "id_column"}
+        return {**data.get("options", {}), **flags}
+
+
+@dataclass(frozen=True)
 class _Division:
     """Which data, and how it is dealt out to clients."""
 

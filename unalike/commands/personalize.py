@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.table import Table
 
 from unalike.commands.console import check_free, print_files, say
-from unalike.commands.options import CellFlags, Json, TableFlags, command, flag
+from unalike.commands.options import Json, RowFlags, command, flag
 
 if TYPE_CHECKING:
     from unalike.newcomers.model import PersonalModel
+    from unalike.runs.finished import FinishedRun
 
 _OTHER_LEDGER = "unalike personalize, with --ledger FILE for another place"  # where the disk refuses this one
 
@@ -32,21 +34,10 @@ app = typer.Typer()
 )
 def personalize(
     run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
-    cells: CellFlags,
+    rows: RowFlags,
     data: Annotated[Path | None, flag("The newcomer's rows: NPZ with x (and y), CSV or Parquet.")] = None,
     client: Annotated[
         str | None, flag("Which of several clients of the file; without --data: of the training clients.")
-    ] = None,
-    unlabeled: Annotated[bool, flag("Do not use labels, even if there are some.", "--unlabeled")] = False,
-    classes: Annotated[
-        str | None, flag("The classes that the client has, e.g. cat,dog: no other is predicted.")
-    ] = None,
-    label_column: Annotated[str | None, flag("Of a CSV or Parquet file. (default: the run's)")] = None,
-    id_column: Annotated[
-        str | None, flag("What a row is called in --predictions. (default: the run's, else its number)")
-    ] = None,
-    set_: Annotated[
-        list[str] | None, flag("How to read the file, e.g. data.options.size=28.", "--set", metavar="KEY=VALUE")
     ] = None,
     epsilon: Annotated[float | None, flag("Protect each row: noise on what is sent. Costs add up over calls.")] = None,
     delta: Annotated[float | None, flag("δ that ε is stated at. (default: n^-1.1 for n rows, at most 0.01)")] = None,
@@ -90,17 +81,9 @@ def personalize(
     from unalike.runs.folder import explain_disk_errors
 
     if data is None:
-        flags: dict[str, object] = {
-            "--classes": classes,
-            "--label-column": label_column,
-            "--id-column": id_column,
-            "--set": set_,
-            "--epsilon": epsilon,
-            "--delta": delta,
-            **{f"--{name.replace('_', '-')}": value for name, value in cells.options().items()},
-        }
-        flags |= {"--unlabeled": unlabeled or None, "--predictions": predictions, "--ledger": ledger}
-        _own(run, client, [name for name, value in flags.items() if value is not None], out, onnx, as_json)
+        more = {"epsilon": epsilon, "delta": delta, "predictions": predictions, "ledger": ledger}
+        _check_alone(client, {**vars(rows), **more, "client": None})
+        _give_trained(FinishedRun.open(run), str(client), out, onnx, as_json)
         return
     finished = FinishedRun.open(run)
     private = epsilon is not None or finished.newcomer_epsilon is not None
@@ -109,16 +92,16 @@ def personalize(
         ledger = usual
     whose = "" if client is None else f".{file_word(client)}"
     files = _files(out or path_beside(data, f"{whose}.model.safetensors"), onnx, predictions, ledger)
-    columns = TableFlags(label_column=label_column).options()
-    given = {**file_options(set_ or []), **columns, **cells.options()}
-    newcomer = read_newcomer(finished, data, given, client=client, unlabeled=unlabeled, id_column=id_column)
+    newcomer = read_newcomer(
+        finished, data, rows.options(), client=client, unlabeled=rows.unlabeled, id_column=rows.id_column
+    )
     served = serve(
         finished,
         newcomer.clients,
         newcomer.name,
         epsilon=epsilon,
         delta=delta,
-        classes=None if classes is None else words_in(classes),
+        classes=rows.declared,
         left_out=newcomer.left_out,
         names=newcomer.row_names,
     )
@@ -140,25 +123,30 @@ def personalize(
         _show(served, spent, delta, files)
 
 
-def _own(run: Path, client: str | None, flags: list[str], out: Path | None, onnx: bool, as_json: bool) -> None:
-    """A training client's model, from the folder alone."""
-    from unalike.newcomers.client_model import client_model
-    from unalike.newcomers.ledger import file_word
+def _check_alone(client: str | None, flags: Mapping[str, object]) -> None:
+    """A training client has its model already: nothing is said of rows."""
     from unalike.runs.errors import UserError
-    from unalike.runs.finished import FinishedRun
 
     if client is None:
         raise UserError("give a newcomer's rows with --data FILE, or name a training client with --client NAME")
-    if flags:
-        raise UserError(f"{flags[0]} is about a newcomer's rows: give them with --data, or leave it out")
-    finished = FinishedRun.open(run)
-    served = client_model(finished, client)
+    for name, value in flags.items():
+        if value not in (None, False):
+            shown = {"set_": "set"}.get(name, name).replace("_", "-")
+            raise UserError(f"--{shown} is about a newcomer's rows: give them with --data, or leave it out")
+
+
+def _give_trained(run: FinishedRun, client: str, out: Path | None, onnx: bool, as_json: bool) -> None:
+    """Write the model of a training client."""
+    from unalike.newcomers.client_model import client_model
+    from unalike.newcomers.ledger import file_word
+
+    served = client_model(run, client)
     files = _files(out or Path(f"{file_word(client)}.model.safetensors"), onnx, None, None)
     _write_model(served, files)
     if as_json:
         _print_json(served, served.epsilon, served.delta, files)
         return
-    say(f"{client} took part in training; this is its model after round {finished.round}")
+    say(f"{client} took part in training; this is its model after round {run.round}")
     _show_files(served, files)
 
 
@@ -166,9 +154,9 @@ class _Files(NamedTuple):
     """What is written: the model, its ONNX graph (which may be all of it), its answers, and what rows have spent."""
 
     model: Path
-    graph: Path | None
-    predictions: Path | None
-    ledger: Path | None
+    graph: Path | None = None
+    predictions: Path | None = None
+    ledger: Path | None = None
 
 
 def _files(model: Path, onnx: bool, predictions: Path | None, ledger: Path | None) -> _Files:
@@ -196,25 +184,6 @@ def _files(model: Path, onnx: bool, predictions: Path | None, ledger: Path | Non
             file.parent.mkdir(parents=True, exist_ok=True)
             check_writable(file)
     return _Files(model, graph, predictions, ledger)
-
-
-def words_in(text: str) -> list[str]:
-    """The words of a list that is written with commas."""
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def file_options(settings: list[str]) -> dict[str, Any]:
-    """What ``--set data.options.KEY=VALUE`` says."""
-    from unalike.runs.errors import UserError
-    from unalike.runs.recipe.recipe import overridden
-
-    values = overridden({}, settings)
-    data = values.get("data", {})
-    if set(values) - {"data"} or not isinstance(data, dict) or set(data) - {"options"}:
-        raise UserError(
-            "--set: expected data.options.KEY=VALUE, how to read the file; all else was decided in training"
-        )
-    return dict(data.get("options", {}))
 
 
 def _write_model(served: PersonalModel, files: _Files) -> None:

@@ -12,8 +12,7 @@ import typer
 from rich.table import Table
 
 from unalike.commands.console import check_free, print_files, say
-from unalike.commands.options import CellFlags, Json, TableFlags, command, flag
-from unalike.commands.personalize import file_options, words_in
+from unalike.commands.options import Json, RowFlags, command, flag
 
 if TYPE_CHECKING:
     from unalike.newcomers.predict import Predicted
@@ -35,24 +34,9 @@ app = typer.Typer()
 def predict(
     run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
     data: Annotated[Path, flag("The rows: CSV, Parquet, NPZ with x, or a folder of such files.")],
-    cells: CellFlags,
+    rows: RowFlags,
     out: Annotated[Path | None, flag("The CSV to write. (default: DATA.predictions.csv)")] = None,
-    client: Annotated[str | None, flag("Only this client of the file.")] = None,
-    client_column: Annotated[str | None, flag("Whose a row is. (default: the run's)")] = None,
-    label_column: Annotated[
-        str | None, flag("The right answers, if known; '': there are none. (default: the run's)")
-    ] = None,
-    id_column: Annotated[
-        str | None, flag("What a row is called. (default: the run's, else its number, from 1)")
-    ] = None,
-    unlabeled: Annotated[bool, flag("Make the models without labels; they only score.", "--unlabeled")] = False,
-    classes: Annotated[
-        str | None, flag("The classes that each client has, e.g. cat,dog: no other is predicted.")
-    ] = None,
     seen: Annotated[bool, flag("The clients took part in training: use the models that they have.", "--seen")] = False,
-    set_: Annotated[
-        list[str] | None, flag("How to read the file, e.g. data.options.size=28.", "--set", metavar="KEY=VALUE")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Predict the rows of a file with a finished run: every client of it by a model of its own.
@@ -92,24 +76,18 @@ def predict(
         read_ledger(ledger)
         with explain_disk_errors(ledger.parent, again=again):
             check_writable(ledger)
-    given = {
-        **file_options(set_ or []),
-        **TableFlags(client_column=client_column, label_column=label_column).options(),
-        **cells.options(),
-    }
-    file = NewcomerFile.read(finished, data, given, id_column=id_column)
-    names = list(file.clients) if client is None else [file.only(client)]
+    file = NewcomerFile.read(finished, data, rows.options(), id_column=rows.id_column)
+    names = list(file.clients) if rows.client is None else [file.only(rows.client)]
     if seen and names == [""]:
         raise UserError(f"{data} does not say whose a row is, which --seen needs; name the column with --client-column")
-    if seen and classes is not None:
+    if seen and rows.classes is not None:
         raise UserError("--classes is for newcomers; the clients of --seen have their models already")
     if seen:
         _check_trained(finished, data, names)
-    declared = None if classes is None else words_in(classes)
     predicted: list[Predicted] = []
     spent: dict[str, tuple[float, float]] = {}
     for name in names:
-        one = predict_client(file, name, unlabeled=unlabeled, seen=seen, classes=declared)
+        one = predict_client(file, name, unlabeled=rows.unlabeled, seen=seen, classes=rows.declared)
         if counted and one.served.rows:  # before the next: what was sent counts, even if nothing comes of it
             with explain_disk_errors(ledger.parent, again=again):
                 spent[one.name] = add(ledger, one.served.ledger, one.served.rows, one.served.delta)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import safetensors.torch
 import torch
+from pydantic import BaseModel
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -45,51 +46,51 @@ class Best(NamedTuple):
     kept: Mapping[str, Tensor]
 
 
+class About(BaseModel):
+    """All of a checkpoint that is no tensor."""
+
+    round: int
+    served_round: int | None = None  # whose models the run serves, where that is not the last one but the best
+    serial: int
+    seconds: float = 0.0  # that the run had trained
+    measuring: float = 0.0  # that its models had been measured besides
+    ledger: dict[str, Any]
+    transcript: list[dict[str, Any]]
+    traffic: dict[str, Any]
+    plans: Any  # the simulator's block sizes: another block changes the last bits of a sum
+    kept: bool = False  # do clients keep something?
+    best: tuple[int, float] | None = None
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A run after a whole round."""
 
     state: State
     kept: Mapping[str, Tensor]
-    about: Mapping[str, Any]  # all that is no tensor, as in the file
+    about: About
     best: Best | None = None
 
     @property
     def round(self) -> int:
-        return int(self.about["round"])
-
-    @property
-    def served_round(self) -> int:
-        """The round whose models the run serves: the last one, or the best that it has ended with."""
-        return int(self.about.get("served_round", self.round))
-
-    @property
-    def seconds(self) -> float:
-        """How long the run had trained."""
-        return float(self.about["seconds"])
-
-    @property
-    def measuring(self) -> float:
-        """How long its models had been measured."""
-        return float(self.about.get("measuring", 0.0))
+        return self.about.round
 
     def restore(self, federation: Federation) -> None:
         """Bring a fresh federation to where it was."""
         about = self.about
-        federation.round = self.round
-        federation.ledger = Ledger.from_state(about["ledger"])
-        federation.transcript = Transcript.from_rows(about["transcript"])
-        federation.traffic = Traffic.from_state(about["traffic"])
-        federation.serial = int(about["serial"])
+        federation.round, federation.serial = about.round, about.serial
+        federation.ledger = Ledger.from_state(about.ledger)
+        federation.transcript = Transcript.from_rows(about.transcript)
+        federation.traffic = Traffic.from_state(about.traffic)
         if isinstance(federation.runtime, KeepsElsewhere):
-            federation.runtime.rollback(federation.run, federation.serial, about["plans"])
+            federation.runtime.rollback(federation.run, about.serial, about.plans)
         elif isinstance(federation.runtime, Simulation):
-            if about.get("kept") and not self.kept:
+            if about.kept and not self.kept:
                 raise UserError(
                     f"{CLIENTS}/{self.round}.safetensors is missing: what the clients keep, without which the run "
                     "cannot go on. Copy the whole folder, or start the run afresh"
                 )
-            federation.runtime.use_plans(about["plans"])
+            federation.runtime.use_plans(about.plans)
             federation.runtime.restore(federation.run, self.kept)
 
 
@@ -106,40 +107,42 @@ def save(
     times: for how many ``seconds`` it has trained, and for how many it was ``measuring``. served_round: of which
     ``state`` is, where that is an earlier one.
     """
-    runtime = federation.runtime
-    tensors = {name: value.detach().contiguous().clone() for name, value in state.items()}
+    plans: Any = {}
+    runtime, tensors = federation.runtime, _whole(state)
     kept = runtime.kept(federation.run) if isinstance(runtime, Simulation) else {}
+    (folder / CLIENTS).mkdir(exist_ok=True)
     if kept:  # the clients' own files, which only a simulation has in one place with the server's
-        (folder / CLIENTS).mkdir(exist_ok=True)
-        content = {name: value.contiguous() for name, value in kept.items()}
-        write_whole(folder / CLIENTS / f"{federation.round}.safetensors", safetensors.torch.save(content))
+        write_whole(folder / CLIENTS / f"{federation.round}.safetensors", safetensors.torch.save(_whole(kept)))
     if isinstance(runtime, KeepsElsewhere):  # before the server's own: it keeps the commit before this one, too
-        plans: Any = runtime.commit(federation.run, federation.serial)
-    else:
-        plans = runtime.plans() if isinstance(runtime, Simulation) else {}
+        plans = runtime.commit(federation.run, federation.serial)
+    elif isinstance(runtime, Simulation):
+        plans = runtime.plans()
     if federation.noise == "system":  # they tell how large cohorts were, which is nobody's business where that protects
         plans = [{} for _ in plans] if isinstance(plans, list) else {}
     if best is not None:
-        tensors |= {f"{_BEST}.{name}": value.detach().contiguous().clone() for name, value in best.state.items()}
-        content = {name: value.contiguous() for name, value in best.kept.items()}
-        (folder / CLIENTS).mkdir(exist_ok=True)
-        write_whole(folder / CLIENTS / f"{_BEST}.safetensors", safetensors.torch.save(content))
-    about = {
-        "best": None if best is None else [best.round, best.score],
-        "round": federation.round,
-        "served_round": federation.round if served_round is None else served_round,
-        "serial": federation.serial,
-        **(times or {"seconds": 0.0, "measuring": 0.0}),
-        "ledger": federation.ledger.state(),
-        "transcript": federation.transcript.rows(),
-        "traffic": federation.traffic.state(),
-        "plans": plans,  # the simulator's block sizes: another block changes the last bits of a sum
-        "kept": bool(kept),
-    }
-    write_whole(folder / CHECKPOINT, safetensors.torch.save(tensors, {METADATA: json.dumps(about)}))
+        tensors |= {f"{_BEST}.{name}": value for name, value in _whole(best.state).items()}
+        write_whole(folder / CLIENTS / f"{_BEST}.safetensors", safetensors.torch.save(_whole(best.kept)))
+    about = About(
+        round=federation.round,
+        served_round=served_round,
+        serial=federation.serial,
+        **(times or {}),
+        ledger=federation.ledger.state(),
+        transcript=federation.transcript.rows(),
+        traffic=federation.traffic.state(),
+        plans=plans,
+        kept=bool(kept),
+        best=None if best is None else (best.round, best.score),
+    )
+    write_whole(folder / CHECKPOINT, safetensors.torch.save(tensors, {METADATA: about.model_dump_json()}))
     for old in (folder / CLIENTS).glob("*.safetensors"):
         if old.stem not in (str(federation.round), _BEST):
             old.unlink()
+
+
+def _whole(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies that a file can be written from."""
+    return {name: value.detach().contiguous().clone() for name, value in tensors.items()}
 
 
 def load(folder: Path) -> Checkpoint | None:
@@ -149,19 +152,15 @@ def load(folder: Path) -> Checkpoint | None:
         return None
     try:
         with safe_open(file, framework="pt") as stored:
-            about = json.loads(stored.metadata()[METADATA])
+            about = About.model_validate_json(stored.metadata()[METADATA])
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (it is no mapping)
-        missing = {"round", "serial", "seconds", "ledger", "transcript", "traffic", "plans"} - about.keys()
-        if missing:
-            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-        file = folder / CLIENTS / f"{about['round']}.safetensors"  # what the clients keep: an error is told of it
-        kept = safetensors.torch.load(file.read_bytes()) if file.exists() else _kept_by_workers(folder, about["serial"])
+        file = folder / CLIENTS / f"{about.round}.safetensors"  # what the clients keep: an error is told of it
+        kept = safetensors.torch.load(file.read_bytes()) if file.exists() else _kept_by_workers(folder, about.serial)
         best, own = None, {name: value for name, value in tensors.items() if not name.startswith(f"{_BEST}.")}
-        if about.get("best") is not None:
+        if about.best is not None:
             file = folder / CLIENTS / f"{_BEST}.safetensors"
             theirs = safetensors.torch.load(file.read_bytes()) if file.exists() else {}
-            number, score = about["best"]
-            best = Best(number, score, State(State(tensors).part(_BEST)), theirs)
+            best = Best(*about.best, State(State(tensors).part(_BEST)), theirs)
         return Checkpoint(State(own), kept, about, best)
     except (AttributeError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UserError(

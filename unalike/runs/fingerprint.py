@@ -87,29 +87,22 @@ def of(population: Population, key: bytes, inputs: Iterable[Array] | None = None
     sizes = [tensor for part in parts for tensor in (part.start, part.size)] + [population.seen, population.unseen]
     labels = [train.labeled, population.test.labeled, *(one for one in (train.y, train.known) if one is not None)]
     names = train.names.values if isinstance(train.names, Names) else np.array(list(train.names or []), dtype=str)
-    content = {"sizes": sizes, "labels": labels}
+    content = {"names": [names], "sizes": [one.numpy() for one in sizes], "labels": [one.numpy() for one in labels]}
     x = [train.x.numpy()] if inputs is None else inputs
     return {
         "clients": len(population),
         "rows": int(population.sizes.sum()),
-        "names": _digest(key, "names", [names]),
-        "inputs": _digest_of_pieces(key, train.x[:1].numpy().dtype, tuple(train.x.shape), x),
-        **{what: _digest(key, what, [one.numpy() for one in tensors]) for what, tensors in content.items()},
+        "inputs": _digest(key, "inputs", x, f"{train.x[:1].numpy().dtype.str}{tuple(train.x.shape)}"),
+        **{what: _digest(key, what, arrays) for what, arrays in content.items()},
     }
 
 
-def _digest_of_pieces(key: bytes, dtype: np.dtype[Any], shape: tuple[int, ...], pieces: Iterable[Array]) -> str:
-    """The digest of one array that comes in pieces."""
-    made = hmac.new(key, b"inputs", "sha256")
-    made.update(f"{dtype.str}{shape}".encode())
-    for piece in pieces:
-        made.update(np.ascontiguousarray(piece).view(np.uint8).data)
-    return made.hexdigest()
-
-
-def _digest(key: bytes, what: str, arrays: Iterable[Array]) -> str:
+def _digest(key: bytes, what: str, arrays: Iterable[Array], pieces_of: str | None = None) -> str:
+    """The digest of arrays, or of the pieces of one array whose type and shape are given."""
     made = hmac.new(key, what.encode(), "sha256")
+    made.update((pieces_of or "").encode())
     for array in arrays:
-        made.update(f"{array.dtype.str}{array.shape}".encode())
+        if pieces_of is None:
+            made.update(f"{array.dtype.str}{array.shape}".encode())
         made.update(np.ascontiguousarray(array).view(np.uint8).data)
     return made.hexdigest()

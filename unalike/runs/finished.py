@@ -49,9 +49,10 @@ class FinishedRun:
             raise UserError(f"{path} has no checkpoint of a finished round yet; go on with: unalike resume {path}")
         roster = folder.load_roster(path)
         recipe, method = build(read_run_recipe(path), roster)
-        elsewhere = bool(saved.about.get("kept")) or recipe.runtime.folder is not None
+        elsewhere = saved.about.kept or recipe.runtime.folder is not None
         lacks = elsewhere and not saved.kept
-        return cls(path, recipe, roster, method, saved.state, saved.served_round, saved.kept, lacks, saved.round)
+        served = saved.round if saved.about.served_round is None else saved.about.served_round
+        return cls(path, recipe, roster, method, saved.state, served, saved.kept, lacks, saved.round)
 
     @classmethod
     def in_memory(cls, prepared: Prepared, state: State, federation: Federation, round: int) -> FinishedRun:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from pydantic import BaseModel, model_validator
@@ -21,10 +21,22 @@ from unalike.runs.measure import serves_unlabeled
 MOST_CLIENTS = 5000  # on the map
 
 
-class MapData(BaseModel):
-    """``simulation/map.json``: columns of equal length. Without label histograms and descriptors there is no map."""
+class Columns(BaseModel):
+    """Columns of equal length, with an entry for each name."""
 
     names: list[str]
+
+    @model_validator(mode="after")
+    def _equal_lengths(self) -> Self:
+        for name, column in self:
+            if isinstance(column, list) and name != "class_names" and len(column) != len(self.names):
+                raise ValueError(f"{name} has {len(column)} entries for {len(self.names)} names")
+        return self
+
+
+class MapData(Columns):
+    """``simulation/map.json``. Without label histograms and descriptors there is no map."""
+
     group: list[str]
     n: list[int]
     label_histogram: list[list[float]] | None = None
@@ -32,11 +44,7 @@ class MapData(BaseModel):
     class_names: list[str] | None = None
 
     @model_validator(mode="after")
-    def _equal_lengths(self) -> MapData:
-        for name in ("group", "n", "label_histogram", "descriptor"):
-            column = getattr(self, name)
-            if column is not None and len(column) != len(self.names):
-                raise ValueError(f"{name} has {len(column)} entries for {len(self.names)} names")
+    def _rows_of_equal_length(self) -> Self:
         for name in ("label_histogram", "descriptor"):
             if len({len(row) for row in getattr(self, name) or ()}) > 1:
                 raise ValueError(f"the rows of {name} differ in length")

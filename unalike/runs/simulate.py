@@ -43,10 +43,10 @@ def simulate(
     - ``schema``: how inputs are scaled, as an earlier federation of the same data found out; then nobody is asked.
     - ``shards``: the clients are dealt out to so many; results do not depend on it but for the order of sums.
     - ``block``, ``threads``, ``device``: see ``Simulator``. ``strict``, ``drop``: see ``Simulation``.
-    - ``fields``: those of ``Federation``, such as ``budget`` and ``quorum``.
+    - ``fields``: those of ``Federation``, such as ``budget``, ``quorum`` and ``round``, the number of the last round.
     """
-    runtime = simulation(data, shards=shards, block=block, threads=threads, device=device, strict=strict, drop=drop)
-    return federated(runtime, data, seed, schema=schema, scaling=scaling, **fields)
+    how: dict[str, Any] = {"block": block, "threads": threads, "device": device, "strict": strict, "drop": drop}
+    return federated(simulation(data, shards, **how), data, seed, schema=schema, scaling=scaling, **fields)
 
 
 def federated(
@@ -73,17 +73,8 @@ def federated(
     return federation
 
 
-def simulation(
-    data: Data,
-    *,
-    shards: int = 1,
-    block: int | None = None,
-    threads: int | None = None,
-    device: str = "cpu",
-    strict: bool = False,
-    drop: Drop = 0.0,
-) -> Simulation:
-    """The runtime of ``simulate``."""
+def simulation(data: Data, shards: int = 1, *, strict: bool = False, drop: Drop = 0.0, **simulator: Any) -> Simulation:
+    """The runtime of ``simulate``; ``simulator``: the arguments of ``Simulator``."""
     parts: Mapping[Part, Clients]
     if isinstance(data, Population):
         parts, roster = data.parts, data.roster()
@@ -92,12 +83,12 @@ def simulation(
         roster = parts["train"].roster()
     if not 1 <= shards <= len(roster):
         raise ValueError(f"shards={shards}; expected 1 to {len(roster)}, the number of clients")
-    program, simulator = Program(open=True), Simulator(block, threads, device)
+    program, computes = Program(open=True), Simulator(**simulator)
     made = []
     for number in range(shards):
         mine = torch.arange(number, len(roster), shards)
         own = parts if shards == 1 else {name: part.select(mine) for name, part in parts.items()}
-        made.append(Shard(own, roster if shards == 1 else roster.select(mine), program, simulator))
+        made.append(Shard(own, roster if shards == 1 else roster.select(mine), program, computes))
     return Simulation(made, program, strict=strict, drop=drop)
 
 

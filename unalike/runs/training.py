@@ -159,7 +159,7 @@ class Training:
             saved.restore(federation)
             for name, value in charges.items():
                 setattr(federation, name, value)
-            state, clock = saved.state, Clock(saved.seconds, saved.measuring)
+            state, clock = saved.state, Clock(saved.about.seconds, saved.about.measuring)
         made = cls(prepared, context, files, federation, state, clock)
         made.best = None if saved is None else saved.best
         made.failures = sum(int(record["failures"]) for record in files.keep_metrics(federation.round))

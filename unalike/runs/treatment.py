@@ -7,27 +7,17 @@ from __future__ import annotations
 
 import math
 
-from pydantic import BaseModel, model_validator
-
 from unalike.core.method import DistinguishesClients, State
 from unalike.core.roster import Roster
+from unalike.runs.map_data import Columns
 
 
-class Treatment(BaseModel):
-    """Columns of equal length; None: the method has no such thing, or a client has none."""
+class Treatment(Columns):
+    """A column is None where the method has no such thing, an entry where a client has none."""
 
-    names: list[str]
     weight: list[float] | None = None
     cluster: list[int | None] | None = None
     place: list[tuple[float, float] | None] | None = None
-
-    @model_validator(mode="after")
-    def _equal_lengths(self) -> Treatment:
-        for name in ("weight", "cluster", "place"):
-            column = getattr(self, name)
-            if column is not None and len(column) != len(self.names):
-                raise ValueError(f"{name} has {len(column)} entries for {len(self.names)} names")
-        return self
 
 
 def treatment(method: DistinguishesClients, state: State, roster: Roster) -> Treatment:
