@@ -6,6 +6,7 @@ errors the smaller is the better, so a score is minus the error, and its name be
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -80,22 +81,12 @@ def _of_answers(name: str, p: Predictions) -> float:
     return float(getattr(_sk(), name)(p.truth.astype(np.int64), p.answer))
 
 
-def _auroc(p: Predictions) -> float:
-    """Of two classes, or the mean over all pairs of a class and the rest."""
-    return _one_against_rest(p, _sk().roc_auc_score)
-
-
-def _auprc(p: Predictions) -> float:
-    """Average precision: of the second of two classes, or the mean over classes."""
-    return _one_against_rest(p, _sk().average_precision_score)
-
-
-def _one_against_rest(p: Predictions, metric: Callable[[Array, Array], float]) -> float:
-    assert p.classes is not None
+def _of_ranks(name: str, p: Predictions) -> float:
+    """Of the second of two classes, or the mean over every class against the rest; NaN where nothing can be ranked."""
     present = np.unique(p.truth.astype(np.int64))
     if len(present) < 2:
-        return float("nan")  # nothing can be ranked
-    which = [1] if p.classes == 2 else present
+        return float("nan")
+    which, metric = [1] if p.classes == 2 else present, getattr(_sk(), name)
     return float(np.mean([metric(p.truth == one, p.chances[:, one]) for one in which]))
 
 
@@ -119,30 +110,23 @@ def _log_loss(p: Predictions) -> float:
 
 def _brier(p: Predictions) -> float:
     """Mean squared distance of the probabilities from the truth; of two classes, of the second alone."""
-    if p.classes == 2:
-        return float(_sk().brier_score_loss(p.truth.astype(np.int64), p.chances[:, 1], pos_label=1))
-    truth = p.truth.astype(np.int64)[:, None] == np.arange(p.classes or 0)
-    return float(((p.chances - truth) ** 2).sum(1).mean())
+    truth = p.truth[:, None] == np.arange(p.classes or 2)
+    squares = ((p.chances - truth) ** 2).sum(1).mean()
+    return float(squares / 2 if p.classes == 2 else squares)  # of two classes both are as far off
 
 
 def _calibration(p: Predictions) -> float:
     """Expected calibration error: how far confidence is from accuracy, in ten bins of confidence."""
     confidence, right = p.chances.max(1), p.outputs.argmax(1) == p.truth
-    bins = np.minimum((confidence * 10).astype(np.int64), 9)
-    count = np.bincount(bins, minlength=10)
-    gap = np.bincount(bins, confidence - right, minlength=10)
-    return float(np.abs(gap).sum() / count.sum())
-
-
-def _r2(p: Predictions) -> float:
-    return float(_sk().r2_score(p.truth, p.answer)) if len(p.truth) > 1 else float("nan")
+    gap = np.bincount(np.minimum((confidence * 10).astype(np.int64), 9), confidence - right)
+    return float(np.abs(gap).sum() / len(right))
 
 
 _CLASSES: dict[str, Metric] = {
     "accuracy": partial(_of_answers, "accuracy_score"),
     "balanced accuracy": partial(_of_answers, "balanced_accuracy_score"),
-    "AUROC": _auroc,
-    "AUPRC": _auprc,
+    "AUROC": partial(_of_ranks, "roc_auc_score"),
+    "AUPRC": partial(_of_ranks, "average_precision_score"),
     "F1": _f1,
     "sensitivity@0.9": partial(_sensitivity, 0.9),
     "log loss": _log_loss,
@@ -152,7 +136,7 @@ _CLASSES: dict[str, Metric] = {
 _NUMBERS: dict[str, Metric] = {
     "RMSE": lambda p: float(_sk().root_mean_squared_error(p.truth, p.answer)),
     "MAE": lambda p: float(_sk().mean_absolute_error(p.truth, p.answer)),
-    "R2": _r2,
+    "R2": lambda p: float(_sk().r2_score(p.truth, p.answer)) if len(p.truth) > 1 else float("nan"),
 }
 ERRORS = ("log loss", "Brier", "calibration error", "RMSE", "MAE")
 
@@ -167,18 +151,12 @@ def metric_named(name: str, classes: int | None) -> tuple[str, Metric]:
     known = metrics_for(classes)
     spelled = {_plain(one): one for one in known}
     begin, _, level = _plain(name).partition("@")
-    if begin == "sensitivity" and level and classes == 2:
-        try:
-            specificity = float(level)
-        except ValueError:
-            specificity = -1.0
-        if 0 < specificity < 1:
-            return f"sensitivity@{specificity:g}", partial(_sensitivity, specificity)
+    if begin == "sensitivity" and classes == 2 and re.fullmatch(r"0?\.\d+", level) and float(level) > 0:
+        return f"sensitivity@{float(level):g}", partial(_sensitivity, float(level))
     if _plain(name) not in spelled:
         task = "numbers" if classes is None else f"{classes} classes"
         raise ValueError(f"metric = {name!r}: for {task} there are {', '.join(known)}")
-    found = spelled[_plain(name)]
-    return found, known[found]
+    return spelled[_plain(name)], known[spelled[_plain(name)]]
 
 
 def _plain(name: str) -> str:
@@ -225,29 +203,29 @@ def summarise(predictions: Predictions, clients: int) -> dict[str, MetricSummary
     p = predictions.known()
     some = p.where(p.client % step == 0)
     some = replace(some, client=some.client // step)
-    count, base, found = -(-clients // step), some.baseline(), {}
+    pooled, base, count = replace(p, client=np.zeros_like(p.client)), some.baseline(), -(-clients // step)
+    found = {}
     for name, metric in metrics_for(p.classes).items():
-        scores, plain = score_clients(metric, name, some, count), score_clients(metric, name, base, count)
-        pooled = float(score_clients(metric, name, replace(p, client=np.zeros_like(p.client)), 1)[0])
         sign = -1.0 if name in ERRORS else 1.0
-        known, plain = scores[~np.isnan(scores)], plain[~np.isnan(plain)]
-        ends = sorted(sign * end for end in interval(known))
+        scores = score_clients(metric, name, some, count)
+        scores = scores[~np.isnan(scores)]
         numbers = {
-            "mean": sign * _mean(known),
-            "low": ends[0],
-            "high": ends[1],
-            "p10": sign * float(np.quantile(known, 0.1)) if len(known) else float("nan"),
-            "worst": sign * float(known.min()) if len(known) else float("nan"),
-            "pooled": sign * pooled,
-            "baseline": sign * _mean(plain),
+            **dict(zip(("low", "high") if sign > 0 else ("high", "low"), interval(scores), strict=True)),
+            "mean": _mean(scores),
+            "p10": np.quantile(scores, 0.1) if len(scores) else np.nan,
+            "worst": scores.min() if len(scores) else np.nan,
+            "pooled": score_clients(metric, name, pooled, 1)[0],
+            "baseline": _mean(score_clients(metric, name, base, count)),
         }
-        defined = {key: None if np.isnan(value) else value for key, value in numbers.items()}
-        found[name] = MetricSummary(**defined, clients=len(known))
+        defined = {key: None if np.isnan(value) else float(sign * value) for key, value in numbers.items()}
+        found[name] = MetricSummary(**defined, clients=len(scores))
     return found
 
 
 def _mean(values: Array) -> float:
-    return float(values.mean()) if len(values) else float("nan")
+    """The mean of what is no NaN."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
 
 
 def interval(values: Array) -> tuple[float, float]:
