@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from types import MappingProxyType
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,11 +128,11 @@ class LocalSGD:
         """
         if self.private is None:
             return {}
-        found = {"noise": self.noise_multipliers(declared)}
-        if self.private.batches is not None:
-            assert declared.batch is not None  # noise_multipliers has checked it
-            found["batch"] = declared.batch
-        return found
+        noise = self.noise_multipliers(declared)
+        if self.private.batches is None:
+            return {"noise": noise}
+        assert declared.batch is not None  # noise_multipliers has checked it
+        return {"noise": noise, "batch": declared.batch}
 
     def noise_multipliers(self, declared: Declarations) -> Tensor:
         """[C] the noise multiplier of each client."""
@@ -187,7 +186,6 @@ class LocalSGD:
         ``least``: parts that no step takes below a number; ``undecayed``: parts without weight decay. Clients of one
         block may have different numbers of steps: those that are done go on with a rate of 0.
         """
-        schedule: _Batches | PoissonBatches
         known: Tensor | None = None
         if labels and not lacking:
             client = client.with_labels
@@ -196,99 +194,92 @@ class LocalSGD:
                 raise ValueError("a step of DP-SGD takes labeled rows only; leave lacking out")
             known = client.known.to(torch.float32)
         y = None if not labels else client.y if known is None else client.labels()
-        if self.private is None:
-            schedule = _Batches(self, client, known)
-        else:
-            if (batch is None) != (self.private.batches is None):
-                raise ValueError("a client's own batch size and private.batches, the sizes of all, go together")
-            assert not isinstance(self.batch, float)
-            expected, sizes = self.batch if batch is None else batch, self.private.batches or ()
-            schedule = PoissonBatches(client, self.steps, self.epochs, expected, sizes)
-        descent = _Descent(self, start, least, undecayed)
-        take = self._step(objective, descent, noise, batch, client)
-        total = torch.zeros(())
+        schedule, step_gradient = self._steps(objective, client, known, noise, batch)
+        descent, total = _Descent(self, start, least, undecayed), torch.zeros(())
         with dropout_from(client.masks):
             for step, drawn in enumerate(schedule.batches(client.x, y)):
                 active = None if schedule.active is None else schedule.active[step]
-                loss = take(drawn, rate if active is None else rate * active)
+                own_rate = rate if active is None else rate * active
+                if isinstance(objective, InTurns):
+                    loss = descent.move_in_turns(objective, drawn, own_rate)
+                else:
+                    assert step_gradient is not None
+                    gradient, loss = step_gradient(descent.params, drawn)
+                    descent.move(gradient, own_rate)
                 total = total + (loss if active is None else torch.where(active, loss, 0))
         return descent.params, total / schedule.own_steps
 
-    def _step(
+    def _steps(
         self,
         objective: Objective | InTurns,
-        descent: _Descent,
+        client: Client,
+        known: Tensor | None,
         noise: Tensor | None,
         batch: Tensor | None,
-        client: Client,
-    ) -> Callable[[Batch, Tensor | float], Tensor]:
-        """What is done with a batch at a rate; it gives the loss."""
+    ) -> tuple[_Batches | PoissonBatches, StepGradient | None]:
+        """The batches of the steps, and the gradient of a batch; none where the objective gives its own."""
+        if self.private is None:
+            plain = _Batches(self, client, known)
+            return plain, None if isinstance(objective, InTurns) else grad_and_value(objective)
         if isinstance(objective, InTurns):
-            if self.private is not None:
-                raise ValueError("DP-SGD moves all parameters at once, and this objective moves them in turns")
-            return partial(descent.in_turns, objective)
-        step_gradient: StepGradient = grad_and_value(objective)
-        if self.private is not None:
-            assert not isinstance(self.batch, float)
-            expected = self.batch if batch is None else batch
-            step_gradient = PrivateGradient(objective, self.private, noise, expected, client)
-        return partial(descent.at_once, step_gradient)
+            raise ValueError("DP-SGD moves all parameters at once, and this objective moves them in turns")
+        if (batch is None) != (self.private.batches is None):
+            raise ValueError("a client's own batch size and private.batches, the sizes of all, go together")
+        assert not isinstance(self.batch, float)
+        expected = self.batch if batch is None else batch
+        schedule = PoissonBatches(client, self.steps, self.epochs, expected, self.private.batches or ())
+        return schedule, PrivateGradient(objective, self.private, noise, expected, client)
 
 
 class _Descent:
-    """The parameters while they are trained, and their momentum."""
+    """The parameters while they are trained, and their momentum. A single tensor is a part without a name."""
 
     def __init__(self, local: LocalSGD, start: Params, least: Mapping[str, float], undecayed: Collection[str]) -> None:
-        self.params = start
+        self._parts = _parts_of(start)
+        self._single = isinstance(start, Tensor)
         self._local, self._least, self._undecayed = local, least, undecayed
-        self._velocity: Params | None = None
+        self._rates = local.lr if isinstance(local.lr, Mapping) else dict.fromkeys(self._parts, local.lr)
+        self._velocity: dict[str, Tensor] = {}
 
-    def at_once(self, step_gradient: StepGradient, batch: Batch, rate: Tensor | float) -> Tensor:
-        gradient, loss = step_gradient(self.params, batch)
-        self._move(gradient, rate)
-        return loss
+    @property
+    def params(self) -> Params:
+        return self._parts[""] if self._single else self._parts
 
-    def in_turns(self, objective: InTurns, batch: Batch, rate: Tensor | float) -> Tensor:
-        moves = objective.moves(_parts(self.params), batch)
+    def move_in_turns(self, objective: InTurns, batch: Batch, rate: Tensor | float) -> Tensor:
+        moves = objective.moves(self._parts, batch)
         try:
             gradient = next(moves)
             while True:
-                self._move(gradient, rate)
-                gradient = moves.send(_parts(self.params))
+                self.move(gradient, rate)
+                gradient = moves.send(self._parts)
         except StopIteration as done:
             loss: Tensor = done.value
             return loss
 
-    def _move(self, gradient: Params, rate: Tensor | float) -> None:
+    def move(self, gradient: Params, rate: Tensor | float) -> None:
         """One step of the parts that have a gradient."""
-        local = self._local
+        local, step = self._local, _parts_of(gradient)
         if local.clip is not None:
-            gradient = _shorten(gradient, local.clip)
+            length = torch.stack([part.square().sum() for part in step.values()]).sum().sqrt()
+            factor = torch.clamp(local.clip / length.clamp(min=1e-12), max=1.0)
+            step = {name: factor * part for name, part in step.items()}
         if local.weight_decay:
-            decayed = _map(lambda g, p: g + local.weight_decay * p, gradient, self.params)
-            if isinstance(decayed, dict):
-                decayed |= {name: value for name, value in _parts(gradient).items() if name in self._undecayed}
-            gradient = decayed
+            decayed = step.keys() - set(self._undecayed)
+            step = {k: v + local.weight_decay * self._parts[k] if k in decayed else v for k, v in step.items()}
         if local.momentum:
-            if self._velocity is not None:
-                gradient = _map(lambda g, v: local.momentum * v + g, gradient, self._velocity)
-            self._velocity = gradient if isinstance(gradient, Tensor) else {**_parts(self._velocity), **gradient}
-        self._advance(gradient, rate)
-
-    def _advance(self, direction: Params, rate: Tensor | float) -> None:
-        """One pass over the parameters."""
-        lr = self._local.lr
-        if isinstance(direction, Tensor):
-            assert isinstance(self.params, Tensor) and not isinstance(lr, Mapping)
-            self.params = torch.addcmul(self.params, direction, torch.as_tensor(-lr * rate))
-            return
-        params = _parts(self.params)
-        rates = lr if isinstance(lr, Mapping) else dict.fromkeys(params, lr)
+            before = self._velocity
+            step = {k: local.momentum * before[k] + v if k in before else v for k, v in step.items()}
+            self._velocity = {**before, **step}
         moved = {
-            name: torch.addcmul(params[name], value, torch.as_tensor(-rates[name] * rate))
-            for name, value in direction.items()
+            name: torch.addcmul(self._parts[name], part, torch.as_tensor(-self._rates[name] * rate))
+            for name, part in step.items()
         }
-        self.params = {**params, **moved, **{k: moved[k].clamp(min=v) for k, v in self._least.items() if k in moved}}
+        kept = {name: moved[name].clamp(min=least) for name, least in self._least.items() if name in moved}
+        self._parts = {**self._parts, **moved, **kept}
+
+
+def _parts_of(params: Params) -> dict[str, Tensor]:
+    return {"": params} if isinstance(params, Tensor) else params
 
 
 class _Batches:
@@ -303,7 +294,7 @@ class _Batches:
         self._weights: Tensor | None = None  # [steps, B] or [B]: 0 for rows that fill up; None: every row counts
         own: int | Tensor  # samples of this client in a batch
         if isinstance(local.batch, float):
-            self._size = _share(local.batch, capacity)
+            self._size = int(_share(local.batch, torch.tensor(capacity)))
             own = self._size if client.full else _share(local.batch, client.n)
         else:
             own = self._size = capacity if local.batch is None else min(local.batch, capacity)
@@ -355,14 +346,8 @@ class _Batches:
                 yield Batch(x, y, self._weights, known=self._known)
 
 
-@overload
-def _share(share: float, count: int) -> int: ...
-@overload
-def _share(share: float, count: Tensor) -> Tensor: ...
-def _share(share: float, count: int | Tensor) -> int | Tensor:
+def _share(share: float, count: Tensor) -> Tensor:
     """A share of so many samples, rounded up; 1/60 of 300 is 5, though it comes out a hair above."""
-    if isinstance(count, int):
-        return max(1, math.ceil(count * share * (1 - 1e-12)))
     return torch.ceil(count.to(torch.float64) * share * (1 - 1e-12)).to(torch.int64).clamp(min=1)
 
 
@@ -370,26 +355,3 @@ def _once(function: Callable[[Any], Any], values: Sequence[Any]) -> list[Any]:
     """The function of each value, worked out once for equal ones."""
     found = {value: function(value) for value in set(values)}
     return [found[value] for value in values]
-
-
-def _parts(params: Params | None) -> dict[str, Tensor]:
-    """Parameters that are a dict; no momentum yet is an empty one."""
-    assert not isinstance(params, Tensor)
-    return params or {}
-
-
-def _map(function: Callable[[Tensor, Tensor], Tensor], first: Params, second: Params) -> Params:
-    """The function of each part of the first with the same part of the second, where it has one."""
-    if isinstance(first, Tensor):
-        assert isinstance(second, Tensor)
-        return function(first, second)
-    others = _parts(second)
-    return {name: function(value, others[name]) if name in others else value for name, value in first.items()}
-
-
-def _shorten(gradient: Params, bound: float) -> Params:
-    """The gradient, scaled down to the norm ``bound`` if it is longer."""
-    parts = [gradient] if isinstance(gradient, Tensor) else list(gradient.values())
-    length = torch.stack([part.square().sum() for part in parts]).sum().sqrt()
-    factor = torch.clamp(bound / length.clamp(min=1e-12), max=1.0)
-    return gradient * factor if isinstance(gradient, Tensor) else {k: v * factor for k, v in gradient.items()}
