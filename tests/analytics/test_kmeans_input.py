@@ -66,7 +66,7 @@ def test_settings_that_make_no_sense() -> None:
         FedDPKMeans(k=0)
     with pytest.raises(ValueError, match="needs client_points"):
         FedDPKMeans(k=3, privacy=KMeansPrivacy(1.0, unit="client"))
-    with pytest.raises(ValueError, match="radius=-1"):
+    with pytest.raises(ValueError, match="radius must be a finite number above 0, got -1"):
         FedDPKMeans(k=3, radius=-1.0)
     with pytest.raises(ValueError, match="share 'weights' of the budget"):
         BudgetSplit(0.5, 0.0, 0.3, 0.2)

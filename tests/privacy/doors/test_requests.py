@@ -85,7 +85,7 @@ def test_points_that_anchors_move_beyond_all_numbers_are_lost_one_by_one() -> No
     client = block.client({name: value[0] for name, value in columns.items()}, Kept())
     anchors = torch.tensor([[0.0, 0.0], [2e6, 0.0]])
     moves = torch.tensor([[0.0, 0.0], [3.4e38, 3.4e38]])
-    clipped = clipped_points(client, torch.full((2,), -3e38), torch.tensor(1.0), anchors, moves)
+    clipped = clipped_points(client, torch.full((2,), -3e38), torch.tensor(1.0), torch.stack([anchors, moves]))
     assert bool(torch.isfinite(clipped).all())
 
 

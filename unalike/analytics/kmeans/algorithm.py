@@ -17,11 +17,10 @@ off the diagonal is then σ/√2, as if all d² noisy entries were averaged with
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -44,7 +43,7 @@ from unalike.core.federation import Federation
 from unalike.core.release import Inputs, Release, Sum
 from unalike.core.roster import Roster
 from unalike.core.task import Sent, send, task
-from unalike.privacy.checks import SettingError
+from unalike.privacy.checks import SettingError, check_positive
 from unalike.privacy.mechanisms import AdditiveNoise
 
 Threshold = Literal["noise", "printed"]
@@ -125,21 +124,20 @@ class FedDPKMeans:
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < least):
                 raise SettingError(f"{name}={value!r}; expected a whole number of at least {least}")
-        if self.ground not in (None, "lattice", "packing"):
-            raise SettingError(f"ground={self.ground!r}; expected 'lattice' or 'packing', or None to use server data")
+        for name, known in (("ground", (None, *get_args(Ground))), ("threshold", get_args(Threshold))):
+            if getattr(self, name) not in known:
+                raise SettingError(f"{name}={getattr(self, name)!r}; expected one of {known}")
         if self.ground is not None and (self.simplify or self.diameter is not None or self.radius is None):
             raise SettingError(
                 f"ground={self.ground!r} is for want of server data: simplify and diameter are of server points, so "
                 "leave them out; and radius=... must be given, as nothing else says how far points may lie"
             )
-        if self.threshold not in ("noise", "printed"):
-            raise SettingError(f"threshold={self.threshold!r}; expected 'noise' or 'printed'")
         if not 0 < self.margin <= 1:
             raise SettingError(f"margin={self.margin}; expected a number above 0, up to 1, such as 1/3")
         if self.sample is not None and not (type(self.sample) is float and 0 < self.sample <= 1):
             raise SettingError(f"sample={self.sample!r}; expected a share of the clients above 0, up to 1.0")
-        if self.radius is not None and not (math.isfinite(self.radius) and self.radius > 0):
-            raise SettingError(f"radius={self.radius}; expected a number above 0, to which points are clipped")
+        if self.radius is not None:
+            check_positive(self.radius, "radius", "points are clipped to it")
         if self.client_points is None and self.by_client:
             raise SettingError(
                 "client-level privacy needs client_points: how many points a client typically has, as a public number "
@@ -169,16 +167,10 @@ class FedDPKMeans:
 
     @task
     def outer_product(
-        self,
-        client: Client,
-        origin: Tensor,
-        radius: Tensor,
-        scale: Tensor,
-        anchors: Tensor | None = None,
-        moves: Tensor | None = None,
+        self, client: Client, origin: Tensor, radius: Tensor, scale: Tensor, moves: Tensor | None = None
     ) -> Sent:
         """Step 1: Σ p pᵀ over the client's points, as a vector of the same norm (see the module's text)."""
-        points = self._exact(clipped_points(client, origin, radius, anchors, moves))
+        points = self._exact(clipped_points(client, origin, radius, moves))
         rows, columns, factor = triangle_layout(points.shape[1])
         return send(gram=(points.T @ points)[rows, columns] * factor / scale)
 
@@ -195,11 +187,10 @@ class FedDPKMeans:
         points: Tensor,
         scale: Tensor,
         basis: Tensor | None = None,
-        anchors: Tensor | None = None,
         moves: Tensor | None = None,
     ) -> Sent:
         """Step 2: w_q, how many of the client's points have ``points[q]`` nearest, in the subspace if there is one."""
-        own = clipped_points(client, origin, radius, anchors, moves)
+        own = clipped_points(client, origin, radius, moves)
         nearest = nearest_center(own if basis is None else own @ basis, points)
         empty = torch.zeros(points.shape[0], dtype=points.dtype)
         return send(weights=empty.scatter_add(0, nearest, client.mask.to(points.dtype)) / scale)
@@ -218,14 +209,13 @@ class FedDPKMeans:
         scale: Tensor,
         count_scale: Tensor,
         basis: Tensor | None = None,
-        anchors: Tensor | None = None,
         moves: Tensor | None = None,
     ) -> Sent:
         """Step 3 and a Lloyd step: m_j [k, d] and n_j [k] for the clusters around ``centers`` (in the subspace if there
         is a basis). For client-level privacy Step 3 sends the mean of each cluster, and whether it is there at all (T1
         D.7.4).
         """
-        points = clipped_points(client, origin, radius, anchors, moves)
+        points = clipped_points(client, origin, radius, moves)
         places = points if basis is None else points @ basis
         member = (nearest_center(places, centers)[:, None] == torch.arange(centers.shape[0])) & client.mask[:, None]
         if basis is not None and self.margin < 1 and len(centers) > 1:
@@ -258,11 +248,10 @@ class FedDPKMeans:
         centers: Tensor,
         scale: Tensor,
         count_scale: Tensor,
-        anchors: Tensor | None = None,
         moves: Tensor | None = None,
     ) -> Sent:
         """A Lloyd step whose noise is not that of Step 3."""
-        how = {"centers": centers, "scale": scale, "count_scale": count_scale, "anchors": anchors, "moves": moves}
+        how = {"centers": centers, "scale": scale, "count_scale": count_scale, "moves": moves}
         return self.cluster_sums(client, origin=origin, radius=radius, **how)
 
     @lloyd_sums.into
@@ -308,11 +297,10 @@ class FedDPKMeans:
             raise SettingError(
                 f"initialize={self.initialize}, but fit got {given}; initial=... goes with initialize=False"
             )
-        shape = roster.schema.shape
+        shape, total = roster.schema.shape, int(roster.bound.sum())
+        wanted = self.k if self.k is not None else self.k_max
         if len(shape) != 1:
             raise SettingError(f"k-means clusters points with a list of features each, but a client's rows are {shape}")
-        wanted = self.k if self.k is not None else self.k_max
-        total = int(roster.bound.sum())
         if (server is None) != (self.ground is not None):
             given = "no server data" if server is None else "server data"
             raise SettingError(

@@ -13,17 +13,16 @@ from unalike.core.release import Inputs, Sum
 from unalike.core.task import Sent, send, task
 
 
-def clipped_points(
-    client: Client, origin: Tensor, radius: Tensor, anchors: Tensor | None, moves: Tensor | None
-) -> Tensor:
+def clipped_points(client: Client, origin: Tensor, radius: Tensor, moves: Tensor | None) -> Tensor:
     """The client's points relative to ``origin``, each clipped to norm ``radius``; rows of padding become zero.
 
-    With ``anchors`` a point first moves along with the nearest of them (see ``diameter.py``).
+    With ``moves`` [2, anchors, d] a point first moves along with the nearest of the anchors (see ``diameter.py``).
     """
     points = client.x
-    if anchors is not None and moves is not None:
+    if moves is not None:
+        anchors, steps = moves
         middle = anchors.mean(0)
-        points = points + moves[nearest_center(points - middle, anchors - middle)]
+        points = points + steps[nearest_center(points - middle, anchors - middle)]
     points = points - origin
     length = torch.linalg.vector_norm(points, dim=1, keepdim=True)
     factor = torch.clamp((1.0 - 1e-6) * radius / length.clamp(min=1e-30), max=1.0)  # rounding stays below the radius

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from scipy.sparse import csr_array
@@ -35,16 +34,13 @@ class Reduction:
     @property
     def inputs(self) -> dict[str, Tensor]:
         """What clients need in order to move their points; nothing where all stay."""
-        return {"anchors": self.anchors, "moves": self.moves} if bool(self.moves.any()) else {}
-
-    @cached_property
-    def _there(self) -> Tensor:
-        return self.anchors + self.moves
+        return {"moves": torch.stack([self.anchors, self.moves])} if bool(self.moves.any()) else {}
 
     def move_back(self, centers: Tensor) -> Tensor:
         """Centres [k, d] moved back, each with the nearest group."""
-        middle = self._there.mean(0)
-        return centers - self.moves[torch.cdist(centers - middle, self._there - middle).argmin(1)]
+        there = self.anchors + self.moves
+        middle = there.mean(0)
+        return centers - self.moves[torch.cdist(centers - middle, there - middle).argmin(1)]
 
 
 @dataclass(frozen=True)

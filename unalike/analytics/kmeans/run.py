@@ -129,12 +129,9 @@ class ServerRun:
         own = basis is None and plan.lloyd_sums is not None
         question = method.lloyd_sums if own else method.cluster_sums
         noises = (plan.lloyd_sums, plan.lloyd_counts) if own else (plan.sums, plan.counts)
-        if method.secure:  # one secure sum an ask
-            both = [cohort.ask(question, into=one, **given) for one in question.releases()]
-            sums, counts = (both[0]["sums"] * scale).float(), (both[1]["counts"] * count_scale).float()
-        else:
-            replies = cohort.ask(question, **given)
-            sums, counts = (replies["sums"] * scale).float(), (replies["counts"] * count_scale).float()
+        asks = [[one] for one in question.releases()] if method.secure else [None]  # one secure sum an ask
+        found = {name: value for into in asks for name, value in cohort.ask(question, into=into, **given).items()}
+        sums, counts = (found["sums"] * scale).float(), (found["counts"] * count_scale).float()
         sure = counts > noise_std(noises[1], self._change(count_scale))
         self.sizes = None if basis is not None and method.by_client else counts
         error = noise_std(noises[0], scale if method.by_client else self.radius) / counts.clamp(min=1.0)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import cdist
 
-from unalike.analytics.mdm.algorithm import MDM, Choice, MixtureFit, Start
+from unalike.analytics.mdm.algorithm import MDM, Choice, MixtureFit
 from unalike.analytics.mdm.counts import (
     check_most,
     feature_histograms,
@@ -35,7 +35,6 @@ from unalike.core.federation import Federation
 from unalike.data.partition.features import Feature, category_names, features_of
 from unalike.data.partition.histograms import read_counts
 from unalike.data.partition.mixture import MDMError, Mixture, relative_error
-from unalike.data.population import Population
 from unalike.privacy.ledger import Ledger
 from unalike.privacy.mechanisms import Gaussian
 
@@ -75,7 +74,8 @@ def read_histograms(
     how = {"min_samples": 1, "seed": seed, "partition": partition, "clients": clients, **options}
     population, groups, _ = read_population(data, pieces, **how)
     if feature:
-        found = features_of(feature, bins, population.columns, _class_names(population))
+        classes = [str(name) for name in population.class_names or range(population.classes or 0)] or None
+        found = features_of(feature, bins, population.columns, classes)
         return _with_most(feature_histograms(population, found, groups), None, category_names(found), found)
     if bins:
         raise MDMError("bins are of features: name them with --feature")
@@ -85,12 +85,6 @@ def read_histograms(
 
 def _with_most(clients: Clients, *more: Any) -> Histograms:
     return replace(Histograms(clients, *more), most=int(clients.x.sum(1).max()))
-
-
-def _class_names(population: Population) -> list[str] | None:
-    if population.classes is None:
-        return None
-    return [str(name) for name in population.class_names or range(population.classes)]
 
 
 def read_counts_file(file: str | Path) -> Histograms:
@@ -186,45 +180,45 @@ def fit_mixture(
     federate: Federate,
     *,
     components: Sequence[int] = (2,),
-    rounds: int = 100,
-    cohort: int = 1000,
-    start: Start = "concentration",
     validation: float | None = None,
     privacy: MixturePrivacy | None = None,
-    secure: bool = False,
-    clip: float = 20.0,
     largest: int | None = None,
     compare: bool = False,
     seed: int = 0,
     progress: Callable[[int], None] = lambda _: None,
+    **how: Any,
 ) -> MixtureResult:
     """Fit by EM; of several ``components`` choose one by clients kept apart (``validation``: a number or share).
 
-    ``largest`` is the most samples that a client may have; it must be given if clients are protected. ``compare``:
-    measure how near simulated clients are to the true ones.
+    ``how``: rounds, cohort, start, clip and secure, as of ``MDM``. ``largest`` is the most samples that a client may
+    have; it must be given if clients are protected. ``compare``: measure how near simulated clients are to the true
+    ones.
     """
     ledger, begin = Ledger(), time.perf_counter()
     used, by_point = histograms, privacy is not None and privacy.unit == "point"
     if privacy is not None and by_point:
-        if secure:
+        if how.get("secure"):
             raise MDMError("with unit='point' there are no sums to mask, only noisy histograms: leave secure out")
         asked = federate(used.clients, seed=seed, threads=1, ledger=ledger)
         used = _with_most(NoisyHistograms(privacy.epsilon).gather(asked))
-        privacy = replace(privacy, delta=0.0)
     choosing = len(components) > 1
     fitting, others = split_clients(used.clients, validation, choosing, seed)
-    if privacy is not None and privacy.delta is None:
-        privacy = replace(privacy, delta=len(fitting) ** -1.1)
-    how: dict[str, Any] = {"rounds": rounds, "cohort": cohort, "start": start, "clip": clip, "secure": secure}
-    settings = _settings(used, fitting, components, None if by_point else privacy, largest, **how)
-    charged = Ledger() if by_point else ledger  # what is made of noisy histograms costs nothing more
-    simulated: dict[str, Any] = {"block": _block(settings, sum(components)), "threads": 1, "ledger": charged}
+    if privacy is not None and (by_point or privacy.delta is None):
+        privacy = replace(privacy, delta=0.0 if by_point else len(fitting) ** -1.1)
+    settings = _settings(used, fitting, components, None if by_point else privacy, largest, how)
+    numbers = sum(components) * (len(settings.edges) + settings.categories + 1)
+    simulated: dict[str, Any] = {
+        "block": max(64, min(8192, _BLOCK_NUMBERS // numbers)),  # all clients where memory allows: nothing is padded
+        "threads": 1,
+        "ledger": Ledger() if by_point else ledger,  # what is made of noisy histograms costs nothing more
+    }
     federation = federate(fitting, seed=seed, **simulated)
     scoring = federation if others is None else federate(others, seed=seed + 1, **simulated)
     choice = settings.choose(federation, scoring, components, progress) if choosing else None
     found = settings.fit(federation, progress) if choice is None else choice.fitted
     seconds = time.perf_counter() - begin
     found = replace(found, mixture=replace(found.mixture, features=histograms.features))
+    delta = 0.5 if privacy is None or privacy.delta is None else privacy.delta
     result = MixtureResult(
         histograms=histograms,
         settings=settings,
@@ -234,7 +228,7 @@ def fit_mixture(
         validation_clients=0 if others is None else len(others),
         seed=seed,
         privacy=privacy,
-        epsilon=privacy.epsilon if privacy is not None and by_point else ledger.epsilon(_delta(privacy)),
+        epsilon=privacy.epsilon if privacy is not None and by_point else ledger.epsilon(delta),
         bytes_up=federation.traffic.total_up,
         bytes_down=federation.traffic.total_down,
         seconds=seconds,
@@ -254,31 +248,32 @@ def _measure_likelihood(settings: MDM, federation: Federation, mixture: Mixture)
 
 
 def _settings(
-    histograms: Histograms,
+    given: Histograms,
     fitting: Clients,
     components: Sequence[int],
     privacy: MixturePrivacy | None,
     largest: int | None,
-    **how: Any,
+    how: Mapping[str, Any],
 ) -> MDM:
     """The algorithm's settings for these clients, with the least noise for the budget."""
-    how["cohort"] = min(how["cohort"], len(fitting))
-    bound = _bound(histograms, largest, private=privacy is not None)
-    settings = MDM(histograms.clients.x.shape[1], bound, components[0], **how)
-    check_most(histograms.most, settings.largest)
+    if largest is None and given.truth is None and privacy is not None:
+        raise MDMError(
+            "with an ε, the most samples that a client may have must not be read from the data; give it as largest "
+            "(--largest)"
+        )
+    bound = largest or (given.most if given.truth is None else given.truth.largest)
+    settings = MDM(given.clients.x.shape[1], bound, components[0], **how)
+    settings = replace(settings, cohort=min(settings.cohort, len(fitting)))
+    check_most(given.most, settings.largest)
     for count in components:
         settings.check(fitting.roster(), count)
     if privacy is None:
         return settings
+    assert privacy.delta is not None
     if privacy.local:
         settings = replace(settings, noise=Gaussian(1.0), local=True)  # its level comes next
-    choosing = len(components) > 1
-    noise = noise_for_budget(settings, len(fitting), components, privacy.epsilon, _delta(privacy), validated=choosing)
-    return replace(settings, noise=noise)
-
-
-def _delta(privacy: MixturePrivacy | None) -> float:
-    return 0.5 if privacy is None or privacy.delta is None else privacy.delta
+    validated, budget = len(components) > 1, (privacy.epsilon, privacy.delta)
+    return replace(settings, noise=noise_for_budget(settings, len(fitting), components, *budget, validated=validated))
 
 
 def split_clients(
@@ -296,25 +291,6 @@ def split_clients(
         return clients, None
     order = torch.from_numpy(np.random.default_rng([seed, 5]).permutation(len(clients)))
     return clients.select(order[number:].sort().values), clients.select(order[:number].sort().values)
-
-
-def _bound(given: Histograms, largest: int | None, private: bool) -> int:
-    if largest is not None:
-        return largest
-    if given.truth is not None:
-        return given.truth.largest
-    if private:
-        raise MDMError(
-            "with an ε, the most samples that a client may have must not be read from the data; give it as largest "
-            "(--largest)"
-        )
-    return given.most
-
-
-def _block(settings: MDM, components: int) -> int:
-    """A block of all clients where memory allows: nothing is padded, and the tables are made once for a block."""
-    numbers = components * (len(settings.edges) + settings.categories + 1)
-    return max(64, min(8192, _BLOCK_NUMBERS // numbers))
 
 
 def client_distance(first: NDArray[Any], second: NDArray[Any]) -> float:
