@@ -22,7 +22,7 @@ from unalike.newcomers.serve import serve
 from unalike.report.analyses import analyse as analyses_run
 from unalike.report.analyses import measures as analyses
 from unalike.report.analyses.analyse import QUICK, Bench, Extent, analyse, finished_run
-from unalike.report.analyses.file import MOST_BYTES, NAMES, Analyses, read_analyses, write_analyses
+from unalike.report.analyses.file import ANALYSES, MOST_BYTES, Analyses, read_analyses, write_analyses
 from unalike.runs import folder as folders
 from unalike.runs.errors import UserError
 
@@ -55,8 +55,8 @@ def unalike(*words: object, code: int = 0) -> str:
 @pytest.mark.usefixtures("drawings")
 def test_the_command_tells_writes_and_shows_what_it_found(runs: dict[str, Path]) -> None:
     shown = unalike("analyse", runs["pefll"], "--quick")
-    for number, name in enumerate(NAMES.values(), start=1):
-        assert f"{number}/{len(NAMES)} {name}" in shown  # progress
+    for number, one in enumerate(ANALYSES.values(), start=1):
+        assert f"{number}/{len(ANALYSES)} {one.name}" in shown  # progress
     found = read_analyses(runs["pefll"])
     assert found is not None and found.round == 2 and found.quick and set(found.left_out) == {"same_classes"}
     assert [place.group for place in found.map].count("unseen") == 3 and len(found.map) == 12

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from tests.report.report_pages import SCALE, edit, report
 from tests.report.run_folders import make_run
 from unalike.report.page.page import write_report
 from unalike.report.page.read import read_runs
-from unalike.report.page.words import describe, how_often
+from unalike.report.page.transcript import describe, rows
 from unalike.runs.errors import UserError
 from unalike.runs.map_data import plane
 from unalike.runs.words import duration, size
@@ -184,12 +185,15 @@ def test_what_differs_between_recipes_is_listed(tmp_path: Path) -> None:
 
 
 def test_transcript_reads_as_plain_words(tmp_path: Path) -> None:
-    page = report(tmp_path, make_run(tmp_path / "run", "pefll"))
+    folder = make_run(tmp_path / "run", "pefll")
+    page = report(tmp_path, folder)
     assert "The server saw descriptor of each client individually." in page.words
     assert "Each client's own" in page.words and "Mean only" in page.words
     assert "10 of 23, drawn at random" in page.words
     assert describe({"kind": "Gaussian", "noise_multiplier": 1.1}) == "Gaussian, 1.1 times the bound"
-    assert [how_often(times) for times in (1, 2, 3000)] == ["once", "twice", "3,000 times"]
+    (run,) = read_runs([folder])
+    sights = [run.transcript[0].model_copy(update={"times": times}) for times in (1, 2, 3000)]  # type: ignore[index]
+    assert [row.often for row in rows(replace(run, transcript=sights))] == ["once", "twice", "3,000 times"]
     assert describe({"kind": "Something", "else": 1.23456}) == "Something(else=1.235)"
     assert describe("Gaussian(noise_multiplier=1.1)") == "Gaussian(noise_multiplier=1.1)"  # of an older version
 

@@ -12,7 +12,7 @@ import pytest
 from tests.report.report_pages import SCALE, edit, report
 from tests.report.run_folders import make_run
 from unalike.report.page.read import Run, read_runs
-from unalike.report.page.words import Scale, client_table, details, finding, is_level
+from unalike.report.page.words import Lead, Scale, client_table, details, finding
 
 
 def with_scores(folder: Path, scores: list[float], method: str) -> Run:
@@ -31,7 +31,7 @@ def test_a_lead_counts_only_beyond_two_standard_errors(tmp_path: Path) -> None:
     clear = with_scores(tmp_path / "b", [0.6, 0.7, 0.8, 1.0], "b")
     # differences 0.2, -0.1, 0.2, -0.1: mean 0.05, standard error 0.087
     vague = with_scores(tmp_path / "c", [0.7, 0.5, 0.9, 0.7], "c")
-    assert not is_level(clear, base, "seen") and is_level(vague, base, "seen")
+    assert Lead.of(clear, base, "seen").clear and not Lead.of(vague, base, "seen").clear
     assert finding([base, clear], SCALE) == "b is best on seen clients: 77.5%"
     assert finding([base, vague], SCALE) == "No run is clearly ahead on seen clients: c has 70.0%"
     close = with_scores(tmp_path / "d", [0.6, 0.7, 0.8, 0.98], "d")  # below b for one client alone
@@ -67,7 +67,7 @@ def test_runs_over_different_clients_are_not_compared_client_by_client(tmp_path:
     with_scores(tmp_path / "b", [0.6, 0.7, 0.8, 1.0], "b")
     (tmp_path / "b" / "recipe.toml").write_text(recipe)
     b, a = read_runs([tmp_path / "b", tmp_path / "a"])
-    assert is_level(b, a, "seen")
+    assert not Lead.of(b, a, "seen").clear
     assert finding([b, a], SCALE) == "No lead is claimed: these runs are over different clients"
     assert details([b, a], SCALE)[0] == f"{why[0].upper()}{why[1:]}."
     page = report(tmp_path, tmp_path / "b", tmp_path / "a")
@@ -143,10 +143,10 @@ def test_clients_have_a_table_by_name_up_to_fifty(tmp_path: Path) -> None:
     few = [make_run(tmp_path / f"few{seed}", "fedavg", clients=20, seed=seed) for seed in (0, 1)]
     (run,) = read_runs(few)
     rows = client_table([run], SCALE)
-    assert len(rows) == 25 and [row.group for row in rows] == ["seen"] * 15 + ["unseen"] * 5 + ["unlabeled"] * 5
+    assert len(rows) == 25 and [row[1] for row in rows] == ["seen"] * 15 + ["unseen"] * 5 + ["unlabeled"] * 5
     scores = [pd.read_csv(folder / "simulation" / "scores.csv", index_col="client") for folder in few]
     first = np.mean([table.loc["client-000"]["score"] for table in scores])
-    assert rows[0].client == "client-000" and rows[0].scores == [SCALE(first)]
+    assert rows[0][0] == "client-000" and rows[0][3:] == [SCALE(first)]
     assert "client-000" in report(tmp_path, *few).parts["th"]
     (many,) = read_runs([make_run(tmp_path / "many", "fedavg", clients=60)])
     assert client_table([many], SCALE) == []

@@ -88,13 +88,13 @@ def analyse(
 
 
 def _show(found: Analyses, scale: Scale, method: str) -> None:
-    from unalike.report.analyses.file import FIGURES, NAMES
+    from unalike.report.analyses.file import ANALYSES
     from unalike.report.page.analyses import results
 
     table = Table("analysis", "figure", "result", title=f"{method}, round {found.round}", title_justify="left")
-    where = {name: figure.replace(", ", ",\n") for name, figure in FIGURES.items()}  # narrow: the results need the room
+    where = {key: one.figure.replace(", ", ",\n") for key, one in ANALYSES.items()}  # narrow: the results need the room
     for name, label, result in results(found, scale):
         table.add_row(label, where[name], result)
     for name, reason in found.left_out.items():
-        table.add_row(NAMES[name], where[name], f"does not apply: {reason}", style="dim")
+        table.add_row(ANALYSES[name].name, where[name], f"does not apply: {reason}", style="dim")
     say(table)

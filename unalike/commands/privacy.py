@@ -128,7 +128,7 @@ def show(run_folder: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)]
 
 
 def _released_table(rows: list[dict[str, Any]], spent: Privacy) -> Table:
-    from unalike.report.page.words import describe
+    from unalike.report.page.transcript import describe
     from unalike.runs.words import counted, size, stated
 
     columns = ("array", "seen as", "protection", "rounds", "bytes", "ε")

@@ -21,7 +21,7 @@ from unalike.core.federation import Federation
 from unalike.core.method import Describes, DescribesData, MasksClasses, Method, ProtectsNewcomers, State
 from unalike.data.population import Population
 from unalike.report.analyses import file, measures
-from unalike.report.analyses.file import NAMES, Analyses, CurvePoint, SameClasses
+from unalike.report.analyses.file import ANALYSES, Analyses, CurvePoint, Key, SameClasses
 from unalike.report.analyses.measures import DoesNotApply, Newcomers
 from unalike.report.evenly import sample_evenly
 from unalike.runs import folder
@@ -74,9 +74,9 @@ def analyse(
         raise UserError(f"--delta {delta:g}: expected a number above 0 and below 1")
     bench = Bench(run, QUICK if quick else Extent(), delta)
     found: dict[str, Any] = {}
-    left_out: dict[str, str] = {}
+    left_out: dict[Key, str] = {}
     for number, (name, step) in enumerate(_STEPS.items(), start=1):
-        tell(f"{number}/{len(_STEPS)} {NAMES[name]}")
+        tell(f"{number}/{len(_STEPS)} {ANALYSES[name].name}")
         try:
             found[name] = step(bench)
         except DoesNotApply as error:
@@ -312,7 +312,7 @@ def _bytes(bench: Bench) -> list[dict[str, Any]]:
     return [dict(zip(file.AtBytes.model_fields, row, strict=True)) for row in sample_evenly(rows, file.MOST_POINTS)]
 
 
-_STEPS: dict[str, Callable[[Bench], Any]] = {
+_STEPS: dict[Key, Callable[[Bench], Any]] = {
     "map": _map,
     "correlation": _correlation,
     "same_classes": _same_classes,

@@ -6,12 +6,12 @@ A run folder may come from somebody else, so every length and every number is bo
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
+from unalike.runs import folder
 from unalike.runs.errors import UserError
-from unalike.runs.folder import ANALYSES, write_json
 
 MOST_CLIENTS = 1000  # of a map: more dots cannot be told apart, and t-SNE takes long
 MOST_POINTS = 200  # of a curve
@@ -19,33 +19,38 @@ MOST_LETTERS = 1000  # of a name or a reason
 MOST_BYTES = 8_000_000
 
 PAPERS = "Scott 2026: his thesis (PeFLL is its chapter 4); Amosy et al. 2022: Amosy, Eyal and Chechik, ODPFL-HN"
-_FIGURES = {  # what the table and the report call each analysis, and where it is in the papers
-    "map": ("map of descriptors", "Amosy et al. 2022, Fig. 7, Scott 2026, Fig. 5.1"),
-    "correlation": ("rank correlation", "Scott 2026, Fig. 4.1"),
-    "same_classes": ("clients with the same classes", "Scott 2026, Table 4.1"),
-    "label_mask": ("absent classes ruled out", "Scott 2026, Table B.4"),
-    "alpha": ("other class shares", "Scott 2026, Fig. B.1"),
-    "rotation": ("turned images", "Amosy et al. 2022, Fig. 4"),
-    "blur": ("blurred images", "Amosy et al. 2022, Fig. 4"),
-    "shift": ("label shift", "Amosy et al. 2022, Fig. 3"),
-    "size": ("number of samples", "Amosy et al. 2022, Fig. 5"),
-    "bytes": ("bytes sent", "Scott 2026, Fig. B.5"),
-}
-NAMES = {key: name for key, (name, _) in _FIGURES.items()}
-FIGURES = {key: figure for key, (_, figure) in _FIGURES.items()}
+Key = Literal["map", "correlation", "same_classes", "label_mask", "alpha", "rotation", "blur", "shift", "size", "bytes"]
 
-_LARGEST = 1e30  # of a number that a chart has to place
-Finite = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST, allow_inf_nan=False)]
-Positive = Annotated[float, Field(gt=0, le=_LARGEST, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, le=_LARGEST, allow_inf_nan=False)]
-Probability = Annotated[float, Field(gt=0, lt=1, allow_inf_nan=False)]
-Coefficient = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
+
+class Analysis(NamedTuple):
+    """What the table and the report call an analysis, and where it is in the papers."""
+
+    name: str
+    figure: str
+
+
+ANALYSES: dict[Key, Analysis] = {
+    "map": Analysis("map of descriptors", "Amosy et al. 2022, Fig. 7, Scott 2026, Fig. 5.1"),
+    "correlation": Analysis("rank correlation", "Scott 2026, Fig. 4.1"),
+    "same_classes": Analysis("clients with the same classes", "Scott 2026, Table 4.1"),
+    "label_mask": Analysis("absent classes ruled out", "Scott 2026, Table B.4"),
+    "alpha": Analysis("other class shares", "Scott 2026, Fig. B.1"),
+    "rotation": Analysis("turned images", "Amosy et al. 2022, Fig. 4"),
+    "blur": Analysis("blurred images", "Amosy et al. 2022, Fig. 4"),
+    "shift": Analysis("label shift", "Amosy et al. 2022, Fig. 3"),
+    "size": Analysis("number of samples", "Amosy et al. 2022, Fig. 5"),
+    "bytes": Analysis("bytes sent", "Scott 2026, Fig. B.5"),
+}
+
+# A chart has to place every number.
+Finite = Annotated[float, Field(ge=-1e30, le=1e30, allow_inf_nan=False)]
+NotNegative = Annotated[Finite, Field(ge=0)]
+Positive = Annotated[Finite, Field(gt=0)]
+Probability = Annotated[Finite, Field(gt=0, lt=1)]
+Coefficient = Annotated[Finite, Field(ge=-1, le=1)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Words = Annotated[str, Field(max_length=MOST_LETTERS)]
 Spot = tuple[Finite, Finite]
-Name = Literal[
-    "map", "correlation", "same_classes", "label_mask", "alpha", "rotation", "blur", "shift", "size", "bytes"
-]
 
 
 class CurvePoint(BaseModel):
@@ -157,17 +162,17 @@ class Analyses(BaseModel):
     shift: Curve = []
     size: Annotated[list[AtEpsilon], Field(max_length=10)] = []
     bytes: Annotated[list[AtBytes], Field(max_length=MOST_POINTS)] = []
-    left_out: dict[Name, Words] = {}
+    left_out: dict[Key, Words] = {}
 
 
 def write_analyses(run: Path, found: Analyses) -> None:
-    (run / ANALYSES).parent.mkdir(exist_ok=True)
-    write_json(run / ANALYSES, found.model_dump())
+    (run / folder.ANALYSES).parent.mkdir(exist_ok=True)
+    folder.write_json(run / folder.ANALYSES, found.model_dump())
 
 
 def read_analyses(run: Path) -> Analyses | None:
     """What the run folder holds; None if the run was not analysed."""
-    file = run / ANALYSES
+    file = run / folder.ANALYSES
     try:
         if file.stat().st_size <= MOST_BYTES:
             return Analyses.model_validate_json(file.read_bytes())

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import altair as alt
 import numpy as np
+import pandas as pd
 
 from unalike.data.population import Population
 from unalike.report.evenly import sample_evenly
-from unalike.report.figures.parts import Rows, chart_of, number
+from unalike.report.figures.parts import Rows, as_they_are, chart_of, number
 from unalike.report.figures.theme import LIGHT
 from unalike.runs.words import counted
 
@@ -47,33 +48,19 @@ def client_map(
     def placed(some: np.ndarray, gap: float) -> list[tuple[float, float]]:
         return _apart(((some - (low + high) / 2) / unit).tolist(), gap)
 
-    rows: Rows = [
-        {
-            "x": x,
-            "y": y,
-            "tip": dot.tip,
-            "size": dot.size,
-            "shape": dot.shape,
-            "fill": fill or ("transparent" if dot.step is None else LIGHT[f"q{dot.step}"]),
-            "stroke": LIGHT["faint"] if dot.step is None else LIGHT["soft"],
-        }
-        for dot, (x, y), fill in zip(dots, placed(spots, 8.0), fills or [""] * len(dots), strict=True)
-    ]
+    rows: Rows = []
+    for dot, (x, y), fill in zip(dots, placed(spots, 8.0), fills or [""] * len(dots), strict=True):
+        plain = "transparent" if dot.step is None else LIGHT[f"q{dot.step}"]
+        looks = {"size": dot.size, "shape": dot.shape, "fill": fill or plain}
+        rows.append({"x": x, "y": y, "tip": dot.tip, "stroke": LIGHT["faint" if dot.step is None else "soft"], **looks})
     written = placed(np.array([place for *place, _ in words]).reshape(-1, 2), 15.0)
     named: Rows = [{"x": x, "y": y, "word": word} for (x, y), (*_, word) in zip(written, words, strict=True)]
     x = alt.X("x:Q", axis=None, scale=alt.Scale(domain=[-MAP_WIDTH / 2, MAP_WIDTH / 2], nice=False))
     y = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[-MAP_HEIGHT / 2, MAP_HEIGHT / 2], nice=False))
     marks = chart_of(rows).mark_point(aria=True, strokeWidth=0.8, opacity=0.85)
-    marks = marks.encode(
-        x=x,
-        y=y,
-        size=alt.Size("size:Q", scale=None),
-        shape=alt.Shape("shape:N", scale=None),
-        fill=alt.Fill("fill:N", scale=None),
-        stroke=alt.Stroke("stroke:N", scale=None),
-        description=alt.Description("tip:N"),
-    )
-    text = chart_of(named).encode(x=x, y=y, text=alt.Text("word:N"))
+    size = alt.Size("size:Q", scale=None)
+    marks = marks.encode(x=x, y=y, size=size, description="tip:N", **as_they_are("shape", "fill", "stroke"))
+    text = chart_of(named).encode(x=x, y=y, text="word:N")
     bold: dict[str, Any] = {"fontSize": 12.5, "fontWeight": "bold", "limit": 90}
     halo = text.mark_text(stroke=LIGHT["paper"], strokeWidth=3, color=LIGHT["paper"], **bold)
     layers = [marks, halo, text.mark_text(color=LIGHT["ink"], **bold)]
@@ -128,8 +115,7 @@ def population_chart(population: Population) -> alt.HConcatChart:
     )
     # binned here: the file stays small
     tall, edges = np.histogram(sizes.numpy(), bins=min(30, int(sizes.max() - sizes.min()) + 1))
-    pieces = zip(edges[:-1].tolist(), edges[1:].tolist(), tall.tolist(), strict=True)
-    bins: Rows = [{"from": low, "to": high, "clients": count} for low, high, count in pieces]
+    bins: Rows = pd.DataFrame({"from": edges[:-1], "to": edges[1:], "clients": tall}).to_dict("records")
     histogram = chart_of(bins, title="Client sizes", width=280, height=320).mark_bar(color=LIGHT["s6"])
     histogram = histogram.encode(
         x=alt.X(**number("from", "rows of a client"), bin="binned"),

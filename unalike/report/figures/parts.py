@@ -21,6 +21,11 @@ def fixed_scale(names: Sequence[str], values: Sequence[Any]) -> alt.Scale:
     return alt.Scale(domain=list(names), range=list(values))
 
 
+def as_they_are(*channels: str) -> dict[str, Any]:
+    """Encodings by the columns of these names, which hold colours or shapes themselves."""
+    return {name: getattr(alt, name.capitalize())(f"{name}:N", scale=None) for name in channels}
+
+
 def number(field: str, title: str | None = None, **scale: Any) -> dict[str, Any]:
     """A direction in which 0 has no meaning of its own."""
     return {"shorthand": f"{field}:Q", "title": title, "scale": alt.Scale(zero=False, **scale)}
@@ -29,6 +34,5 @@ def number(field: str, title: str | None = None, **scale: Any) -> dict[str, Any]
 def course(values: Sequence[float], title: str, colour: str, **properties: Any) -> alt.Chart:
     """A value of each round."""
     rows = [{"round": i, "value": value} for i, value in enumerate(values, start=1)]
-    x, y = alt.X("round:Q", axis=alt.Axis(tickMinStep=1)), alt.Y(**number("value"))
-    line: alt.Chart = chart_of(rows, title=title, **properties).mark_line(color=colour).encode(x=x, y=y)
-    return line
+    line = chart_of(rows, title=title, **properties).mark_line(color=colour)
+    return line.encode(x=alt.X("round:Q", axis=alt.Axis(tickMinStep=1)), y=alt.Y(**number("value")))

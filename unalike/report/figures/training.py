@@ -11,7 +11,7 @@ import altair as alt
 import numpy as np
 
 from unalike.report.evenly import sample_evenly
-from unalike.report.figures.parts import FIT, Rows, chart_of, fixed_scale
+from unalike.report.figures.parts import FIT, Rows, as_they_are, chart_of, fixed_scale
 from unalike.report.figures.theme import LIGHT, colour, dash, shape
 from unalike.runs.result import Summary
 from unalike.runs.words import counted, size
@@ -110,77 +110,63 @@ def lines(shown: Sequence[Line], x: Axis, y: Axis, *, legend: bool = False) -> a
     hollow: dict[str, Any] = {"fill": LIGHT["paper"], "fillOpacity": 0.35}  # so that a mark below another one is seen
     points = chart_of(marks).mark_point(size=46, strokeWidth=1.7, opacity=1, aria=True, **hollow)
     shapes = alt.Shape("line:N", legend=below, scale=fixed_scale(names, [shape(look) for look in looks]))
-    says = alt.Description("tip:N")
-    layers.append(points.encode(x=x.x(), y=y.y(), color=colours, shape=shapes, description=says))
+    layers.append(points.encode(x=x.x(), y=y.y(), color=colours, shape=shapes, description="tip:N"))
     return alt.LayerChart(layer=layers, width=WIDTH, height=250, autosize=FIT)
 
 
 def scores(shown: Sequence[Scores], x: Axis, form: Any, tail: str = "10th percentile") -> alt.LayerChart:
     """One histogram for each run, one below the other, with the mean (full line) and the ``tail`` (dashed)."""
-    assert x.domain is not None
-    low, high = x.domain
-    width = (high - low) / _BINS
     bars, rules, words = Rows(), Rows(), Rows()
     counts = [np.histogram(one.scores, bins=_BINS, range=x.domain)[0].tolist() for one in shown]
+    edges = np.histogram_bin_edges([], bins=_BINS, range=x.domain).tolist()
     most = max(map(max, counts))
-    for i, (one, count) in enumerate(zip(shown, counts, strict=True)):
-        base = len(shown) - 1 - i
-        for number, clients in enumerate(count):
+    for base, one, count in zip(reversed(range(len(shown))), shown, counts, strict=True):
+        for clients, start, end in zip(count, edges, edges[1:], strict=False):
+            tip = f"{one.label}\n{form(start)} to {form(end)}: {counted(clients, 'client')}"
+            top = base + max(0.56 * clients / most, 0.02)
             if clients:
-                start = low + number * width
-                tip = f"{one.label}\n{form(start)} to {form(start + width)}: {counted(clients, 'client')}"
-                tall = max(0.56 * clients / most, 0.02)
-                place = {"x": start, "x2": start + width, "y": base, "y2": base + tall}
-                bars.append({**place, "colour": colour(one.run), "tip": tip})
+                bars.append({"x": start, "x2": end, "y": base, "y2": top, "color": colour(one.run), "tip": tip})
         says = "not served"
         if one.summary is not None:
             marks = {"mean": one.summary.mean, tail: one.summary.p10}
             rules += [{"x": value, "y": base, "y2": base + 0.6, "kind": kind} for kind, value in marks.items()]
             says = ", ".join(f"{form(value)} {kind}" for kind, value in marks.items())
-        words.append({"y": base + 0.66, "name": one.label, "says": says, "colour": colour(one.run)})
+        words.append({"y": base + 0.66, "name": one.label, "says": says, "color": colour(one.run)})
     y = alt.Y("y:Q", axis=None, scale=alt.Scale(domain=[0, len(shown)], nice=False))
-    raw = alt.Color("colour:N", scale=None)
-    text = chart_of(words).encode(y=y)
-    dashed = fixed_scale(["mean", tail], [[1, 0], [3, 3]])
+    ends, raw = {"x": x.x(), "y": y, "y2": "y2:Q"}, as_they_are("color")
+    dashed = alt.StrokeDash("kind:N", legend=None, scale=fixed_scale(["mean", tail], [[1, 0], [3, 3]]))
+    text, floor = chart_of(words).encode(y=y), chart_of([{"y": row} for row in range(len(shown))])
+    bold = text.mark_text(align="left", baseline="bottom", fontWeight="bold", fontSize=11.5, limit=150)
+    plain = text.mark_text(align="right", baseline="bottom", color=LIGHT["soft"], fontSize=11)
     layers = [
-        chart_of([{"y": row} for row in range(len(shown))]).mark_rule(color=LIGHT["grid"]).encode(y=y),
-        chart_of(bars)
-        .mark_rect(aria=True, opacity=0.75)
-        .encode(x=x.x(), x2=alt.X2("x2:Q"), y=y, y2=alt.Y2("y2:Q"), color=raw, description=alt.Description("tip:N")),
-        chart_of(rules)
-        .mark_rule(color=LIGHT["ink"], strokeWidth=1.8)
-        .encode(x=x.x(), y=y, y2=alt.Y2("y2:Q"), strokeDash=alt.StrokeDash("kind:N", legend=None, scale=dashed)),
-        text.mark_text(align="left", baseline="bottom", fontWeight="bold", fontSize=11.5, limit=150).encode(
-            x=alt.value(0), text=alt.Text("name:N"), color=raw
-        ),
-        text.mark_text(align="right", baseline="bottom", color=LIGHT["soft"], fontSize=11).encode(
-            x=alt.value("width"), text=alt.Text("says:N")
-        ),
+        floor.mark_rule(color=LIGHT["grid"]).encode(y=y),
+        chart_of(bars).mark_rect(aria=True, opacity=0.75).encode(**ends, x2="x2:Q", description="tip:N", **raw),
+        chart_of(rules).mark_rule(color=LIGHT["ink"], strokeWidth=1.8).encode(**ends, strokeDash=dashed),
+        bold.encode(x=alt.value(0), text="name:N", **raw),
+        plain.encode(x=alt.value("width"), text="says:N"),
     ]
     return alt.LayerChart(layer=layers, width=WIDTH, height=30 + 68 * len(shown), autosize=FIT)
 
 
 def traffic(runs: Sequence[tuple[str, float, float]]) -> alt.LayerChart:
     """Bytes that each run sent up and down, on a logarithmic scale; at least one of them sent any."""
-    counts = [count for _, up, down in runs for count in (up, down) if count > 0]
+    rows: Rows = [
+        {"run": label, "x": count, "way": way, "color": colour(i), "tip": f"{label}\n{way}: {size(count)}"}
+        for i, (label, *counts) in enumerate(runs)
+        for way, count in zip(("up", "down"), counts, strict=True)
+    ]
+    sent = [row for row in rows if row["x"] > 0]
+    nothing = [{**row, "says": f"nothing {row['way']}"} for row in rows if row["x"] <= 0]
+    counts = [row["x"] for row in sent]
     ends = range(math.floor(math.log10(min(counts))), math.ceil(math.log10(max(counts) * 1.01)) + 1)
     axis = Axis(label=BYTES, log=True, places=[10.0**i for i in ends], domain=(10.0 ** ends[0], 10.0 ** ends[-1]))
-    rows = alt.Axis(grid=True, labelLimit=130)
-    y = alt.Y("run:N", sort=[label for label, _, _ in runs], title=None, axis=rows)
+    labels = alt.Axis(grid=True, labelLimit=130)
+    y = alt.Y("run:N", sort=[label for label, *_ in runs], title=None, axis=labels)
+    apart = alt.YOffset("way:N", sort=["up", "down"])  # many runs send the same both ways
     legend = alt.Legend(orient="bottom", title=None, symbolFillColor=LIGHT["soft"])
     shapes = alt.Shape("way:N", scale=fixed_scale(["up", "down"], ["triangle-up", "triangle-down"]), legend=legend)
-    layers: list[alt.Chart] = []
-    for number, (way, apart) in enumerate((("up", -6), ("down", 6))):  # many runs send the same both ways
-        found = [(i, label, ways[number]) for i, (label, *ways) in enumerate(runs)]
-        sent = [
-            {"run": label, "x": count, "way": way, "colour": colour(i), "tip": f"{label}\n{way}: {size(count)}"}
-            for i, label, count in found
-            if count > 0
-        ]
-        marks = chart_of(sent).mark_point(filled=True, size=70, opacity=1, aria=True, yOffset=apart)
-        raw = alt.Color("colour:N", scale=None)
-        layers.append(marks.encode(x=axis.x(), y=y, color=raw, shape=shapes, description=alt.Description("tip:N")))
-        nothing = [{"run": label, "says": f"nothing {way}"} for _, label, count in found if count <= 0]
-        words = chart_of(nothing).mark_text(align="left", fontSize=11, dx=2, dy=apart, color=LIGHT["faint"])
-        layers.append(words.encode(x=alt.value(0), y=y, text=alt.Text("says:N")))
-    return alt.LayerChart(layer=layers, width=WIDTH, height=70 + 36 * len(runs), autosize=FIT)
+    marks = chart_of(sent).mark_point(filled=True, size=70, opacity=1, aria=True)
+    marks = marks.encode(x=axis.x(), y=y, yOffset=apart, shape=shapes, description="tip:N", **as_they_are("color"))
+    words = chart_of(nothing).mark_text(align="left", fontSize=11, dx=2, color=LIGHT["faint"])
+    words = words.encode(x=alt.value(0), y=y, yOffset=apart, text="says:N")
+    return alt.LayerChart(layer=[marks, words], width=WIDTH, height=70 + 36 * len(runs), autosize=FIT)

@@ -7,21 +7,34 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unalike.report.analyses.file import FIGURES, NAMES, PAPERS, Analyses, CurvePoint
+from unalike.report.analyses.file import ANALYSES, PAPERS, Analyses, CurvePoint
 from unalike.report.figures.clients import client_map
 from unalike.report.figures.theme import LIGHT
 from unalike.report.figures.training import BYTES, Axis, Line, lines, span
-from unalike.report.page.charts import Panel, dots, panel
+from unalike.report.page.charts import Panel, dots
 from unalike.report.page.read import Run
 from unalike.report.page.words import Scale
 from unalike.runs.words import counted, listed, size
 
 _MOST_CLASSES = 20  # whose names are written on a map
-_SAMPLES = "samples, at most"
 
 
-def heading(name: str) -> str:
-    return NAMES[name].capitalize()
+class _Places(NamedTuple):
+    """The places of a curve: how their axis is called, what is written before and after one, and on which scale."""
+
+    title: str
+    before: str = ""
+    after: str = ""
+    log: bool = False
+
+
+_PLACES = {
+    "alpha": _Places("Dirichlet α (small: few classes each)", before="α ", log=True),
+    "rotation": _Places("turned by", after="°"),
+    "blur": _Places("σ in pixels", before="σ "),
+    "shift": _Places("KL divergence from the nearest training client's class shares", before="KL "),
+    "size": _Places("samples, at most", log=True),
+}
 
 
 def _known(runs: Sequence[Run]) -> list[tuple[int, str, Analyses]]:
@@ -30,62 +43,55 @@ def _known(runs: Sequence[Run]) -> list[tuple[int, str, Analyses]]:
 
 
 class _Chart(NamedTuple):
-    """Lines before the scale that all charts share is known. ``unit`` None: bytes; ``run`` None: of all runs."""
+    """Lines before the scale that all charts share is known; ``run`` None: of all runs."""
 
     name: str
     about: str
     lines: list[Line]
-    across: str
-    unit: str | None = ""
     run: int | None = None
 
     def axis(self) -> Axis:
         """Labelled where something was measured."""
-        log = self.name not in ("rotation", "blur", "shift")
-        if self.unit is None:
-            return Axis(self.across, label=BYTES, log=log)
-        places = sorted({x for line in self.lines for x, _ in line.points})
-        return Axis(self.across, label=f"format(datum.value, ',~g') + '{self.unit}'", log=log, places=places)
+        if self.name == "bytes":
+            return Axis("sent, both ways", label=BYTES, log=True)
+        title, _, after, log = _PLACES[self.name]
+        at = sorted({x for line in self.lines for x, _ in line.points})
+        return Axis(title, label=f"format(datum.value, ',~g') + '{after}'", log=log, places=at)
 
 
 def curves(runs: Sequence[Run], scale: Scale, legend: bool = False) -> list[Panel]:
     """One chart for each analysis, of all runs, and one for each run whose newcomers can protect their descriptors."""
     known, charts = _known(runs), []
-    for name, across, unit in (
-        ("alpha", "Dirichlet α (small: few classes each)", ""),
-        ("rotation", "turned by", "°"),
-        ("blur", "σ in pixels", ""),
-        ("shift", "KL divergence from the nearest training client's class shares", ""),
-    ):
-        found = [_line(i, label, getattr(one, name), scale, across, unit) for i, label, one in known]
-        charts.append(_Chart(name, "of newcomers", found, across, unit))
+    for name in ("alpha", "rotation", "blur", "shift"):
+        found = [_line(i, label, name, getattr(one, name), scale) for i, label, one in known]
+        charts.append(_Chart(name, "of newcomers", found))
     plain = [(i, label, curve) for i, label, one in known for curve in one.size if curve.epsilon is None]
     if len(known) > 1 or len(known[0][2].size) == 1:  # else the chart with ε has this line as well
-        found = [_line(i, label, curve.points, scale, _SAMPLES) for i, label, curve in plain]
-        charts.append(_Chart("size", "of a newcomer", found, _SAMPLES))
+        found = [_line(i, label, "size", curve.points, scale) for i, label, curve in plain]
+        charts.append(_Chart("size", "of a newcomer", found))
     for i, label, one in known:
         if len(one.size) > 1:
-            found = [_line(i, each.label, each.points, scale, _SAMPLES, mark=j) for j, each in enumerate(one.size)]
+            found = [_line(i, each.label, "size", each.points, scale, mark=j) for j, each in enumerate(one.size)]
             # all curves have the same δ at the same number of samples
             words = ("and privacy", one.size[-1].delta_label, label if len(runs) > 1 else "")
-            charts.append(_Chart("size", ", ".join(filter(None, words)), found, _SAMPLES, run=i))
+            charts.append(_Chart("size", ", ".join(filter(None, words)), found, run=i))
     for group in ("seen", "unseen"):
         found = []
         for i, label, one in known:
             pairs = [(1e9 * row.gigabytes, getattr(row, group)) for row in one.bytes]
             points = [(x, y) for x, y in pairs if y is not None and x > 0]
             found.append(Line(i, label, points, [f"{label}\n{size(x)} sent: {scale(y)}" for x, y in points]))
-        charts.append(_Chart("bytes", f"and {group} clients", found, "sent, both ways", None))
-    charts = [chart for chart in charts if any(line.points for line in chart.lines)]
+        charts.append(_Chart("bytes", f"and {group} clients", found))
+    charts = [chart._replace(lines=[line for line in chart.lines if line.points]) for chart in charts]
     ends = [end for chart in charts for line in chart.lines for end in _ends(line)]
     # no accuracy is outside of 0 and 1
     y = Axis(format=scale.format, domain=span(np.clip(ends, 0, 1).tolist() if scale.percent else ends))
     panels = []
-    for chart in charts:
-        own = [line for line in chart.lines if line.points]
-        drawn = lines(own, chart.axis(), y, legend=legend or chart.run is not None)
-        title = f"{scale.metric}: {NAMES[chart.name]} {chart.about}"
-        panels.append(panel(heading(chart.name), f"{chart.about} ({FIGURES[chart.name]})", title, drawn, chart.run))
+    for chart in (chart for chart in charts if chart.lines):
+        drawn = lines(chart.lines, chart.axis(), y, legend=legend or chart.run is not None)
+        name, figure = ANALYSES[chart.name]
+        title = f"{scale.metric}: {name} {chart.about}"
+        panels.append(Panel(name.capitalize(), f"{chart.about} ({figure})", title, drawn, chart.run))
     return panels
 
 
@@ -95,20 +101,19 @@ def _ends(line: Line) -> list[float]:
     return [y + way * error for (_, y), error in zip(line.points, errors, strict=True) for way in (-1, 1)]
 
 
-def _line(
-    i: int, label: str, points: Sequence[CurvePoint], scale: Scale, across: str, unit: str = "", mark: int | None = None
-) -> Line:
+def _line(i: int, label: str, name: str, points: Sequence[CurvePoint], scale: Scale, mark: int | None = None) -> Line:
     """A curve with its band; several lines of one colour have none, as bands would hide each other."""
     errors = [] if mark is not None else [point.error for point in points if point.error is not None]
     bands = errors if len(errors) == len(points) else []
-    tips = [f"{label}\n{across} {point.at:,g}{unit}: {scale(point.mean)}" for point in points]
+    title, _, after, _ = _PLACES[name]
+    tips = [f"{label}\n{title} {point.at:,g}{after}: {scale(point.mean)}" for point in points]
     if bands:
         tips = [f"{tip} {scale.spread(error)}" for tip, error in zip(tips, bands, strict=True)]
     return Line(i, label, [(point.at, point.mean) for point in points], tips, bands, mark)
 
 
 def results(found: Analyses, scale: Scale) -> list[tuple[str, str, str]]:
-    """What came out, in a line or more for each analysis: its name, what it is called, and the result."""
+    """What came out, in a line or more for each analysis: its key, what it is called, and the result."""
     lines = []
     if found.map:
         lines.append(("map", "", f"{len(found.map):,} clients by PCA and t-SNE, drawn in the report"))
@@ -127,35 +132,28 @@ def results(found: Analyses, scale: Scale) -> list[tuple[str, str, str]]:
     if mask := found.label_mask:
         own = f"{scale(mask.seen_masked)} seen, {scale(mask.unseen_masked)} unseen"
         lines.append(("label_mask", "", f"{own}; {scale(mask.seen)} and {scale(mask.unseen)} among all classes"))
-    for name, points, before, after in (
-        ("alpha", found.alpha, "α ", ""),
-        ("rotation", found.rotation, "", "°"),
-        ("blur", found.blur, "σ ", ""),
-        ("shift", found.shift, "KL ", ""),
-    ):
-        if points:
-            lines.append((name, "", _listed(points, scale, before, after)))
+    curves = [(name, "", getattr(found, name)) for name in ("alpha", "rotation", "blur", "shift")]
     for curve in found.size:
-        words = [NAMES["size"], curve.label, curve.delta_label] if len(found.size) > 1 else [""]
-        lines.append(("size", ", ".join(filter(None, words)), _listed(curve.points, scale)))
+        words = [ANALYSES["size"].name, curve.label, curve.delta_label] if len(found.size) > 1 else []
+        curves.append(("size", ", ".join(filter(None, words)), curve.points))
+    for name, label, points in curves:
+        _, before, after, _ = _PLACES[name]
+        if points:
+            result = "  ".join(f"{before}{point.at:,g}{after}: {scale(point.mean)}" for point in points)
+            lines.append((name, label, result))
     if found.bytes:
         last = found.bytes[-1]
-        groups = [
-            f"{scale(mean)} {group}" for group in ("seen", "unseen") if (mean := getattr(last, group)) is not None
-        ]
-        lines.append(("bytes", "", f"{', '.join(groups)} after {size(1e9 * last.gigabytes)}"))
-    return [(name, label or NAMES[name], result) for name, label, result in lines]
-
-
-def _listed(points: Sequence[CurvePoint], scale: Scale, before: str = "", after: str = "") -> str:
-    return "  ".join(f"{before}{point.at:,g}{after}: {scale(point.mean)}" for point in points)
+        means = [(group, getattr(last, group)) for group in ("seen", "unseen")]
+        groups = ", ".join(f"{scale(mean)} {group}" for group, mean in means if mean is not None)
+        lines.append(("bytes", "", f"{groups} after {size(1e9 * last.gigabytes)}"))
+    return [(name, label or ANALYSES[name].name, result) for name, label, result in lines]
 
 
 def rows(runs: Sequence[Run], scale: Scale) -> list[tuple[int, str, str, str]]:
     """The results that no chart shows: the run's number, what the analysis is called, its figure, and the result."""
     plain = ("correlation", "same_classes", "label_mask")
     found = [(i, *line) for i, _, one in _known(runs) for line in results(one, scale) if line[0] in plain]
-    return [(i, label, FIGURES[name], result) for i, name, label, result in found]
+    return [(i, label, ANALYSES[name].figure, result) for i, name, label, result in found]
 
 
 def maps(runs: Sequence[Run], scale: Scale) -> list[Panel]:
@@ -175,7 +173,7 @@ def maps(runs: Sequence[Run], scale: Scale) -> list[Panel]:
                 turned = [f"{place.rotation:g}°" for place in one.map]
                 words, fills, about = _words(places, turned), _colours(turned), f"{about}, coloured by rotation"
             chart = client_map(dots(runs[i], spots, scale, runs), words, fills)
-            panels.append(panel(label, about, f"{kind} of descriptors, {label}", chart, i))
+            panels.append(Panel(label, about, f"{kind} of descriptors, {label}", chart, i))
     return panels
 
 
@@ -203,7 +201,7 @@ def notes(runs: Sequence[Run]) -> list[str]:
         if one.quick:
             found.append(f"{label}: analysed with --quick, on few clients and at few places.")
         for reason in dict.fromkeys(one.left_out.values()):
-            names = [NAMES[name] for name, its in one.left_out.items() if its == reason]
+            names = [ANALYSES[name].name for name, its in one.left_out.items() if its == reason]
             found.append(f"{label}, not measured: {listed(names, 9)} ({reason}).")
     if without := [run.label for run in runs if run.analyses is None]:
         found.append(f"Not analysed: {listed(without, 9)}. For a run: unalike analyse RUN")

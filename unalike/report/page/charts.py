@@ -15,10 +15,10 @@ from unalike.report.figures.clients import Dot, client_map
 from unalike.report.figures.file import inline
 from unalike.report.figures.theme import GROUP_SHAPES, STEPS
 from unalike.report.figures.training import Axis, Line, Scores, lines, scores, span, traffic
-from unalike.report.figures.treatment import Budget, budgets, clusters, weights
+from unalike.report.figures.treatment import budgets, clusters, weights
 from unalike.report.page.read import Run
 from unalike.report.page.words import GROUP_NAMES, Scale, groups_present
-from unalike.runs.map_data import MapData, plane
+from unalike.runs.map_data import plane
 from unalike.runs.result import Summary
 from unalike.runs.words import counted, epsilon
 
@@ -33,15 +33,11 @@ class Panel(NamedTuple):
     about: str
     title: str
     chart: alt.LayerChart
-    run: int | None
+    run: int | None = None
 
     @property
     def svg(self) -> Markup:
         return Markup(inline(self.chart, self.title))  # vega escapes all text
-
-
-def panel(name: str, about: str, title: str, chart: alt.LayerChart, run: int | None = None) -> Panel:
-    return Panel(name, about, title, chart, run)
 
 
 def accuracy(runs: Sequence[Run], scale: Scale, legend: bool = False) -> list[Panel]:
@@ -50,7 +46,7 @@ def accuracy(runs: Sequence[Run], scale: Scale, legend: bool = False) -> list[Pa
     heights = [y for each in drawn.values() for line in each for _, y in line.points]
     y = Axis(format=scale.format, domain=span(heights))
     return [
-        panel(GROUP_NAMES[group], "", f"{scale.metric} on {GROUP_NAMES[group]}", lines(each, _ROUND, y, legend=legend))
+        Panel(GROUP_NAMES[group], "", f"{scale.metric} on {GROUP_NAMES[group]}", lines(each, _ROUND, y, legend=legend))
         for group, each in drawn.items()
         if each
     ]
@@ -78,8 +74,8 @@ def distribution(runs: Sequence[Run], scale: Scale) -> list[Panel]:
         found = [(run.label, list(run.scores(group).values()), run.result.accuracy.of(group)) for run in runs]
         if clients := {client for run in runs for client, _ in run.scores(group)}:
             chart = scores([Scores(i, *one) for i, one in enumerate(found)], x, scale, scale.tail)
-            title = f"{scale.metric} of {GROUP_NAMES[group]}"
-            panels.append(panel(GROUP_NAMES[group], counted(len(clients), "client"), title, chart))
+            about, title = counted(len(clients), "client"), f"{scale.metric} of {GROUP_NAMES[group]}"
+            panels.append(Panel(GROUP_NAMES[group], about, title, chart))
     return panels
 
 
@@ -88,7 +84,7 @@ def costs(runs: Sequence[Run], legend: bool = False) -> list[Panel]:
     panels = []
     if any(run.result.bytes.up or run.result.bytes.down for run in runs):
         chart = traffic([(run.label, run.result.bytes.up, run.result.bytes.down) for run in runs])
-        panels.append(panel("Bytes sent", "up by clients, down to them", "bytes sent by each run", chart))
+        panels.append(Panel("Bytes sent", "up by clients, down to them", "bytes sent by each run", chart))
     for name, about, drawn in (
         ("Privacy spent", "ε so far", _lines(runs, "epsilon", epsilon)),
         ("Training loss", "as the method reports it", _lines(runs, "loss", "{:.3g}".format)),
@@ -96,7 +92,7 @@ def costs(runs: Sequence[Run], legend: bool = False) -> list[Panel]:
         heights = [y for line in drawn for _, y in line.points]
         if any(heights):
             chart = lines(drawn, _ROUND, Axis(domain=span([0.0, *heights])), legend=legend)
-            panels.append(panel(name, about, f"{name} over rounds", chart))
+            panels.append(Panel(name, about, f"{name} over rounds", chart))
     return panels
 
 
@@ -104,41 +100,62 @@ def treatment(runs: Sequence[Run]) -> list[Panel]:
     """Who spent what, who has which weight, and who is in which cluster; for each run that has such a thing."""
     panels = []
     for i, run in enumerate(runs):
-        own = run.result.privacy.clients
+        own, treated = run.result.privacy.clients, run.treated
         name = "" if len(runs) == 1 else f", {run.label}"
         if own:
-            chart = budgets([Budget(client, one.declared, one.spent) for client, one in own.items()])
-            about = "bar: spent, line: declared"
-            panels.append(panel(f"Own ε{name}", about, f"ε that clients declared and spent, {run.label}", chart, i))
-        if run.treated is None:
-            continue
-        names = run.treated.names
-        if run.treated.weight:
-            declared = [own[client].declared if client in own else None for client in names]
-            chart = weights(list(zip(names, run.treated.weight, declared, strict=True)))
-            panels.append(panel(f"Weights{name}", "in the last round", f"weights of clients, {run.label}", chart, i))
-        if run.treated.cluster:
-            places = run.treated.place or [None] * len(names)
-            chart = clusters(list(zip(names, run.treated.cluster, places, strict=True)))
-            number = len({one for one in run.treated.cluster if one is not None})
-            about = f"{counted(number, 'cluster')}, " + (
-                "in the plane of first updates" if run.treated.place else "a column each"
-            )
-            panels.append(panel(f"Clusters{name}", about, f"clusters of clients, {run.label}", chart, i))
+            title = f"ε that clients declared and spent, {run.label}"
+            panels.append(Panel(f"Own ε{name}", "bar: spent, line: declared", title, budgets(own), i))
+        if treated and treated.weight:
+            title = f"weights of clients, {run.label}"
+            panels.append(Panel(f"Weights{name}", "in the last round", title, weights(treated, own), i))
+        if treated and treated.cluster:
+            count = counted(len({one for one in treated.cluster if one is not None}), "cluster")
+            about = f"{count}, {'in the plane of first updates' if treated.place else 'a column each'}"
+            panels.append(Panel(f"Clusters{name}", about, f"clusters of clients, {run.label}", clusters(treated), i))
     return panels
 
 
 def client_maps(runs: Sequence[Run], scale: Scale) -> list[list[Panel]]:
     """Clients as points, near each other if alike, coloured by how well a run serves them; one list for each kind."""
-    kinds: list[list[Panel]] = [[], []]
-    for panels, kind, about in zip(kinds, ("label_histogram", "descriptor"), ("labels", "descriptors"), strict=True):
-        for i, run in enumerate(runs):
-            rows = np.array(getattr(run.map, kind, None) or [[]], dtype=np.float64)
-            if run.map is not None and rows.size and (places := _places(rows, about == "labels")) is not None:
-                chart = _map(run, run.map, rows, places, about == "labels", scale, runs)
-                title = f"map of {len(run.map.names)} clients by {kind.replace('_', ' ')}, {run.label}"
-                panels.append(panel(run.label, f"by {about}", title, chart, i))
+    kinds = [
+        [panel for i in range(len(runs)) if (panel := _map(i, kind, runs, scale)) is not None]
+        for kind in ("label_histogram", "descriptor")
+    ]
     return [panels for panels in (kinds if len(runs) > 1 else [kinds[0] + kinds[1]]) if panels]
+
+
+def _map(number: int, kind: str, runs: Sequence[Run], scale: Scale) -> Panel | None:
+    """A run's clients by their label histograms or by their descriptors; None if it has none, or they form a line."""
+    run, labels = runs[number], kind == "label_histogram"
+    clients = run.map
+    rows = np.array(getattr(clients, kind, None) or [[]], dtype=np.float64)
+    if clients is None or not rows.size:
+        return None
+    if labels:
+        rows = rows / np.maximum(rows.sum(1, keepdims=True), 1e-12)
+    places = plane(rows)
+    wide, high = np.ptp(places, axis=0)
+    if high <= 1e-6 * wide:  # shares of two classes do
+        return None
+    largest = max(clients.n, default=1) or 1
+    names = clients.class_names or [str(i) for i in range(rows.shape[1])]
+    spots = []
+    for i in sorted(range(len(rows)), key=lambda i: -clients.n[i]):  # large ones first, so that they hide no small one
+        about = f", {counted(clients.n[i], 'sample')})" + (f"\nmostly {_top(rows[i], names)}" if labels else "")
+        radius = 2.8 + 3.4 * math.sqrt(clients.n[i] / largest)
+        spots.append((clients.names[i], clients.group[i], places[i], about, radius))
+    words = []
+    if labels and len(names) <= 20:  # a class is written where the clients that have much of it are
+        centres = (rows**2).T @ places / np.maximum((rows**2).sum(0), 1e-300)[:, None]
+        words = [(*centres[c].tolist(), name) for c, name in enumerate(names) if rows[:, c].any()]
+    chart = client_map(dots(run, spots, scale, runs), words)
+    title = f"map of {len(clients.names)} clients by {kind.replace('_', ' ')}, {run.label}"
+    return Panel(run.label, f"by {'labels' if labels else 'descriptors'}", title, chart, number)
+
+
+def _top(shares: np.ndarray, names: Sequence[str]) -> str:
+    best = np.argsort(-shares)[:3]
+    return ", ".join(f"{names[c]} {100 * shares[c]:.0f}%" for c in best if shares[c] > 0.05) or "evenly mixed"
 
 
 def score_span(runs: Sequence[Run]) -> tuple[float, float] | None:
@@ -151,8 +168,7 @@ def dots(
     run: Run, clients: Sequence[tuple[str, str, Sequence[float], str, float]], scale: Scale, runs: Sequence[Run]
 ) -> list[Dot]:
     """Clients (name, group, place, what is said about it, radius) in the colours of their scores."""
-    scored = run.mean_scores()
-    low, high = score_span(runs) or (0.0, 0.0)
+    scored, (low, high) = run.mean_scores(), score_span(runs) or (0.0, 0.0)
     found = []
     # the more runs have a map, the fewer dots on each
     for name, group, (x, y), about, radius in sample_evenly(clients, max(200, _MOST_DOTS // len(runs))):
@@ -161,45 +177,5 @@ def dots(
             step = min(int(STEPS * (score - low) / (high - low)), STEPS - 1) if high > low else STEPS - 1
             step = STEPS - 1 - step if run.lower_is_better else step
         tip = f"{name} ({group}{about}\n{run.label}: {'not served' if score is None else scale(score)}"
-        shape = GROUP_SHAPES.get(group, "square")
-        found.append(Dot(float(x), float(y), tip, math.pi * radius**2, step, shape))
+        found.append(Dot(float(x), float(y), tip, math.pi * radius**2, step, GROUP_SHAPES.get(group, "square")))
     return found
-
-
-def _places(rows: np.ndarray, labels: bool) -> np.ndarray | None:
-    """Where clients are on a map; None if it would be a line, as shares of two classes are."""
-    if labels:
-        rows = rows / np.maximum(rows.sum(1, keepdims=True), 1e-12)
-    places = plane(rows)
-    wide, high = np.ptp(places, axis=0)
-    return places if high > 1e-6 * wide else None
-
-
-def _map(
-    run: Run,
-    clients: MapData,
-    rows: np.ndarray,
-    places: np.ndarray,
-    labels: bool,
-    scale: Scale,
-    runs: Sequence[Run],
-) -> alt.LayerChart:
-    if labels:
-        rows = rows / np.maximum(rows.sum(1, keepdims=True), 1e-12)
-    largest = max(clients.n, default=1) or 1
-    names = clients.class_names or [str(i) for i in range(rows.shape[1])]
-    spots = []
-    for i in sorted(range(len(rows)), key=lambda i: -clients.n[i]):  # large ones first, so that they hide no small one
-        about = f", {counted(clients.n[i], 'sample')})" + (f"\nmostly {_top(rows[i], names)}" if labels else "")
-        radius = 2.8 + 3.4 * math.sqrt(clients.n[i] / largest)
-        spots.append((clients.names[i], clients.group[i], places[i], about, radius))
-    words = []
-    if labels and len(names) <= 20:  # a class is written where the clients that have much of it are
-        centres = (rows**2).T @ places / np.maximum((rows**2).sum(0), 1e-300)[:, None]
-        words = [(*centres[c].tolist(), name) for c, name in enumerate(names) if rows[:, c].any()]
-    return client_map(dots(run, spots, scale, runs), words)
-
-
-def _top(shares: np.ndarray, names: Sequence[str]) -> str:
-    best = np.argsort(-shares)[:3]
-    return ", ".join(f"{names[c]} {100 * shares[c]:.0f}%" for c in best if shares[c] > 0.05) or "evenly mixed"

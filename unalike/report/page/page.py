@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from markupsafe import Markup
+
 from unalike.core.disk import write_whole
-from unalike.report.page import words
+from unalike.report.page import transcript, words
 from unalike.report.page.read import Run, read_runs
 from unalike.runs import folder
 from unalike.runs.errors import UserError
@@ -80,15 +82,17 @@ def render(runs: Sequence[Run]) -> str:
             "seed": _distinct([str(seed) for run in runs for seed in run.seeds]),
         },
         notes=_notes(runs, groups),
+        labels=[run.label for run in runs],
         clients=words.client_table(runs, scale),
         mapped_groups={group for run in runs if run.map for group in run.map.group},
         score_span=charts.score_span(runs),
         unbounded=[run.label for run in runs if not words.is_bounded(run)],
+        workers=_workers,
         differing=_differing(runs),
-        versions={
-            name: _distinct([run.versions[name] for run in runs if name in run.versions])
+        versions=[
+            (name, _distinct([run.versions[name] for run in runs if name in run.versions]))
             for name in dict.fromkeys(name for run in runs for name in run.versions)
-        },
+        ],
         style=(_HERE / "report.css").read_text(encoding="utf-8"),
         script=script,
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -102,7 +106,8 @@ def _template() -> Template:
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.globals |= {"size": size, "duration": duration, "stated": stated, "listed": listed, "words": words}
+    environment.globals |= {"size": size, "duration": duration, "stated": stated, "listed": listed}
+    environment.globals |= {"words": words, "transcript": transcript}
     return environment.get_template("report.html")
 
 
@@ -138,11 +143,28 @@ def _notes(runs: Sequence[Run], groups: Sequence[str]) -> list[str]:
     return notes
 
 
-def _differing(runs: Sequence[Run]) -> list[str]:
+def _workers(run: Run) -> list[tuple[str, ...]]:
+    """What each worker of a cluster did."""
+    return [
+        (
+            str(one.worker),
+            *(f"{count:,}" for count in (one.clients, one.asks, one.answered, one.failed)),
+            duration(one.seconds),
+            f"{one.rate:,.0f}",
+            str(one.restarts),
+            str(one.missed),
+            size(one.bytes_down),
+            size(one.bytes_up),
+        )
+        for one in run.result.workers
+    ]
+
+
+def _differing(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     """Settings in which runs differ. A hyperparameter that only one method has is no difference between runs."""
     found = []
     for key in dict.fromkeys(key for run in runs for key in run.settings):
-        values = {run.settings.get(key) for run in runs}
-        if len(values - {None} if key.startswith("hyperparameters.") else values) > 1:
-            found.append(key)
+        values = [run.settings.get(key, "—") for run in runs]
+        if len(set(values) - {"—"} if key.startswith("hyperparameters.") else set(values)) > 1:
+            found.append((Markup("<code>{}</code>").format(key.removeprefix("hyperparameters.")), *values))
     return found

@@ -13,7 +13,7 @@ import json
 import math
 import statistics
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -27,7 +27,7 @@ from unalike.runs import folder
 from unalike.runs.errors import UserError
 from unalike.runs.load import FROM_PYTHON
 from unalike.runs.map_data import MapData
-from unalike.runs.result import GROUPS, ByGroup, Bytes, Result, Summary
+from unalike.runs.result import GROUPS, NEGATIVE, ByGroup, Bytes, Result, Summary
 from unalike.runs.treatment import Treatment
 
 
@@ -150,7 +150,7 @@ def _read_run(path: Path) -> Run:
             f"finish it with: unalike resume {path}"
         )
     folder.check_format(path)
-    scores, recipe = path / folder.SCORES, path / folder.RECIPE
+    scores, recipe = path / folder.SCORES, _text(path / folder.RECIPE)
     result = _parse(Result, path / folder.RESULT, _text(path / folder.RESULT) or "").placed(path)
     of_clients, others = [folder.SCORES, folder.CLIENT_MAP], [folder.TRANSCRIPT, folder.RECIPE, folder.VERSIONS]
     if result.scores is not None:
@@ -167,43 +167,52 @@ def _read_run(path: Path) -> Run:
         clients=[_parse(ClientScore, scores, {**row, "seed": result.seed}, f", row {i}") for i, row in table],
         map=_optional(MapData, path / folder.CLIENT_MAP),
         transcript=_optional(list[Sight], path / folder.TRANSCRIPT),
-        recipe=_text(recipe),
-        settings=_settings(recipe, _text(recipe) or ""),
+        recipe=recipe,
+        settings=_settings(path / folder.RECIPE, recipe or ""),
         versions=_flat(_optional(dict[str, Any], path / folder.VERSIONS) or {}),
         missing=[name for name in files if not (path / name).exists()],
         analyses=read_analyses(path),
         treated=_optional(Treatment, path / folder.TREATMENT),
         seeds=(result.seed,),
     )
-    return _as_error(run) if result.metric.startswith(_NEGATIVE) else run
-
-
-_NEGATIVE = "negative "  # of a metric that is an error, so that more is better
+    return _as_error(run) if result.metric.startswith(NEGATIVE) else run
 
 
 def _as_error(run: Run) -> Run:
     """The same run with its error as a positive number, of which less is better."""
-
-    def turned(one: Summary | None) -> Summary | None:
-        worst = None if one is None or one.worst is None else -one.worst
-        return one and one.model_copy(update={"mean": -one.mean, "p10": -one.p10, "worst": worst})
-
-    def groups(one: ByGroup) -> dict[str, Any]:
-        return {group: turned(one.of(group)) for group in GROUPS}
-
-    result = run.result.model_copy(
-        update={
-            "metric": run.result.metric.removeprefix(_NEGATIVE),
-            "accuracy": ByGroup(**groups(run.result.accuracy)),
-            "expected": {group: value and -value for group, value in run.result.expected.items()},
-        }
-    )
+    expected = {group: value and -value for group, value in run.result.expected.items()}
+    result = {"metric": run.result.metric.removeprefix(NEGATIVE), "expected": expected}
+    result["accuracy"] = ByGroup(**_by_group(_negated, [run.result.accuracy]))
     return replace(
         run,
-        result=result,
-        rounds=[one.model_copy(update=groups(one)) for one in run.rounds],
+        result=run.result.model_copy(update=result),
+        rounds=[one.model_copy(update=_by_group(_negated, [one])) for one in run.rounds],
         clients=[one.model_copy(update={"score": None if one.score is None else -one.score}) for one in run.clients],
         lower_is_better=True,
+    )
+
+
+def _by_group(change: Callable[[Sequence[Summary]], Summary], found: Sequence[ByGroup]) -> dict[str, Summary | None]:
+    """For each group of clients what ``change`` makes of its summaries; None where there are none."""
+    known = {group: [one for each in found if (one := each.of(group)) is not None] for group in GROUPS}
+    return {group: change(summaries) if summaries else None for group, summaries in known.items()}
+
+
+def _negated(summaries: Sequence[Summary]) -> Summary:
+    (one,) = summaries
+    worst = None if one.worst is None else -one.worst
+    return one.model_copy(update={"mean": -one.mean, "p10": -one.p10, "worst": worst})
+
+
+def _over_seeds(summaries: Sequence[Summary]) -> Summary:
+    """The mean over seeds; ``std`` is the deviation over seeds."""
+    means, worst = [one.mean for one in summaries], [one.worst for one in summaries if one.worst is not None]
+    return Summary(
+        mean=statistics.fmean(means),
+        std=statistics.pstdev(means),
+        p10=statistics.fmean(one.p10 for one in summaries),
+        worst=statistics.fmean(worst) if worst else None,
+        **{name: sum(getattr(one, name) for one in summaries) for name in ("clients", "scored", "failed")},
     )
 
 
@@ -226,24 +235,20 @@ def _merge_seeds(runs: Sequence[Run]) -> list[Run]:
 def _merged(runs: Sequence[Run]) -> Run:
     """One run for all seeds: means with their deviation over seeds, all clients' scores, all else of the first."""
     first, results = runs[0], [run.result for run in runs]
+    up, down = (round(statistics.fmean(getattr(one.bytes, way) for one in results)) for way in ("up", "down"))
     spent = [one.privacy for one in results]
-    result = first.result.model_copy(
-        update={
-            "accuracy": ByGroup(**_over_seeds([one.accuracy for one in results])),
-            "bytes": Bytes(
-                up=round(statistics.fmean(one.bytes.up for one in results)),
-                down=round(statistics.fmean(one.bytes.down for one in results)),
-            ),
-            "seconds": statistics.fmean(one.seconds for one in results),
-            "privacy": max(spent, key=lambda one: math.inf if one.epsilon is None else one.epsilon),
-            "failures": sum(one.failures for one in results),
-        }
-    )
+    result = {
+        "accuracy": ByGroup(**_by_group(_over_seeds, [one.accuracy for one in results])),
+        "bytes": Bytes(up=up, down=down),
+        "seconds": statistics.fmean(one.seconds for one in results),
+        "privacy": max(spent, key=lambda one: math.inf if one.epsilon is None else one.epsilon),
+        "failures": sum(one.failures for one in results),
+    }
     seeds = tuple(one.seed for one in results)
     settings = {key: value for key, value in first.settings.items() if key not in _SEEDS}
     return replace(
         first,
-        result=result,
+        result=first.result.model_copy(update=result),
         rounds=_mean_rounds(runs),
         clients=[row for run in runs for row in run.clients],
         settings=settings | {"seed": ", ".join(map(str, seeds))},
@@ -251,24 +256,6 @@ def _merged(runs: Sequence[Run]) -> Run:
         analyses=next((run.analyses for run in runs if run.analyses), None),
         seeds=seeds,
     )
-
-
-def _over_seeds(found: Sequence[ByGroup]) -> dict[str, Summary | None]:
-    """For each group of clients the mean over the seeds; ``std`` is the deviation over seeds."""
-    merged: dict[str, Summary | None] = {}
-    for group in GROUPS:
-        known = [one for each in found if (one := each.of(group)) is not None]
-        merged[group] = None
-        if known:
-            means, worst = [one.mean for one in known], [one.worst for one in known if one.worst is not None]
-            merged[group] = Summary(
-                mean=statistics.fmean(means),
-                std=statistics.pstdev(means),
-                p10=statistics.fmean(one.p10 for one in known),
-                worst=statistics.fmean(worst) if worst else None,
-                **{name: sum(getattr(one, name) for one in known) for name in ("clients", "scored", "failed")},
-            )
-    return merged
 
 
 def _mean_rounds(runs: Sequence[Run]) -> list[Round]:
@@ -279,7 +266,7 @@ def _mean_rounds(runs: Sequence[Run]) -> list[Round]:
         spent = [one.epsilon for one in same if one.epsilon is not None]
         loss = statistics.fmean(losses) if len(losses) == len(same) else None
         epsilon = max(spent) if len(spent) == len(same) else None
-        rounds.append(Round(round=same[0].round, loss=loss, epsilon=epsilon, **_over_seeds(same)))
+        rounds.append(Round(round=same[0].round, loss=loss, epsilon=epsilon, **_by_group(_over_seeds, same)))
     return rounds
 
 

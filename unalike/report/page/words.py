@@ -1,17 +1,16 @@
-"""The report in words: the finding in one line, what one would ask next, the transcript in plain English."""
+"""The report in words: the finding in one line, and what one would ask next."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from unalike.report.page.read import Run, Sight
+from unalike.report.page.read import Run
 from unalike.runs.result import GROUPS
-from unalike.runs.words import counted, listed, share, size, stated
+from unalike.runs.words import counted, listed, share, stated
 
 GROUP_NAMES = {"seen": "seen clients", "unseen": "unseen clients", "unlabeled": "clients without labels"}
 GROUP_MEANING = {
@@ -52,15 +51,10 @@ class Scale:
         return f"{100 * difference:.1f} points" if self.percent else f"{difference:.2g}"
 
 
-def mean_of(run: Run, group: str) -> float:
-    summary = run.result.accuracy.of(group)
-    return math.nan if summary is None else summary.mean
-
-
 def runs_serving(runs: Sequence[Run], group: str) -> list[Run]:
     """The runs with a score for a group, best first."""
-    known = [run for run in runs if run.result.accuracy.of(group)]
-    return sorted(known, key=lambda run: mean_of(run, group) * (1 if run.lower_is_better else -1))
+    means = [(one.mean, run) for run in runs if (one := run.result.accuracy.of(group)) is not None]
+    return [run for _, run in sorted(means, key=lambda one: one[0] if one[1].lower_is_better else -one[0])]
 
 
 def groups_present(runs: Sequence[Run]) -> list[str]:
@@ -90,27 +84,36 @@ def comparable(runs: Sequence[Run]) -> bool:
     return not any(difference_in_clients(runs[0], run) for run in runs[1:])
 
 
-def differences(a: Run, b: Run, group: str) -> list[list[float]]:
-    """How much better a is than b, for each seed and every client that both served; none if the clients differ."""
-    mine, theirs = a.scores(group), {} if difference_in_clients(a, b) else b.scores(group)
-    sign = -1 if a.lower_is_better else 1
-    gaps: dict[int, list[float]] = {}
-    for (client, seed), score in mine.items():
-        if (client, seed) in theirs:
-            gaps.setdefault(seed, []).append(sign * (score - theirs[client, seed]))
-    return list(gaps.values())
+class Lead(NamedTuple):
+    """How much better a run is than another with each seed, for every client that both served."""
 
+    gaps: list[list[float]]
 
-def is_level(a: Run, b: Run, group: str) -> bool:
-    """Is neither of two runs clearly better?
+    @classmethod
+    def of(cls, a: Run, b: Run, group: str) -> Lead:
+        """Of ``a`` over ``b``; without any gap if their clients are not the same ones."""
+        mine, theirs = a.scores(group), {} if difference_in_clients(a, b) else b.scores(group)
+        sign, gaps = -1 if a.lower_is_better else 1, dict[int, list[float]]()
+        for (client, seed), score in mine.items():
+            if (client, seed) in theirs:
+                gaps.setdefault(seed, []).append(sign * (score - theirs[client, seed]))
+        return cls(list(gaps.values()))
 
-    One is, if it is better on average with every seed, and by more than two standard errors over all clients.
-    """
-    by_seed = differences(a, b, group)
-    gaps = [gap for of_seed in by_seed for gap in of_seed]
-    if len(gaps) < 2 or len({statistics.fmean(of_seed) > 0 for of_seed in by_seed}) > 1:
-        return True
-    return abs(statistics.fmean(gaps)) <= 2 * statistics.stdev(gaps) / math.sqrt(len(gaps))
+    @property
+    def by_client(self) -> list[float]:
+        return [gap for of_seed in self.gaps for gap in of_seed]
+
+    @property
+    def seeds_ahead(self) -> int:
+        return sum(statistics.fmean(of_seed) > 0 for of_seed in self.gaps)
+
+    @property
+    def clear(self) -> bool:
+        """Is one better on average with every seed, and by more than two standard errors over all clients?"""
+        gaps = self.by_client
+        if len(gaps) < 2 or self.seeds_ahead not in (0, len(self.gaps)):
+            return False
+        return abs(statistics.fmean(gaps)) > 2 * statistics.stdev(gaps) / math.sqrt(len(gaps))
 
 
 def leaders(runs: Sequence[Run], group: str) -> list[Run]:
@@ -118,7 +121,7 @@ def leaders(runs: Sequence[Run], group: str) -> list[Run]:
     ranked = runs_serving(runs, group)
     if not comparable(runs):
         return ranked
-    return [run for run in ranked if run is ranked[0] or is_level(ranked[0], run, group)]
+    return [run for run in ranked if run is ranked[0] or not Lead.of(ranked[0], run, group).clear]
 
 
 NO_SCORES = "Scores were not handed on with this run: no noise protects them"
@@ -155,7 +158,9 @@ def _standing(runs: Sequence[Run], group: str, scale: Scale) -> str:
     if len(best) == 1:
         return f"{names} is best on {where}: {score}"
     if len(best) < len(everybody):
-        scores = listed([f"{run.label} ({scale(mean_of(run, group))})" for run in best], 2)
+        scores = listed(
+            [f"{run.label} ({scale(one.mean)})" for run in best if (one := run.result.accuracy.of(group))], 2
+        )
         return f"{scores} share the lead on {where}"
     return f"No run is clearly ahead on {where}: {best[0].label} has {score}"
 
@@ -183,52 +188,37 @@ def details(runs: Sequence[Run], scale: Scale) -> list[str]:
 
 def _lead(runs: Sequence[Run], group: str, scale: Scale) -> str:
     """By how much the best run is better than the next that is not level with it, and for how many clients."""
-    ranked = runs_serving(runs, group)
-    rest = [run for run in ranked[1:] if not is_level(ranked[0], run, group)] or ranked[1:]
-    if not rest:
+    best, *others = runs_serving(runs, group)
+    if not others:
         return ""
-    best, second = ranked[0], rest[0]
-    by_seed = differences(best, second, group)
-    gaps = [gap for of_seed in by_seed for gap in of_seed]
-    lead = scale.gap(abs(mean_of(best, group) - mean_of(second, group)))
+    second = next((run for run in others if Lead.of(best, run, group).clear), others[0])
+    lead, means = Lead.of(best, second, group), [run.result.accuracy.of(group) for run in (best, second)]
+    first, next_best = (math.nan if one is None else one.mean for one in means)
+    gaps = lead.by_client
     better, worse = sum(gap > 0 for gap in gaps), sum(gap < 0 for gap in gaps)
     of = f"better for {better} of {counted(len(gaps), 'client')}, worse for {worse}"
-    if len(by_seed) > 1:
-        ahead = sum(statistics.fmean(one) > 0 for one in by_seed)
-        of = f"better with {ahead} of {len(by_seed)} seeds"
+    if len(lead.gaps) > 1:
+        of = f"better with {lead.seeds_ahead} of {len(lead.gaps)} seeds"
     of = of if gaps else "no client has a score in both"
-    chance = "; that may be chance" if is_level(best, second, group) else ""
+    chance = "" if lead.clear else "; that may be chance"
     way = "below" if best.lower_is_better else "above"
-    return f"{best.label} is {lead} {way} {second.label}: {of}{chance}"
+    return f"{best.label} is {scale.gap(abs(first - next_best))} {way} {second.label}: {of}{chance}"
 
 
 MOST_NAMED = 50  # clients in the table of clients
 
 
-class ClientRow(NamedTuple):
-    """A client's line in the table of clients."""
-
-    client: str
-    group: str
-    rows: str
-    scores: list[str]
-
-
-def client_table(runs: Sequence[Run], scale: Scale) -> list[ClientRow]:
-    """Every client with its score by every run, mean over seeds; nothing where there are more than ``MOST_NAMED``."""
+def client_table(runs: Sequence[Run], scale: Scale) -> list[list[str]]:
+    """Name, group, rows and score by every run (mean over seeds) of every client; none if they are many."""
     scores = [run.mean_scores() for run in runs]
     sizes = {(row.client, row.group): row.n_train for run in runs for row in run.clients}
     if len({client for client, _ in sizes}) > MOST_NAMED:
         return []
     places = sorted(sizes, key=lambda place: (GROUPS.index(place[1]) if place[1] in GROUPS else 9, place[0]))
     return [
-        ClientRow(
-            client,
-            group,
-            "—" if sizes[client, group] is None else f"{sizes[client, group]:,}",
-            [scale(own[client, group]) if (client, group) in own else "—" for own in scores],
-        )
-        for client, group in places
+        [*place, "—" if sizes[place] is None else f"{sizes[place]:,}"]
+        + [scale(own[place]) if place in own else "—" for own in scores]
+        for place in places
     ]
 
 
@@ -257,112 +247,3 @@ def privacy_sentence(runs: Sequence[Run]) -> str:
 def is_bounded(run: Run) -> bool:
     """Is there a finite ε?"""
     return run.result.privacy.epsilon is not None and math.isfinite(run.result.privacy.epsilon)
-
-
-def numbers(sight: Sight) -> str:
-    """How many numbers one client sends."""
-    count = math.prod(sight.shape)
-    form = f" ({' × '.join(map(str, sight.shape))})" if len(sight.shape) > 1 else ""
-    return f"{count:,}{form}"
-
-
-def rounds_of(sight: Sight) -> str:
-    """In which rounds."""
-    if sight.last == 0:
-        return "before round 1"
-    return f"round {sight.first}" if sight.first == sight.last else f"rounds {sight.first}–{sight.last}"
-
-
-def senders(sight: Sight) -> str:
-    """From how many clients an ask got answers."""
-    each = sight.replies / max(sight.times, 1)
-    return f"{each:,.0f}" if each == int(each) else f"{each:,.1f} on average"
-
-
-def how_often(times: int) -> str:
-    return "once" if times == 1 else "twice" if times == 2 else f"{times:,} times"
-
-
-def epsilon_of(sight: Sight, run: Run) -> str:
-    """ε of one line of the transcript."""
-    if sight.note == "simulation only":
-        return "none"
-    return "∞" if sight.noise is None else f"in the total of {_stated(run)}"
-
-
-def _stated(run: Run) -> str:
-    return stated(run.result.privacy.epsilon, run.result.privacy.noise)
-
-
-def noise_of(sight: Sight) -> str:
-    """Which noise, and whom it protects."""
-    if sight.noise is None:
-        return "none"
-    unit = "" if sight.unit is None else f" (protects one {'data point' if sight.unit == 'point' else 'client'})"
-    return describe(sight.noise) + unit
-
-
-_WORDS = {  # by the kind of sampling or noise in the transcript
-    "FixedSize": "{size} of {population}, drawn at random",
-    "Poisson": "each with probability {rate}",
-    "Everyone": "all that were asked",
-    "Local": "each for itself",
-    "Gaussian": "Gaussian, {noise_multiplier} times the bound",
-    "DP-SGD": "DP-SGD, {noise_multiplier} times the clip in each step",
-    "Laplace": "Laplace for ε = {epsilon}",
-    "RandomizedResponse": "randomized response for ε = {epsilon}",
-    "Exponential": "exponential mechanism",
-}
-
-
-def describe(facts: Mapping[str, Any] | str) -> str:
-    """A way of sampling or a kind of noise in words; one that has no words is written out."""
-    if isinstance(facts, str):  # in the transcript of an older version
-        return facts
-    values = {name: f"{value:.4g}" if isinstance(value, float) else str(value) for name, value in facts.items()}
-    kind = values.pop("kind", "unknown")
-    if kind == "DP-SGD" and not values:
-        return "DP-SGD, each client's own noise"
-    with suppress(KeyError):
-        return _WORDS[kind].format(**values)
-    return f"{kind}({', '.join(f'{name}={value}' for name, value in values.items())})"
-
-
-def view_of(sight: Sight, trust: str | None = None) -> tuple[str, str, str]:
-    """How the server saw an array: in a few words, how open that is, and in a sentence. ``trust``: that of the run."""
-    kind = sight.seen_as.removeprefix("secure ")
-    if kind not in ("sum", "mean"):
-        single = ("Each client's own", "open", "The server sees the array of every single client.")
-        return single if kind == "individual" else (kind, "trusted", "As the run's own code names it.")
-    if kind != sight.seen_as:
-        masked = f"Arrays are masked at the clients; the server can learn only their {kind}."
-        return f"{kind.capitalize()} only, masked", "hidden", masked
-    if sight.noise is not None and trust == "nobody":
-        noisy = f"Noise is added before the {kind} reaches the server, which never sees it without."
-        return f"{kind.capitalize()} only, with noise", "hidden", noisy
-    trusted = f"Only the {kind} is kept; the server is trusted to add without looking."
-    return f"{kind.capitalize()} only", "trusted", trusted
-
-
-def meanings(runs: Sequence[Run]) -> list[tuple[str, str, str]]:
-    """What ``view_of`` says of these runs, each once."""
-    return sorted({view_of(row, run.result.privacy.trust) for run in runs for row in run.transcript or ()})
-
-
-def transcript_summary(run: Run) -> str:
-    """What a privacy officer wants to know first."""
-    rows = [row for row in run.transcript or () if row.note != "simulation only"]
-    if not rows:
-        return "Nothing left the clients in this run."
-    single = sorted({row.array for row in rows if row.seen_as == "individual"})
-    bare = sorted({row.array for row in rows if row.noise is None})
-    kinds = counted(len({row.array for row in rows}), "kind")
-    saw, noise = "used no client's array individually, only sums or means", "Everything carried noise."
-    if run.result.privacy.trust == "server":
-        noise = "Everything carried noise once it was published; the server saw sums before it was added."
-    if single:
-        saw = f"saw {listed(single)} of each client individually"
-    if bare:
-        noise = f"Sent without noise: {listed(bare)}; so there is no differential privacy guarantee."
-    total = size(sum(row.bytes for row in rows))
-    return f"Clients sent {kinds} of array, {total} in all. The server {saw}. {noise}"
