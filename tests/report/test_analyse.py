@@ -300,7 +300,7 @@ def test_only_what_does_not_apply_is_taken_for_it(runs: dict[str, Path], monkeyp
     def wrong(_: Path) -> None:
         raise ValueError("a mistake of ours")
 
-    monkeypatch.setattr(analyses, "accuracy_per_gigabyte", wrong)
+    monkeypatch.setattr(analyses, "accuracy_per_byte", wrong)
     with pytest.raises(ValueError, match="a mistake of ours"):
         analyse(finished_run(runs["fedavg"]), quick=True)
 

@@ -15,14 +15,13 @@ from unalike import simulate
 from unalike.core.model import Model
 from unalike.data import load
 from unalike.data.population import Population
-from unalike.learn.evaluation import Scores
 from unalike.learn.local import LocalSGD
 from unalike.methods.odpfl import ODPFL
 from unalike.methods.pefll import PeFLL
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
 from unalike.report.analyses import measures as analyses
-from unalike.report.analyses.measures import Newcomers, point_of
+from unalike.report.analyses.measures import Newcomers
 
 
 @pytest.fixture(scope="module")
@@ -146,19 +145,20 @@ def test_curves_have_a_point_for_each_place(population: Population, problem: Pro
         (lambda angle: analyses.rotate_images(population, angle), [0, 45]),
         (lambda sigma: analyses.blur_images(population, sigma), [0, 1]),
     ):
-        points = analyses.curve(places, change, method, state, federation)
+        scores = [change(place).score(method, state, federation).score for place in places]
+        points = analyses.curve(places, scores.__getitem__)
         assert [point.at for point in points] == places
         assert all(0 <= point.mean <= 1 and point.error is not None and point.error >= 0 for point in points)
     assert not federation.ledger.state()["shared"]  # nothing was charged
 
 
 def test_the_standard_error_is_that_of_a_sample_and_one_client_has_none() -> None:
-    scores = Scores(torch.tensor([0.0, torch.nan, 1.0, 0.5]), torch.zeros(4))
-    point = point_of(1, scores)
-    assert point is not None and point.mean == 0.5 and point.error == pytest.approx(0.5 / 3**0.5)
-    alone = point_of(1, Scores(torch.tensor([0.5, torch.nan]), torch.zeros(2)))
-    assert alone is not None and alone.error is None
-    assert point_of(1, Scores(torch.tensor([torch.nan]), torch.zeros(1))) is None
+    scores = [torch.tensor(row) for row in ([0.0, torch.nan, 1.0, 0.5], [0.5, torch.nan], [torch.nan])]
+    some, alone = analyses.curve([1, 2, 3], scores.__getitem__)
+    assert some.at == 1 and some.mean == 0.5 and some.error == pytest.approx(0.5 / 3**0.5)
+    assert alone.at == 2 and alone.mean == 0.5 and alone.error is None
+    with pytest.raises(analyses.DoesNotApply, match="no newcomer could be scored"):
+        analyses.curve([3], lambda _: scores[2])
 
 
 def test_noise_moves_small_newcomers_more_than_large_ones(population: Population, problem: Problem) -> None:
@@ -182,16 +182,17 @@ def test_noise_moves_small_newcomers_more_than_large_ones(population: Population
     assert [point.delta for point in curves[None]] == [None, None]
 
 
-def test_accuracy_per_gigabyte_reads_a_run(tmp_path: Path) -> None:
+def test_accuracy_per_byte_reads_a_run(tmp_path: Path) -> None:
     lines = [
         {"round": 1, "bytes_up": 10**9, "bytes_down": 10**9, "seen": {"mean": 0.5}, "unseen": None},
         {"round": 2, "bytes_up": 2 * 10**9, "bytes_down": 2 * 10**9},
         {"round": 3, "bytes_up": 3 * 10**9, "bytes_down": 3 * 10**9, "seen": {"mean": 0.7}, "unseen": {"mean": 0.6}},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert analyses.accuracy_per_gigabyte(tmp_path) == [(2.0, 0.5, None), (6.0, 0.7, 0.6)]
+    found = [(row.gigabytes, row.seen, row.unseen) for row in analyses.accuracy_per_byte(tmp_path)]
+    assert found == [(2.0, 0.5, None), (6.0, 0.7, 0.6)]
     with pytest.raises(ValueError, match="no evaluated rounds"):
-        analyses.accuracy_per_gigabyte(tmp_path / "absent")
+        analyses.accuracy_per_byte(tmp_path / "absent")
 
 
 def test_the_divergence_from_the_nearest_client_is_that_of_its_class_shares() -> None:

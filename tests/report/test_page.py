@@ -193,7 +193,7 @@ def test_transcript_reads_as_plain_words(tmp_path: Path) -> None:
     assert describe({"kind": "Gaussian", "noise_multiplier": 1.1}) == "Gaussian, 1.1 times the bound"
     (run,) = read_runs([folder])
     sights = [run.transcript[0].model_copy(update={"times": times}) for times in (1, 2, 3000)]  # type: ignore[index]
-    assert [row.often for row in rows(replace(run, transcript=sights))] == ["once", "twice", "3,000 times"]
+    assert [row["often"] for row in rows(replace(run, transcript=sights))] == ["once", "twice", "3,000 times"]
     assert describe({"kind": "Something", "else": 1.23456}) == "Something(else=1.235)"
     assert describe("Gaussian(noise_multiplier=1.1)") == "Gaussian(noise_multiplier=1.1)"  # of an older version
 

@@ -21,7 +21,18 @@ from unalike.core.federation import Federation
 from unalike.core.method import Describes, DescribesData, MasksClasses, Method, ProtectsNewcomers, State
 from unalike.data.population import Population
 from unalike.report.analyses import file, measures
-from unalike.report.analyses.file import ANALYSES, Analyses, CurvePoint, Key, SameClasses
+from unalike.report.analyses.file import (
+    ANALYSES,
+    Analyses,
+    AtBytes,
+    AtEpsilon,
+    Correlation,
+    CurvePoint,
+    Key,
+    LabelMask,
+    Place,
+    SameClasses,
+)
 from unalike.report.analyses.measures import DoesNotApply, Newcomers
 from unalike.report.evenly import sample_evenly
 from unalike.runs import folder
@@ -165,10 +176,10 @@ def _sample_evenly(which: Tensor, most: int) -> Tensor:
 def _curve(bench: Bench, at: Sequence[float], changed: Callable[[Population, float], Newcomers]) -> list[CurvePoint]:
     """The scores of newcomers who are changed more and more."""
     bench.need(classes=False)
-    return measures.curve(at, lambda place: changed(bench.population, place), *bench.asked)
+    return measures.curve(at, lambda i: changed(bench.population, at[i]).score(*bench.asked).score)
 
 
-def _map(bench: Bench) -> list[dict[str, Any]]:
+def _map(bench: Bench) -> list[Place]:
     """P2 Fig. 7; for FLowDUP r(X), T1 Fig. 5.1."""
     vectors = bench.descriptors(bench.run.state)
     population, (which, unseen) = bench.population, bench.everybody
@@ -181,19 +192,19 @@ def _map(bench: Bench) -> list[dict[str, Any]]:
     turned = population.per_client.get("rotation")
     pca, t_sne = measures.descriptor_map(vectors).tolist(), measures.descriptor_map(vectors, "t-sne").tolist()
     return [
-        {
-            "name": population.train.name(client)[: file.MOST_LETTERS],
-            "group": "unseen" if unseen[i] else "seen",
-            "main_class": mostly[i],
-            "rotation": None if turned is None else float(turned[client]),
-            "pca": pca[i],
-            "t_sne": t_sne[i],
-        }
+        Place(
+            name=population.train.name(client)[: file.MOST_LETTERS],
+            group="unseen" if unseen[i] else "seen",
+            main_class=mostly[i],
+            rotation=None if turned is None else float(turned[client]),
+            pca=pca[i],
+            t_sne=t_sne[i],
+        )
         for i, client in enumerate(which.tolist())
     ]
 
 
-def _correlation(bench: Bench) -> dict[str, float | None]:
+def _correlation(bench: Bench) -> Correlation:
     """T1 Fig. 4.1, and beside it that of untrained networks: random ones keep some of the order, too."""
     bench.need(classes=True)
     (which, unseen), method = bench.everybody, bench.run.method
@@ -205,18 +216,14 @@ def _correlation(bench: Bench) -> dict[str, float | None]:
     found = found[~found.isnan()]
     if len(found) == 0:
         raise DoesNotApply("all clients have the same class shares")
-    untrained = math.nan
+    untrained = None
     if isinstance(method, DescribesData):  # others learn descriptors without a network
         with contextlib.suppress(DoesNotApply):
             before = bench.descriptors(method.start(bench.run.recipe.seed))
-            untrained = float(measures.rank_correlation(before[known], shares, of).nanmean())
-    return {
-        "mean": float(found.mean()),
-        "low": float(found.min()),
-        "high": float(found.max()),
-        "clients": len(found),
-        "untrained": None if math.isnan(untrained) else untrained,
-    }
+            mean = float(measures.rank_correlation(before[known], shares, of).nanmean())
+            untrained = None if math.isnan(mean) else mean
+    mean, low, high = (float(one) for one in (found.mean(), found.min(), found.max()))
+    return Correlation(mean=mean, low=low, high=high, clients=len(found), untrained=untrained)
 
 
 def _same_classes(bench: Bench) -> SameClasses:
@@ -257,7 +264,7 @@ def _shift(bench: Bench) -> list[CurvePoint]:
     return measures.over_divergence(bench.scores_of(bench.run.method)[unseen], divergence)
 
 
-def _label_mask(bench: Bench) -> dict[str, float]:
+def _label_mask(bench: Bench) -> LabelMask:
     """T1 Table B.4: what it brings that a client never predicts a class that it does not have."""
     bench.need(classes=True)
     method = bench.run.method
@@ -267,17 +274,18 @@ def _label_mask(bench: Bench) -> dict[str, float]:
     if not bool(bench.population.train.labeled[which].all()):
         raise DoesNotApply("clients without labels do not know their classes")
     try:
-        scores = {
-            "": bench.scores_of(method.with_masking(False)),
-            "_masked": bench.scores_of(method.with_masking(True)),
-        }
+        plain, masked = (bench.scores_of(method.with_masking(on)) for on in (False, True))
     except ValueError as error:  # a model that does not end in a bias for each class
         raise DoesNotApply(str(error)) from error
-    groups = {"seen": ~unseen, "unseen": unseen}
-    return {who + how: float(each[mask].nanmean()) for how, each in scores.items() for who, mask in groups.items()}
+    return LabelMask(
+        seen=float(plain[~unseen].nanmean()),
+        unseen=float(plain[unseen].nanmean()),
+        seen_masked=float(masked[~unseen].nanmean()),
+        unseen_masked=float(masked[unseen].nanmean()),
+    )
 
 
-def _size(bench: Bench) -> list[dict[str, Any]]:
+def _size(bench: Bench) -> list[AtEpsilon]:
     """P2 Fig. 5; without ε for methods that send nothing of known sensitivity.
 
     δ is what ``unalike personalize`` takes for so many samples, unless one is given, such as P2's 0.01 for any number.
@@ -288,28 +296,28 @@ def _size(bench: Bench) -> list[dict[str, Any]]:
     newcomers = Newcomers.unseen(bench.population)
     largest = int(newcomers.train.size.max())
     sizes = [*(size for size in bench.extent.sizes if 1.25 * size < largest), largest]
-    larger = [size for size in bench.extent.sizes if size > 1.25 * largest]
-    if larger and isinstance(method, ProtectsNewcomers) and method.sensitivity(1) is not None:
-        enlarged = measures.enlarge(bench.population, max(larger))
-        if enlarged is not None:  # noise falls with the rows: the papers' newcomers have up to 3,000
-            newcomers, most = enlarged, int(enlarged.train.size.max())
-            sizes += [size for size in larger if size <= most]
     if not isinstance(method, ProtectsNewcomers) or method.sensitivity(1) is None:
-        return [{"epsilon": None, "points": _curve(bench, sizes, lambda _, size: newcomers.only_first(int(size)))}]
+        points = _curve(bench, sizes, lambda _, size: newcomers.only_first(int(size)))
+        return [AtEpsilon(epsilon=None, points=points)]
+    larger = [size for size in bench.extent.sizes if size > 1.25 * largest]
+    if larger and (enlarged := measures.enlarge(bench.population, max(larger))) is not None:
+        # noise falls with the rows: the papers' newcomers have up to 3,000
+        newcomers, most = enlarged, int(enlarged.train.size.max())
+        sizes += [size for size in larger if size <= most]
     own = method.newcomer_epsilon
-    epsilons = sorted({*bench.extent.epsilons, *(() if own is None else (own,))})
+    epsilons = [None, *sorted({*bench.extent.epsilons, *(() if own is None else (own,))})]
     curves = measures.accuracy_by_size_and_epsilon(
-        method, state, federation, newcomers, sizes, [None, *epsilons], bench.delta_of
+        method, state, federation, newcomers, sizes, epsilons, bench.delta_of
     )
-    return [{"epsilon": epsilon, "points": points} for epsilon, points in curves.items()]
+    return [AtEpsilon(epsilon=epsilon, points=points) for epsilon, points in curves.items()]
 
 
-def _bytes(bench: Bench) -> list[dict[str, Any]]:
+def _bytes(bench: Bench) -> list[AtBytes]:
     """T1 Fig. B.5."""
-    rows = measures.accuracy_per_gigabyte(bench.run.path)
-    if rows[-1][0] == 0:
+    rows = measures.accuracy_per_byte(bench.run.path)
+    if rows[-1].gigabytes == 0:
         raise DoesNotApply(f"{bench.method_name} sends nothing in training")
-    return [dict(zip(file.AtBytes.model_fields, row, strict=True)) for row in sample_evenly(rows, file.MOST_POINTS)]
+    return sample_evenly(rows, file.MOST_POINTS)
 
 
 _STEPS: dict[Key, Callable[[Bench], Any]] = {

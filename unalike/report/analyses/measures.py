@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +25,7 @@ from unalike.core.method import Describes, Method, ProtectsNewcomers, ServesUnla
 from unalike.data.partition.assignment import rotate
 from unalike.data.population import Population
 from unalike.learn.evaluation import Scores
-from unalike.report.analyses.file import CurvePoint, SameClasses
+from unalike.report.analyses.file import AtBytes, CurvePoint, SameClasses
 from unalike.runs.folder import METRICS, read_rounds
 from unalike.runs.measure import score_newcomers
 from unalike.runs.simulate import simulate
@@ -105,16 +106,10 @@ def divergence_from_nearest(counts: Tensor, others: Tensor) -> Tensor:
 
 def over_divergence(scores: Tensor, divergence: Tensor, groups: int = 5) -> list[CurvePoint]:
     """Mean scores of groups of clients, equally many in each, from the least divergence to the largest."""
-    scored = ~scores.isnan()
-    order = divergence[scored].argsort(stable=True)
-    points = []
-    for group in order.tensor_split(min(groups, len(order))):
-        own = scores[scored][group].double()
-        error = None if len(own) < 2 else float(own.std() / len(own) ** 0.5)
-        points.append(
-            CurvePoint(at=round(float(divergence[scored][group].mean()), 3), mean=float(own.mean()), error=error)
-        )
-    return points
+    known = (~scores.isnan()).nonzero().flatten()
+    order = known[divergence[known].argsort(stable=True)]
+    own = order.tensor_split(min(groups, len(order)))
+    return curve([round(float(divergence[group].mean()), 3) for group in own], lambda i: scores[own[i]])
 
 
 @dataclass(frozen=True)
@@ -259,35 +254,24 @@ def _with_images(population: Population, change: Callable[[np.ndarray], np.ndarr
     return Newcomers(replace(newcomers.train, x=x), replace(newcomers.test, x=x))
 
 
-def point_of(at: float, scores: Scores, delta: float | None = None) -> CurvePoint | None:
-    """One place of a curve; None where no newcomer has a score."""
-    known = scores.score[~scores.score.isnan()]
-    if len(known) == 0:
-        return None
-    error = float(known.std(correction=1)) / math.sqrt(len(known)) if len(known) > 1 else None
-    return CurvePoint(at=at, mean=scores.mean, error=error, delta=delta)
-
-
 def curve(
     places: Sequence[float],
-    newcomers: Callable[[float], Newcomers],
-    method: Method,
-    state: State,
-    federation: Federation,
+    scores: Callable[[int], Tensor],
+    delta: Sequence[float | None] | None = None,
 ) -> list[CurvePoint]:
-    """The scores of newcomers that are changed more and more.
+    """The mean score at each place where any client has one, with its standard error over clients.
 
-    For example ``curve(angles, lambda angle: rotate_images(population, angle), ...)``. With ``redraw_classes`` it is T1
-    Fig. B.1, with ``rotate_images`` and ``blur_images`` P2 Fig. 4, and with ``only_first`` P2 Fig. 5 without privacy.
+    ``scores(i)`` are the clients' at place i (NaN: has none), and ``delta`` the δ that holds there.
     """
-    return _drop_unscored(point_of(at, newcomers(at).score(method, state, federation)) for at in places)
-
-
-def _drop_unscored(points: Iterable[CurvePoint | None]) -> list[CurvePoint]:
-    known = [point for point in points if point is not None]
-    if not known:
+    points = []
+    for i, place in enumerate(places):
+        known = (found := scores(i).double())[~found.isnan()]
+        error = float(known.std(correction=1)) / math.sqrt(len(known)) if len(known) > 1 else None
+        if len(known):
+            points.append(CurvePoint(at=place, mean=float(known.mean()), error=error, delta=delta and delta[i]))
+    if not points:
         raise DoesNotApply("no newcomer could be scored")
-    return known
+    return points
 
 
 def accuracy_by_size_and_epsilon(
@@ -303,26 +287,23 @@ def accuracy_by_size_and_epsilon(
 
     ``delta_of``: δ for a number of samples n. The paper's is 0.01 throughout, which from n = 100 on protects nobody.
     """
-
     reads = not (isinstance(method, ServesUnlabeled) and method.serves_unlabeled)  # labels, where it needs them
+    deltas = [delta_of(size) for size in sizes]
 
-    def point(epsilon: float | None, size: int) -> CurvePoint | None:
-        delta = delta_of(size)
-        private = method.with_protection(epsilon, delta)
-        scores = newcomers.only_first(size).score(private, state, federation, labeled=reads)
-        return point_of(size, scores, None if epsilon is None else delta)
+    def scores(epsilon: float | None, i: int) -> Tensor:
+        private = method.with_protection(epsilon, deltas[i])
+        return newcomers.only_first(sizes[i]).score(private, state, federation, labeled=reads).score
 
-    return {epsilon: _drop_unscored(point(epsilon, size) for size in sizes) for epsilon in epsilons}
+    return {one: curve(sizes, partial(scores, one), None if one is None else deltas) for one in epsilons}
 
 
-def accuracy_per_gigabyte(run: Path) -> list[tuple[float, float | None, float | None]]:
-    """(gigabytes sent both ways so far, seen, unseen) at every evaluated round of a run folder (T1 Fig. B.5-B.11)."""
+def accuracy_per_byte(run: Path) -> list[AtBytes]:
+    """What had been sent both ways, and the scores, at every evaluated round of a run folder (T1 Fig. B.5-B.11)."""
     found = []
     for record in read_rounds(run):
-        seen, unseen = record.get("seen"), record.get("unseen")
-        if seen or unseen:
-            sent = (record["bytes_up"] + record["bytes_down"]) / 1e9
-            found.append((sent, seen and seen["mean"], unseen and unseen["mean"]))
+        means = {group: record[group]["mean"] if record.get(group) else None for group in ("seen", "unseen")}
+        if any(mean is not None for mean in means.values()):
+            found.append(AtBytes(gigabytes=(record["bytes_up"] + record["bytes_down"]) / 1e9, **means))
     if not found:
         raise DoesNotApply(f"the run has no evaluated rounds in {METRICS}")
     return found

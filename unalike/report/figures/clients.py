@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import altair as alt
 import numpy as np
-import pandas as pd
 
 from unalike.data.population import Population
 from unalike.report.evenly import sample_evenly
@@ -49,10 +48,12 @@ def client_map(
         return _apart(((some - (low + high) / 2) / unit).tolist(), gap)
 
     rows: Rows = []
-    for dot, (x, y), fill in zip(dots, placed(spots, 8.0), fills or [""] * len(dots), strict=True):
+    for dot, (left, top), fill in zip(dots, placed(spots, 8.0), fills or [""] * len(dots), strict=True):
         plain = "transparent" if dot.step is None else LIGHT[f"q{dot.step}"]
         looks = {"size": dot.size, "shape": dot.shape, "fill": fill or plain}
-        rows.append({"x": x, "y": y, "tip": dot.tip, "stroke": LIGHT["faint" if dot.step is None else "soft"], **looks})
+        rows.append(
+            {"x": left, "y": top, "tip": dot.tip, "stroke": LIGHT["faint" if dot.step is None else "soft"], **looks}
+        )
     written = placed(np.array([place for *place, _ in words]).reshape(-1, 2), 15.0)
     named: Rows = [{"x": x, "y": y, "word": word} for (x, y), (*_, word) in zip(written, words, strict=True)]
     x = alt.X("x:Q", axis=None, scale=alt.Scale(domain=[-MAP_WIDTH / 2, MAP_WIDTH / 2], nice=False))
@@ -115,7 +116,8 @@ def population_chart(population: Population) -> alt.HConcatChart:
     )
     # binned here: the file stays small
     tall, edges = np.histogram(sizes.numpy(), bins=min(30, int(sizes.max() - sizes.min()) + 1))
-    bins: Rows = pd.DataFrame({"from": edges[:-1], "to": edges[1:], "clients": tall}).to_dict("records")
+    pieces = zip(edges.tolist(), edges[1:].tolist(), tall.tolist(), strict=False)
+    bins: Rows = [{"from": low, "to": high, "clients": count} for low, high, count in pieces]
     histogram = chart_of(bins, title="Client sizes", width=280, height=320).mark_bar(color=LIGHT["s6"])
     histogram = histogram.encode(
         x=alt.X(**number("from", "rows of a client"), bin="binned"),

@@ -34,5 +34,6 @@ def number(field: str, title: str | None = None, **scale: Any) -> dict[str, Any]
 def course(values: Sequence[float], title: str, colour: str, **properties: Any) -> alt.Chart:
     """A value of each round."""
     rows = [{"round": i, "value": value} for i, value in enumerate(values, start=1)]
-    line = chart_of(rows, title=title, **properties).mark_line(color=colour)
-    return line.encode(x=alt.X("round:Q", axis=alt.Axis(tickMinStep=1)), y=alt.Y(**number("value")))
+    line: alt.Chart = chart_of(rows, title=title, **properties).mark_line(color=colour)
+    line = line.encode(x=alt.X("round:Q", axis=alt.Axis(tickMinStep=1)), y=alt.Y(**number("value")))
+    return line

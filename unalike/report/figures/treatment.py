@@ -41,8 +41,8 @@ def weights(treated: Treatment, own: Mapping[str, OwnBudget]) -> alt.LayerChart:
     rows: Rows = []
     for number, (client, weight) in enumerate(some, start=1):
         declared = f", ε = {own[client].declared:.3g}" if client in own else ""
-        x = own[client].declared if known else number
-        rows.append({"x": x, "weight": weight, "tip": f"{client}\nweight {weight:.3g}{declared}"})
+        at = own[client].declared if known else number
+        rows.append({"x": at, "weight": weight, "tip": f"{client}\nweight {weight:.3g}{declared}"})
     x = alt.X("x:Q", title="declared ε" if known else "clients, the heaviest first", scale=alt.Scale(zero=False))
     dots = chart_of(rows).mark_point(filled=True, size=60, opacity=0.8, color=LIGHT["s1"], aria=True)
     dots = dots.encode(x=x, y=alt.Y("weight:Q", title="weight"), description="tip:N")
@@ -57,10 +57,10 @@ def clusters(treated: Treatment) -> alt.LayerChart:
         heights[cluster] = heights.get(cluster, 0) + 1
         if planar and place is None:
             continue
-        x, y = place or (-1 if cluster is None else cluster, heights[cluster])
+        at, height = place or (-1 if cluster is None else cluster, heights[cluster])
         looks = {"fill": "transparent" if cluster is None else colour(cluster), "shape": shape(cluster or 0)}
         says = "no cluster yet" if cluster is None else f"cluster {cluster + 1}"
-        rows.append({"x": x, "y": y, **looks, "tip": f"{client}\n{says}"})
+        rows.append({"x": at, "y": height, **looks, "tip": f"{client}\n{says}"})
     scale = alt.Scale(zero=False, padding=12)
     marks = chart_of(rows).mark_point(aria=True, size=70, strokeWidth=0.8, opacity=0.85, stroke=LIGHT["soft"])
     x, y = alt.X("x:Q", axis=None, scale=scale), alt.Y("y:Q", axis=None, scale=scale)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from unalike.report.analyses.file import ANALYSES, PAPERS, Analyses, CurvePoint
+from unalike.report.analyses.file import ANALYSES, PAPERS, Analyses, CurvePoint, Key
 from unalike.report.figures.clients import client_map
 from unalike.report.figures.theme import LIGHT
 from unalike.report.figures.training import BYTES, Axis, Line, lines, span
@@ -28,13 +28,16 @@ class _Places(NamedTuple):
     log: bool = False
 
 
-_PLACES = {
+_PLACES: dict[Key, _Places] = {
     "alpha": _Places("Dirichlet α (small: few classes each)", before="α ", log=True),
     "rotation": _Places("turned by", after="°"),
     "blur": _Places("σ in pixels", before="σ "),
     "shift": _Places("KL divergence from the nearest training client's class shares", before="KL "),
     "size": _Places("samples, at most", log=True),
 }
+
+
+_CHANGES: tuple[Key, ...] = ("alpha", "rotation", "blur", "shift")  # of newcomers
 
 
 def _known(runs: Sequence[Run]) -> list[tuple[int, str, Analyses]]:
@@ -45,7 +48,7 @@ def _known(runs: Sequence[Run]) -> list[tuple[int, str, Analyses]]:
 class _Chart(NamedTuple):
     """Lines before the scale that all charts share is known; ``run`` None: of all runs."""
 
-    name: str
+    name: Key
     about: str
     lines: list[Line]
     run: int | None = None
@@ -62,9 +65,9 @@ class _Chart(NamedTuple):
 def curves(runs: Sequence[Run], scale: Scale, legend: bool = False) -> list[Panel]:
     """One chart for each analysis, of all runs, and one for each run whose newcomers can protect their descriptors."""
     known, charts = _known(runs), []
-    for name in ("alpha", "rotation", "blur", "shift"):
-        found = [_line(i, label, name, getattr(one, name), scale) for i, label, one in known]
-        charts.append(_Chart(name, "of newcomers", found))
+    for key in _CHANGES:
+        found = [_line(i, label, key, getattr(one, key), scale) for i, label, one in known]
+        charts.append(_Chart(key, "of newcomers", found))
     plain = [(i, label, curve) for i, label, one in known for curve in one.size if curve.epsilon is None]
     if len(known) > 1 or len(known[0][2].size) == 1:  # else the chart with ε has this line as well
         found = [_line(i, label, "size", curve.points, scale) for i, label, curve in plain]
@@ -101,7 +104,7 @@ def _ends(line: Line) -> list[float]:
     return [y + way * error for (_, y), error in zip(line.points, errors, strict=True) for way in (-1, 1)]
 
 
-def _line(i: int, label: str, name: str, points: Sequence[CurvePoint], scale: Scale, mark: int | None = None) -> Line:
+def _line(i: int, label: str, name: Key, points: Sequence[CurvePoint], scale: Scale, mark: int | None = None) -> Line:
     """A curve with its band; several lines of one colour have none, as bands would hide each other."""
     errors = [] if mark is not None else [point.error for point in points if point.error is not None]
     bands = errors if len(errors) == len(points) else []
@@ -112,9 +115,9 @@ def _line(i: int, label: str, name: str, points: Sequence[CurvePoint], scale: Sc
     return Line(i, label, [(point.at, point.mean) for point in points], tips, bands, mark)
 
 
-def results(found: Analyses, scale: Scale) -> list[tuple[str, str, str]]:
+def results(found: Analyses, scale: Scale) -> list[tuple[Key, str, str]]:
     """What came out, in a line or more for each analysis: its key, what it is called, and the result."""
-    lines = []
+    lines: list[tuple[Key, str, str]] = []
     if found.map:
         lines.append(("map", "", f"{len(found.map):,} clients by PCA and t-SNE, drawn in the report"))
     if one := found.correlation:
@@ -132,7 +135,7 @@ def results(found: Analyses, scale: Scale) -> list[tuple[str, str, str]]:
     if mask := found.label_mask:
         own = f"{scale(mask.seen_masked)} seen, {scale(mask.unseen_masked)} unseen"
         lines.append(("label_mask", "", f"{own}; {scale(mask.seen)} and {scale(mask.unseen)} among all classes"))
-    curves = [(name, "", getattr(found, name)) for name in ("alpha", "rotation", "blur", "shift")]
+    curves: list[tuple[Key, str, list[CurvePoint]]] = [(name, "", getattr(found, name)) for name in _CHANGES]
     for curve in found.size:
         words = [ANALYSES["size"].name, curve.label, curve.delta_label] if len(found.size) > 1 else []
         curves.append(("size", ", ".join(filter(None, words)), curve.points))

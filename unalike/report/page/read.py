@@ -181,7 +181,7 @@ def _read_run(path: Path) -> Run:
 def _as_error(run: Run) -> Run:
     """The same run with its error as a positive number, of which less is better."""
     expected = {group: value and -value for group, value in run.result.expected.items()}
-    result = {"metric": run.result.metric.removeprefix(NEGATIVE), "expected": expected}
+    result: dict[str, Any] = {"metric": run.result.metric.removeprefix(NEGATIVE), "expected": expected}
     result["accuracy"] = ByGroup(**_by_group(_negated, [run.result.accuracy]))
     return replace(
         run,

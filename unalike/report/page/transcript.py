@@ -31,25 +31,8 @@ class View(NamedTuple):
     meaning: str
 
 
-class Row(NamedTuple):
-    """A line of the transcript."""
-
-    array: str
-    task: str
-    numbers: str  # that one client sends
-    senders: str
-    sampling: str
-    rounds: str
-    often: str
-    view: View
-    clip: str
-    noise: str
-    epsilon: str
-    bytes: str
-    note: str
-
-
-def rows(run: Run) -> list[Row]:
+def rows(run: Run) -> list[dict[str, Any]]:
+    """What the page writes of each line of the transcript."""
     found = []
     for one in run.transcript or ():
         senders = one.replies / max(one.times, 1)
@@ -61,21 +44,21 @@ def rows(run: Run) -> list[Row]:
             epsilon = f"in the total of {stated(run.result.privacy.epsilon, run.result.privacy.noise)}"
         form = f" ({' × '.join(map(str, one.shape))})" if len(one.shape) > 1 else ""
         found.append(
-            Row(
-                array=one.array,
-                task=one.task,
-                numbers=f"{math.prod(one.shape):,}{form}",
-                senders=f"{senders:,.0f}" if senders == int(senders) else f"{senders:,.1f} on average",
-                sampling="" if one.sampling is None else describe(one.sampling),
-                rounds="before round 1" if one.last == 0 else rounds,
-                often={1: "once", 2: "twice"}.get(one.times, f"{one.times:,} times"),
-                view=view_of(one, run.result.privacy.trust),
-                clip="no limit" if one.clip is None else f"length {one.clip:g}",
-                noise=noise,
-                epsilon="none" if one.note == "simulation only" else epsilon,
-                bytes=size(one.bytes),
-                note=one.note or "—",
-            )
+            {
+                "array": one.array,
+                "task": one.task,
+                "numbers": f"{math.prod(one.shape):,}{form}",  # that one client sends
+                "senders": f"{senders:,.0f}" if senders == int(senders) else f"{senders:,.1f} on average",
+                "sampling": "" if one.sampling is None else describe(one.sampling),
+                "rounds": "before round 1" if one.last == 0 else rounds,
+                "often": {1: "once", 2: "twice"}.get(one.times, f"{one.times:,} times"),
+                "view": view_of(one, run.result.privacy.trust),
+                "clip": "no limit" if one.clip is None else f"length {one.clip:g}",
+                "noise": noise,
+                "epsilon": "none" if one.note == "simulation only" else epsilon,
+                "bytes": size(one.bytes),
+                "note": one.note or "—",
+            }
         )
     return found
 
