@@ -141,13 +141,13 @@ def test_quantizer_is_unbiased_on_its_grid_with_the_stated_variance() -> None:
     quantizer = Quantizer(3, 2.0)
     assert quantizer.largest_std == pytest.approx(2.0 / 7)
     for value in (-2.0, 0.123, 0.9, 2.0):
-        rounded = quantizer.round(torch.full((COUNT,), value, dtype=torch.float64), seeded(8))
+        rounded = quantizer.randomize(torch.full((COUNT,), value, dtype=torch.float64), seeded(8))
         levels = (rounded + 2.0) / quantizer.step
         torch.testing.assert_close(levels, levels.round())
         variance = float(quantizer.variance(torch.tensor(value, dtype=torch.float64)))
         assert float(rounded.mean()) == pytest.approx(value, abs=5 * math.sqrt(variance / COUNT) + 1e-9)
         assert float(rounded.var()) == pytest.approx(variance, rel=0.03, abs=1e-9)
-    assert float(quantizer.round(torch.tensor(9.0), seeded(8))) == pytest.approx(2.0)
+    assert float(quantizer.randomize(torch.tensor(9.0), seeded(8))) == pytest.approx(2.0)
 
 
 def test_uniform_never_reaches_its_ends() -> None:

@@ -128,25 +128,7 @@ def delta(released: Account, epsilon: float) -> float:
         return 0.0
     if is_bare(released):
         return 1.0
-    noise, tails = _noise(released), 1e-30
-    if noise == 0:
-        return min(1.0, _continuous_delta(released, epsilon) + _truncated(released))
-    extra, inner = slack(noise, epsilon, tails)
-    if not inner > 0:  # hardly any noise
-        return 1.0
-    found = tails + _truncated(released) + _continuous_delta(released, max(0.0, epsilon - extra)) * tails / inner
-    # With P <= e^extra·Q + δ(0), what of P is above e^ε·Q is at most δ(0) + e^extra − e^ε.
-    return min(1.0, found + max(0.0, math.exp(extra) - math.exp(epsilon)))
-
-
-def _continuous_delta(released: Account, epsilon: float) -> float:
-    bounds = []
-    if _fits_pld(released):
-        bounds.append(float(compose_losses(released, grid_of(released)).get_delta_for_epsilon(epsilon)))
-    if not bounds or _has_two_bounds(released):
-        orders, rdp = _rdp(released)
-        bounds.append(float(rdp_privacy_accountant.compute_delta(orders, rdp, epsilon)[0]))
-    return min(1.0, max(0.0, min(bounds)))
+    return float(_deltas(released, np.array([epsilon]), 1, _fits_pld(released))[0])
 
 
 def deltas(released: Account, epsilons: Any) -> Any:
@@ -155,17 +137,24 @@ def deltas(released: Account, epsilons: Any) -> Any:
     It is what ``delta`` gives or a little more, and faster; of cohorts of a fixed size, for which ``delta`` is a loose
     bound, it is what such a test attains.
     """
-    noise, tails, at = _noise(released), 1e-30, np.asarray(epsilons, dtype=np.float64)
+    at = np.asarray(epsilons, dtype=np.float64)
+    return _deltas(released, at, 64, _fits_pld(released) or _only_fixed(released))
+
+
+def _deltas(released: Account, at: Any, coarseness: int, by_pld: bool) -> Any:
+    noise, tails = _noise(released), 1e-30
     extra, inner = slack(noise, float(at[-1]), tails) if noise else (0.0, tails)
-    if not inner > 0:
+    if not inner > 0:  # hardly any noise
         return np.ones(len(at))
     shifted, bounds = np.maximum(at - extra, 0.0), []
-    if _fits_pld(released) or _only_fixed(released):
-        bounds.append(np.array(compose_losses(released, 64 * grid_of(released)).get_delta_for_epsilon(list(shifted))))
-    if not bounds or _has_two_bounds(released):
+    if by_pld:
+        losses = compose_losses(released, coarseness * grid_of(released))
+        bounds.append(np.array(losses.get_delta_for_epsilon(list(shifted))))
+    if not by_pld or _has_two_bounds(released):
         orders, rdp = _rdp(released)
         bounds.append(np.array([rdp_privacy_accountant.compute_delta(orders, rdp, one)[0] for one in shifted]))
-    found = np.min(bounds, axis=0) * tails / inner + np.maximum(0.0, np.exp(extra) - np.exp(at))
+    # With P <= e^extra·Q + δ(0), what of P is above e^ε·Q is at most δ(0) + e^extra − e^ε.
+    found = np.min(bounds, axis=0) * tails / inner + np.exp(extra) - np.exp(np.minimum(at, extra))
     return np.clip(found + (tails if noise else 0.0) + _truncated(released), 0.0, 1.0)
 
 
@@ -202,11 +191,7 @@ def _scale_event(event: Event, factor: float) -> Event:
 
 
 def method(released: Account) -> str:
-    """The name of the accounting that ``epsilon`` uses, for reports."""
-    if not released:
-        return "nothing released"
-    if is_bare(released):
-        return "non-private"
+    """The name of the accounting that ``epsilon`` uses for what is not bare, for reports."""
     if merge_gaussians(tuple(released)) is not None:
         return "analytic Gaussian"
     if not _fits_pld(released):

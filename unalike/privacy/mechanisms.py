@@ -113,8 +113,10 @@ def add_gaussian(
     Discrete, if the draws are the operating system's. σ is then rounded up to a whole number of grid steps. Rounding
     two values to the grid can take them √d steps further apart; this counts as sensitivity unless they were on it.
     """
+    _check_floating(value)
     if not is_exact(draws):
-        return _add(value, noise_multiplier * sensitivity * draws.normal(*value.shape).to(torch.float64))
+        noise = noise_multiplier * sensitivity * draws.normal(*value.shape).to(torch.float64)
+        return (value.to(torch.float64) + noise).to(value.dtype)  # rounded once to the value's type
     d, z = value.numel(), torch.as_tensor(noise_multiplier, dtype=torch.float64)
     largest = noise_multiplier * sensitivity if isinstance(noise_multiplier, float | int) else sensitivity
     made = discrete.grid(sensitivity, largest, d) if step is None else step
@@ -135,16 +137,9 @@ def _add_steps(value: Tensor, noise: Tensor, step: float) -> Tensor:
 
     A value that is not finite everywhere counts as zero.
     """
-    _check_floating(value)
     safe = torch.where(torch.isfinite(value).all(), value, torch.zeros_like(value)).to(torch.float64)
     steps = torch.round(safe / step).clamp(-(2.0**61), 2.0**61).to(torch.int64)
     return ((steps + noise).to(torch.float64) * step).to(value.dtype)
-
-
-def _add(value: Tensor, noise: Tensor) -> Tensor:
-    """The sum is made in float64 and rounded once to the value's type."""
-    _check_floating(value)
-    return (value.to(torch.float64) + noise).to(value.dtype)
 
 
 def _check_floating(value: Tensor) -> None:
@@ -238,6 +233,7 @@ class Laplace:
         between two of them (2/t apart) δ falls. So 2 steps are added to the sensitivity for each coordinate, besides
         what rounding adds; then the event of the continuous mechanism is a bound, also for samples and compositions.
         """
+        _check_floating(value)
         if is_exact(draws):
             d, scale = value.numel(), self.scale(sensitivity)
             made = discrete.grid(sensitivity, scale, d, "l1") if step is None else step
@@ -246,7 +242,7 @@ class Laplace:
             return _add_steps(value, noise, made)
         centred = 2.0 * uniform(draws, *value.shape) - 1.0
         noise = -torch.sign(centred) * torch.log1p(-centred.abs())
-        return _add(value, self.scale(sensitivity) * noise)
+        return (value.to(torch.float64) + self.scale(sensitivity) * noise).to(value.dtype)
 
     def event(self) -> DpEvent:
         """What one use costs."""
@@ -426,19 +422,15 @@ class Quantizer:
         """σ_q = bound/(2^k − 1): the standard deviation halfway between two levels, the most there is."""
         return 0.5 * self.step
 
-    def round(self, value: Tensor, draws: DrawsLike) -> Tensor:
+    def randomize(self, value: Tensor, draws: DrawsLike) -> Tensor:
         """Clamp to the bound and round up or down at random, so that the mean is the clamped value."""
         level = self._level(value)
         below = torch.floor(level)
         up = uniform(draws, *value.shape) < level - below
         return ((below + up) * self.step - self.bound).to(value.dtype)
 
-    def randomize(self, value: Tensor, draws: DrawsLike) -> Tensor:
-        """The same as ``round``, under the name by which a release calls it."""
-        return self.round(value, draws)
-
     def variance(self, value: Tensor) -> Tensor:
-        """Exact variance of ``round`` at each value."""
+        """Exact variance of ``randomize`` at each value."""
         fraction = torch.frac(self._level(value))
         return fraction * (1.0 - fraction) * self.step**2
 

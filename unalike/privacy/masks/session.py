@@ -64,10 +64,6 @@ class Ring:
         """The sum of encoded vectors as float64."""
         return torch.from_numpy(total.view(np.int32).copy()).to(torch.float64) * self.step
 
-    def sensitivity(self, clip: float, length: int) -> float:
-        """L2 norm that a vector clipped to ``clip`` can have after rounding: what noise on the sum is calibrated to."""
-        return clip + 0.5 * self.step * math.sqrt(length)
-
 
 @dataclass(frozen=True)
 class SecureSession:
