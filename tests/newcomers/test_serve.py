@@ -257,7 +257,7 @@ def test_an_onnx_graph_alone_and_without_the_exporters_own_warnings(
     told = json.loads(done.out)
     assert told["model"] == told["onnx"] == "deep/my.onnx" and Path("deep/my.onnx").is_file()
     assert [path.name for path in Path("deep").iterdir()] == ["my.onnx"]
-    monkeypatch.setattr("unalike.newcomers.model.can_write_onnx", lambda: False)
+    monkeypatch.setattr("unalike.newcomers.graphs.can_write_onnx", lambda: False)
     with pytest.raises(UserError, match=r"needs onnx and onnxscript: pip install 'unalike\[onnx\]'"):
         run_command(runs["pefll"], "--data", file, "--onnx")
 
@@ -269,7 +269,7 @@ def test_a_network_that_the_exporter_does_not_know_leaves_nothing_behind(
         raise RuntimeError("no such operator")
 
     monkeypatch.setattr(PersonalModel, "save_onnx", fail)
-    monkeypatch.setattr("unalike.newcomers.model.can_write_onnx", lambda: True)
+    monkeypatch.setattr("unalike.newcomers.graphs.can_write_onnx", lambda: True)
     file = newcomer(tmp_path, x=rows[0], y=rows[1])
     with pytest.raises(UserError, match=r"does not know this network \(RuntimeError: no such operator\)"):
         run_command(runs["pefll"], "--data", file, "--onnx")

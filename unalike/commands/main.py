@@ -26,6 +26,7 @@ from unalike.commands import (
     privacy,
     run,
     score,
+    serve,
     tune,
 )
 from unalike.commands.console import progress_console, with_flags
@@ -151,6 +152,7 @@ for _part in (
     personalize,
     predict,
     score,
+    serve,
     analyse,
     data,
     listing,

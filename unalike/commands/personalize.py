@@ -161,8 +161,8 @@ class _Files(NamedTuple):
 
 def _files(model: Path, onnx: bool, predictions: Path | None, ledger: Path | None) -> _Files:
     """The files to be written; all that could go wrong with them is said before any work."""
+    from unalike.newcomers.graphs import can_write_onnx
     from unalike.newcomers.ledger import read_ledger
-    from unalike.newcomers.model import can_write_onnx
     from unalike.runs.errors import UserError
     from unalike.runs.folder import check_writable, explain_disk_errors
 

@@ -268,6 +268,38 @@ class TellsDistance(Protocol):
 
 
 @runtime_checkable
+class OnDemand(Protocol):
+    """Makes the model of anybody who describes its rows, in one pass and without training.
+
+    So the model can be made elsewhere: by a service, or in a browser. ``made_at``: who makes it. Where the newcomer
+    does, its descriptor never leaves it.
+    """
+
+    made_at: ClassVar[Literal["server", "newcomer"]]
+
+    @property
+    def why_not_on_demand(self) -> str | None:
+        """Why these settings need more than a descriptor; None: they do not."""
+
+    @property
+    def reads_labels(self) -> bool:
+        """Does ``descriptor_of`` read labels?"""
+
+    @property
+    def newcomer_rows(self) -> int | None:
+        """Of how many random rows a descriptor is made; None: of all."""
+
+    def descriptor_of(self, state: State, x: Tensor, y: Tensor | None) -> Tensor:
+        """v [l]: the descriptor of rows x [n, ...] with labels y [n] (−1: none)."""
+
+    def model_of(self, state: State, v: Tensor) -> Tensor:
+        """θ [d]: the model for a descriptor."""
+
+    def common_model(self, state: State) -> Tensor:
+        """θ [d]: the model for a client that nothing is known about."""
+
+
+@runtime_checkable
 class MasksClasses(Protocol):
     """Can keep a client from predicting classes that it does not have."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -99,6 +99,7 @@ class FLowDUP(ProtectedMean):
     problem: Problem | None = None
     serves_unlabeled: ClassVar[bool] = True
     asks_unlabeled: ClassVar[bool] = True
+    made_at: ClassVar[Literal["newcomer"]] = "newcomer"
 
     def __post_init__(self) -> None:
         if not 0 < self.labeled_share <= 1:
@@ -135,6 +136,30 @@ class FLowDUP(ProtectedMean):
     def hidden(self) -> Model:
         """The first layer of h2, of the mean features of a data set."""
         return Model(_Hidden(self.features, self.width))
+
+    # On demand: the same for somebody who holds the state, such as a page in a newcomer's browser
+
+    @property
+    def why_not_on_demand(self) -> None:
+        return None
+
+    @property
+    def reads_labels(self) -> bool:
+        return False
+
+    @property
+    def newcomer_rows(self) -> None:
+        return None
+
+    def descriptor_of(self, state: State, x: Tensor, y: Tensor | None) -> Tensor:
+        """r(X) (5.9), which never leaves the newcomer."""
+        return self.h1(state.h1, x).mean(0)
+
+    def model_of(self, state: State, v: Tensor) -> Tensor:
+        return self.lift(self.v_of(state, v))
+
+    def common_model(self, state: State) -> Tensor:
+        return self.lift(state.prior if self.learn_prior else torch.zeros_like(state.prior))
 
     # The clients' side
 

@@ -130,6 +130,7 @@ class ClientDescriptors:
     newcomer_epsilon: float | None = None
     newcomer_delta: float = 0.01
     newcomer_noise: Literal["gaussian", "laplace"] = "gaussian"
+    made_at: ClassVar[Literal["server"]] = "server"
 
     def check_descriptors(self) -> None:
         """Refuse settings that do not fit together."""

@@ -96,6 +96,29 @@ class ODPFL(GeneratedModels, ClientDescriptors):
         known = self.encoder == "sphere" and self.rows is None
         return self.distance_by_one_row(self.length) / samples if known else None
 
+    # On demand: the same for somebody who holds the state, such as a service
+
+    @property
+    def why_not_on_demand(self) -> str | None:
+        return None if self.rows is None else "its encoder reads random parts of a client's rows (rows)"
+
+    @property
+    def reads_labels(self) -> bool:
+        return False
+
+    @property
+    def newcomer_rows(self) -> int | None:
+        return self.rows
+
+    def descriptor_of(self, state: State, x: Tensor, y: Tensor | None) -> Tensor:
+        return self.network(state.encoder, x, torch.ones(x.shape[0], dtype=torch.bool))
+
+    def model_of(self, state: State, v: Tensor) -> Tensor:
+        return self.models(state, v[None])[0]
+
+    def common_model(self, state: State) -> Tensor:
+        return self.model_of(state, state.shift)
+
     # The clients' side
 
     @task

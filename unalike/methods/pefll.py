@@ -130,6 +130,26 @@ class PeFLL(GeneratedModels, ClientDescriptors):
         """The same method with or without ``mask_labels``."""
         return replace(self, mask_labels=masked)
 
+    # On demand: the same for somebody who holds the state, such as a service
+
+    @property
+    def why_not_on_demand(self) -> str | None:
+        return "each client rules out the classes that it lacks (mask_labels)" if self.mask_labels else None
+
+    @property
+    def reads_labels(self) -> bool:
+        return self.labels != "ignored"
+
+    def descriptor_of(self, state: State, x: Tensor, y: Tensor | None) -> Tensor:
+        """Alg. 7, lines 2-4."""
+        return self._points(state["steady.embedding"], x, [] if y is None else [y]).mean(0)
+
+    def model_of(self, state: State, v: Tensor) -> Tensor:
+        return self.models(state, v[None])[0]
+
+    def common_model(self, state: State) -> Tensor:
+        return self.model_of(state, state.shift)
+
     # The clients' side
 
     @task
@@ -193,10 +213,15 @@ class PeFLL(GeneratedModels, ClientDescriptors):
         if self.labels != "ignored":  # a row that lacks its label has no class, in whichever way labels enter
             y = client.labels(-1 if self.problem.classes else 0) if client.partly_labeled else client.y
             labels = [y[index]]
-        points = self.embedding(embedding, client.x[index], *labels)
+        points = self._points(embedding, client.x[index], labels)
+        return client.tame(torch.where(real[:, None], points, 0)).sum(0) / real.sum()
+
+    def _points(self, embedding: Tensor, x: Tensor, labels: list[Tensor]) -> Tensor:
+        """[n, l] φ(x, y), on the unit sphere where a descriptor is to be private."""
+        points = self.embedding(embedding, x, *labels)
         if self.sphere:
             points = points / torch.linalg.vector_norm(points, dim=1, keepdim=True).clamp(min=1e-12)
-        return client.tame(torch.where(real[:, None], points, 0)).sum(0) / real.sum()
+        return points
 
     def _masked_loss(self, client: Client) -> Objective:
         present = self._present_classes(client)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from unalike.core.federation import Federation
+from unalike.core.method import Method, State
 from unalike.core.request import Program, Reply, Request
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema
@@ -21,7 +22,7 @@ from unalike.runs.simulate import gather_models
 from unalike.runtime.simulate import Simulation
 
 
-class _Asked(Exception):
+class Asked(Exception):
     """The method asked a client for something."""
 
 
@@ -34,7 +35,7 @@ class _Nobody:
     shard_count = 1
 
     def deliver(self, request: Request) -> Iterator[Reply]:
-        raise _Asked(request.task)
+        raise Asked(request.task)
 
     def use(self, schema: Schema) -> None: ...
 
@@ -54,14 +55,12 @@ def client_model(run: FinishedRun, client: str) -> PersonalModel:
             "newcomer: give its rows with --data"
         )
     roster = run.roster.select([names.index(client)])
-    federation = Federation(_Nobody(run.roster), run.recipe.seed, round=run.round)
     sent, received, notes = dict[str, int](), dict[str, int](), list(run.notes)
     try:
-        models = run.method.personalize(run.state, federation.aside(roster).everyone())
-        assert isinstance(models, Tensor), "models that lie at clients were asked for there"
-        theta, received = models[0].detach(), {"theta": models[0].numel() * 4}
+        theta = server_models(run.method, run.state, roster, run.recipe.seed, run.round)[0].clone()
+        received = {"theta": theta.numel() * 4}
         notes.append(f"the model of {client} was made from the server's state")
-    except _Asked as asked:
+    except Asked as asked:
         kept = _kept_model(run, int(roster.ids[0]))
         if kept is None:
             theta, sent, received = _from_rows(run, roster, client, str(asked))
@@ -82,6 +81,14 @@ def client_model(run: FinishedRun, client: str) -> PersonalModel:
         delta=run.newcomer_delta(int(roster.bound[0])),
         notes=notes,
     )
+
+
+def server_models(method: Method, state: State, roster: Roster, seed: int = 0, round: int = 0) -> Tensor:
+    """The models [C, d] of clients, made of the server's state alone; ``Asked`` where the method asks a client."""
+    federation = Federation(_Nobody(roster), seed, round=round)
+    models = method.personalize(state, federation.everyone())
+    assert isinstance(models, Tensor), "models that lie at clients were asked for there"
+    return models.detach()
 
 
 def _kept_model(run: FinishedRun, number: int) -> Tensor | None:

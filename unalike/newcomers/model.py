@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import logging
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from unalike.core.client import Clients
 from unalike.core.schema import Schema
+from unalike.newcomers.graphs import scale_inputs, write_graph
 from unalike.privacy import Ledger
 from unalike.runs.errors import UserError
 from unalike.runs.finished import FinishedRun
@@ -100,34 +98,18 @@ class PersonalModel:
 
     def save_onnx(self, file: Path) -> None:
         """The same model as an ONNX graph from rows (``onnx_input``) to scores."""
-        schema = self.run.schema
-        reader = _Reader(self.run.method.model.module(self.theta), schema).eval()
-        example = torch.zeros(2, *schema.shape, dtype=schema.dtype)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        log = logging.getLogger("torch.onnx")
-        level = log.level
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the exporter warns and logs about itself
-            log.setLevel(logging.ERROR)
-            try:
-                program = torch.onnx.export(
-                    reader,
-                    (example,),
-                    input_names=["x"],
-                    output_names=["scores"],
-                    dynamic_shapes=({0: torch.export.Dim("rows")},),
-                    verbose=False,
-                )
-                assert program is not None
-                program.model.metadata_props.update(self.about)
-                program.model.doc_string = (
-                    f"The model of client {self.name}, by {self.run.recipe.method} (Unalike). x: {self.onnx_input}, "
-                    "not scaled; scores: one for each class, or the predicted number. Columns, classes and schema: see "
-                    "the metadata."
-                )
-                program.save(file, external_data=False)
-            finally:
-                log.setLevel(level)
+        schema, module = self.run.schema, self.run.method.model.module(self.theta).eval()
+        write_graph(
+            file,
+            lambda x: module(scale_inputs(x, schema)),
+            {"x": torch.zeros(2, *schema.shape, dtype=schema.dtype)},
+            "scores",
+            rows=["x"],
+            about=self.about,
+            text=f"The model of client {self.name}, by {self.run.recipe.method} (Unalike). x: {self.onnx_input}, "
+            "not scaled; scores: one for each class, or the predicted number. Columns, classes and schema: see the "
+            "metadata.",
+        )
 
     def answers(self, clients: Clients) -> Tensor:
         """[rows, outputs] the model's output for each row of the only client, in the order of the rows.
@@ -153,28 +135,6 @@ def words_for(answers: Tensor, schema: Schema) -> list[str]:
     if schema.classes is None:
         return [f"{value:.9g}" for value in answers[:, 0].tolist()]
     return [schema.class_labels[place] for place in answers.argmax(1).tolist()]
-
-
-class _Reader(nn.Module):
-    """A model that scales its inputs itself."""
-
-    def __init__(self, model: nn.Module, schema: Schema) -> None:
-        super().__init__()
-        self.model, self._shift, self._scale, self._gaps = model, schema.shift, schema.scale, schema.gaps
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self._shift is not None and self._scale is not None:
-            x = (x.to(torch.float32) - self._shift) * self._scale
-            x = torch.where(x.isnan(), 0.0, x) if self._gaps else x  # what is missing counts as the mean
-        elif x.dtype == torch.uint8:
-            x = x.to(torch.float32)
-        scores: Tensor = self.model(x)
-        return scores
-
-
-def can_write_onnx() -> bool:
-    """Are the packages installed that ONNX files need?"""
-    return all(importlib.util.find_spec(name) is not None for name in ("onnx", "onnxscript"))
 
 
 def unknown_token(newcomer: Clients) -> UserError:

@@ -1,0 +1,437 @@
+// The page: reads a newcomer's rows, shows what would leave, asks for a model, and uses it. See docs/serve.md.
+
+import { read, run, size, tensor } from "./onnx.js";
+import { addGaussian, addLaplace, gaussianMultiplier, spent } from "./noise.js";
+import { Wrong, asInputs, pictureLine, readTable, rowNames } from "./rows.js";
+
+const $ = (id) => document.getElementById(id);
+const SHOWN = 8;
+const now = {}; // card, schema, graphs, file, clients, inputs, names, clean, sent, theta
+
+// Saying things
+
+function say(text = "") { $("status").textContent = text; }
+
+function complain(error) {
+  $("problem").textContent = error instanceof Wrong ? error.message : `Something went wrong: ${error.message}`;
+  $("problem").hidden = false;
+  say();
+}
+
+async function attempt(what, task) { // busy, then done or an explanation
+  $("problem").hidden = true;
+  say(what);
+  await new Promise((done) => setTimeout(done, 20)); // let the browser paint
+  try { await task(); say(); } catch (error) { complain(error); if (!(error instanceof Wrong)) throw error; }
+}
+
+function table(where, titles, lines) {
+  const cell = (tag, content, kind) => {
+    const made = document.createElement(tag);
+    if (kind) made.className = kind;
+    made.append(content);
+    return made;
+  };
+  const head = document.createElement("tr"), body = lines.map((line) => {
+    const row = document.createElement("tr");
+    row.append(...line.map(([content, kind]) => cell("td", content, kind)));
+    return row;
+  });
+  head.append(...titles.map((title) => [].concat(title)).map(([title, kind]) => cell("th", title, kind)));
+  $(where).replaceChildren(head, ...body);
+}
+
+function options(where, words) {
+  $(where).replaceChildren(...words.map(([value, word]) => new Option(word, value)));
+}
+
+const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
+
+function svg(name, attributes) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+  return made;
+}
+
+function bars(values) {
+  const wide = 100 / values.length, top = Math.max(...values.map(Math.abs), 1e-9), drawn = $("bars");
+  drawn.setAttribute("viewBox", "0 0 100 40");
+  drawn.setAttribute("preserveAspectRatio", "none");
+  drawn.replaceChildren(...[...values].map((v, i) => svg("rect", {
+    x: i * wide + wide * 0.1, width: wide * 0.8, y: v > 0 ? 20 - (v / top) * 19 : 20, height: Math.max(0.2, (Math.abs(v) / top) * 19), class: v > 0 ? "up" : "down",
+  })), svg("line", { x1: 0, x2: 100, y1: 20, y2: 20, "stroke-width": 0.15 }));
+}
+
+// The run
+
+async function get(path, kind) {
+  const answer = await fetch(path);
+  if (!answer.ok) throw new Wrong(`${path} could not be loaded (${answer.status})`);
+  return answer[kind]();
+}
+
+async function begin() {
+  const runs = await get("v1/runs.json", "json");
+  if (!runs.length) throw new Wrong("This service has no model to give.");
+  options("run", runs.map((card) => [card.name, `${card.name} (${card.method})`]));
+  $("choose").hidden = runs.length < 2;
+  $("run").onchange = () => attempt("Loading…", () => choose(runs.find((card) => card.name === $("run").value)));
+  await choose(runs[0]);
+}
+
+async function choose(card) {
+  const files = ["schema.json", "model.onnx", ...(card.made_at ? ["describe.onnx"] : [])];
+  const [schema, model, describe] = await Promise.all(files.map((file) => get(`v1/runs/${encodeURIComponent(card.name)}/${file}`, file.endsWith("json") ? "json" : "arrayBuffer")));
+  for (const key of Object.keys(now)) delete now[key];
+  Object.assign(now, { card, schema, model: read(model), modelBytes: model, describe: describe && read(describe), drawn: [] });
+  const about = [`${card.method}, trained for ${plural(card.rounds, "round")} with ${plural(card.clients, "client")}.`];
+  if (card.trained) about.push(card.trained);
+  $("about").textContent = about.join(" ");
+  const image = schema.kind === "image";
+  $("file").accept = image ? "image/png,image/jpeg,image/bmp,image/gif,image/webp" : ".csv,.tsv,text/csv";
+  $("file").multiple = image;
+  $("drawing").hidden = !(image && schema.shape[0] === 1);
+  $("reading").hidden = image;
+  const columns = Object.keys(schema.columns ?? {}), labels = card.reads_labels ? " Rows need labels: the model is made from rows and labels." : "";
+  $("expects").textContent = image
+    ? `Pictures; each is scaled to ${schema.shape[2]} × ${schema.shape[1]} pixels.${labels}`
+    : `A CSV file with a header and the columns ${columns.join(", ")}.${labels}`;
+  const how = card.read ?? {};
+  $("delimiter").value = how.delimiter ?? ""; $("decimal").value = how.decimal ?? ".";
+  $("missing").value = how.missing === "client" ? "mean" : ["mean", "drop"].includes(how.missing) ? how.missing : "";
+  $("as").hidden = !card.reads_labels;
+  options("class", classNames().map((word) => [word, word]));
+  $("locally").hidden = !(card.made_at === "server" && card.offline);
+  $("local").checked = card.offline;
+  for (const id of ["read", "whose", "step-leaves", "step-model"]) $(id).hidden = true;
+  promise();
+}
+
+function promise() {
+  $("promise").textContent = now.card.made_at === "server" && !here()
+    ? `Your rows stay in this page. ${plural(now.card.length, "number")} leave it, once you have seen them.`
+    : "Your rows stay in this page. Nothing leaves it.";
+}
+
+const classNames = () => (now.schema.class_names ?? Array.from({ length: now.schema.classes ?? 0 }, (_, i) => i)).map(String);
+
+// Step 1: the rows
+
+async function take(files) {
+  if (!files.length) return;
+  if (now.schema.kind === "image") return takePictures(files);
+  if (files.length > 1) throw new Wrong("One table at a time, please.");
+  now.file = { name: files[0].name, text: await files[0].text() };
+  readAgain();
+}
+
+function settings() {
+  const kept = now.card.read ?? {}, own = $("na").value.split(",").map((word) => word.trim()).filter(Boolean);
+  return { ...kept, delimiter: $("delimiter").value || undefined, decimal: $("decimal").value, missing: $("missing").value, na_values: [...[].concat(kept.na_values ?? []), ...own] };
+}
+
+function readAgain() {
+  if (!now.file) return;
+  const how = settings(), { clients, notes } = readTable(now.file.text, now.file.name, now.schema, how);
+  const names = Object.keys(clients);
+  options("client", names.map((name) => [name, `${name} (${plural(clients[name].length, "row")})`]));
+  $("whose").hidden = names.length < 2;
+  Object.assign(now, { clients, notes, how });
+  use(clients[names[0]]);
+}
+
+async function takePictures(files) {
+  const lines = [];
+  for (const file of files) {
+    let picture;
+    try { picture = await createImageBitmap(file); } catch { throw new Wrong(`${file.name} is no picture that this browser can read`); }
+    const canvas = new OffscreenCanvas(picture.width, picture.height), pen = canvas.getContext("2d", { willReadFrequently: true });
+    pen.drawImage(picture, 0, 0);
+    lines.push(pictureLine(pen.getImageData(0, 0, picture.width, picture.height), file.name, now.schema, now.card.pixels, lines.length));
+  }
+  now.drawn.push(...lines);
+  use(now.drawn);
+}
+
+function use(lines) {
+  const inputs = asInputs(lines, now.file?.name ?? "the pictures", now.schema, now.how ?? {});
+  if (now.card.reads_labels && inputs.labeled === 0) throw new Wrong("This model is made from rows and labels, and these rows have no labels.");
+  Object.assign(now, { inputs, theta: null, names: null, unlike: null });
+  const unseen = [...(now.notes ?? []), ...inputs.notes];
+  $("understood").textContent = `${plural(inputs.lines.length, "row")} understood${inputs.labeled ? `, ${inputs.labeled} with a label` : ""}. They stay here.`;
+  $("notes").replaceChildren(...unseen.map((note) => Object.assign(document.createElement("li"), { textContent: note })));
+  preview(inputs.lines.slice(0, SHOWN));
+  $("read").hidden = false;
+  $("step-model").hidden = true;
+  describe();
+}
+
+function preview(lines) {
+  if (now.schema.kind === "image") {
+    table("rows", ["picture", ""], lines.map((line) => [[line.id], [thumbnail(line)]]));
+    return;
+  }
+  const titles = Object.entries(now.schema.columns ?? {}), shown = titles.slice(0, 12);
+  table("rows", ["row", ...shown.map(([title, values]) => [title, values ? "" : "number"])], lines.map((line) => {
+    let at = 0;
+    return [[line.id], ...shown.map(([, values]) => {
+      const part = line.x.subarray(at, at + (values?.length ?? 1)), gap = line.gaps[at];
+      at += values?.length ?? 1;
+      return [gap ? "missing" : values ? values[part.indexOf(1)] : String(Number(part[0].toPrecision(6))), values ? "" : "number"];
+    })];
+  }));
+}
+
+function thumbnail(line) {
+  const [, height, width] = now.schema.shape, canvas = document.createElement("canvas"), pen = canvas.getContext("2d");
+  Object.assign(canvas, { width, height });
+  canvas.style.width = "28px";
+  const image = pen.createImageData(width, height), area = width * height, planes = now.schema.shape[0];
+  for (let i = 0; i < area; i++) {
+    for (let c = 0; c < 3; c++) image.data[4 * i + c] = line.x[(planes === 1 ? 0 : c) * area + i] * 255 / now.card.pixels;
+    image.data[4 * i + 3] = 255;
+  }
+  pen.putImageData(image, 0, 0);
+  return canvas;
+}
+
+// Step 2: what leaves
+
+function describe() {
+  const { card, inputs } = now;
+  $("step-leaves").hidden = false;
+  if (!card.made_at) {
+    $("leaves-title").textContent = "Nothing leaves this page";
+    $("leaves").textContent = "Everybody gets the same model here, and it is in this page already.";
+    $("noise").hidden = true; $("bars").parentElement.hidden = true; $("numbers").parentElement.hidden = true;
+    return;
+  }
+  let rows = inputs.lines.map((_, i) => i);
+  if (card.describe_rows && rows.length > card.describe_rows) rows = pickRandom(rows, card.describe_rows);
+  const feeds = { x: take_rows(inputs.x, rows) };
+  if (card.reads_labels) feeds.y = take_rows(inputs.y, rows);
+  now.clean = run(now.describe, feeds).v.data;
+  if (![...now.clean].every(Number.isFinite)) throw new Wrong("the network overflows on these rows; are they on the scale of training?");
+  $("bars").parentElement.hidden = $("numbers").parentElement.hidden = false;
+  $("noise").hidden = !(card.noise && !here());
+  show();
+}
+
+function take_rows(whole, rows) {
+  const each = size(whole.dims.slice(1)), part = tensor([rows.length, ...whole.dims.slice(1)], null, whole.type);
+  rows.forEach((row, i) => part.data.set(whole.data.subarray(row * each, (row + 1) * each), i * each));
+  return part;
+}
+
+function pickRandom(all, count) {
+  const rest = [...all], random = crypto.getRandomValues(new Uint32Array(count));
+  return Array.from({ length: count }, (_, i) => rest.splice(Math.floor(random[i] / 2 ** 32 * rest.length), 1)[0]);
+}
+
+const here = () => now.card.made_at === "newcomer" || (now.card.offline && $("local").checked);
+const epsilon = () => Math.round(2 ** (Number($("epsilon").value) / 4) * 100) / 100;
+const usualDelta = (n) => Math.min(0.01, n ** -1.1);
+
+async function show() {
+  const { card, clean, inputs } = now, bytes = 4 * clean.length, n = inputs.lines.length;
+  const insist = card.noise?.always, wanted = !here() && card.noise && ($("protect").checked || insist);
+  $("how-much").hidden = !wanted;
+  $("epsilon-shown").textContent = epsilon();
+  now.release = { noise: "none" };
+  now.sent = clean;
+  now.delta = usualDelta(n);
+  promise();
+  if (wanted) {
+    const distance = card.noise.distance / Math.min(n, card.describe_rows ?? n), e = epsilon();
+    now.release = card.noise.kind === "laplace" ? { noise: "laplace", epsilon: e } : { noise: "gaussian", multiplier: gaussianMultiplier(e, now.delta) };
+    now.sent = card.noise.kind === "laplace" ? addLaplace(clean, distance, e) : addGaussian(clean, distance, now.release.multiplier);
+  }
+  bars(now.sent);
+  $("numbers").textContent = [...now.sent].map((v) => v.toPrecision(6)).join(", ");
+  $("leaves-title").textContent = here() ? "Nothing leaves this page" : "What leaves this page";
+  $("leaves").textContent = here()
+    ? `These ${plural(clean.length, "number")} describe your rows. The model is made of them in this page.`
+    : `These ${plural(clean.length, "number")} (${plural(bytes, "byte")}) describe all your rows together, and nothing else is sent.`;
+  $("get").textContent = here() ? "Make my model" : `Send ${plural(bytes, "byte")} and get my model`;
+  if (!$("noise").hidden) await showCost(wanted, n);
+}
+
+async function showCost(wanted, n) {
+  const names = (now.names ??= await rowNames(now.inputs.lines)), before = await history(names);
+  const total = Math.max(...before.map((releases) => spent([...releases, now.release], now.delta)));
+  const earlier = before.some((releases) => releases.length) ? ` With what was sent of these rows before, ε = ${Number.isFinite(total) ? total.toPrecision(3) : "∞"}.` : "";
+  $("cost").textContent = wanted
+    ? `Whoever sees the numbers learns of each row what (ε, δ) = (${epsilon()}, ${now.delta.toPrecision(2)}) allows, so a smaller ε hides more. The noise falls as 1/rows; you have ${plural(n, "row")}.${earlier}`
+    : `Without noise, the numbers are exact: nobody promises how little they tell about a row.${earlier}`;
+}
+
+// What was sent of each row before: in this browser, by a hash of the row
+
+function database() {
+  return new Promise((done, fail) => {
+    const asked = indexedDB.open("unalike-ledger", 1);
+    asked.onupgradeneeded = () => asked.result.createObjectStore("rows");
+    asked.onsuccess = () => done(asked.result);
+    asked.onerror = () => fail(asked.error);
+  });
+}
+
+async function store(mode, task) {
+  const opened = await database(), change = opened.transaction("rows", mode), rows = change.objectStore("rows");
+  const asked = task(rows);
+  await new Promise((done, fail) => { change.oncomplete = done; change.onerror = change.onabort = () => fail(change.error); });
+  opened.close();
+  return asked;
+}
+
+async function history(names) {
+  const asked = await store("readonly", (rows) => names.map((name) => rows.get(name)));
+  return asked.map((one) => one.result ?? []);
+}
+
+async function remember(names, release) {
+  const before = await history(names);
+  await store("readwrite", (rows) => names.forEach((name, i) => rows.put([...before[i], release], name)));
+}
+
+async function exportLedger() { // as `unalike personalize --ledger` reads it
+  const names = now.names, events = [], before = await history(names);
+  const number = (release) => {
+    const plain = release.noise === "none" ? { kind: "non_private" } : { kind: release.noise, noise_multiplier: release.noise === "laplace" ? 1 / release.epsilon : release.multiplier };
+    const known = events.findIndex((event) => JSON.stringify(event) === JSON.stringify(plain));
+    return known >= 0 ? known : events.push(plain) - 1;
+  };
+  const newcomers = before.map((releases, i) => {
+    const counts = {};
+    for (const release of releases) counts[number(release)] = (counts[number(release)] ?? 0) + 1;
+    return [Object.entries(counts).map(([event, count]) => [Number(event), count]), [names[i]]];
+  });
+  const about = now.card.about_ledger, server = { seen: false, most: [] };
+  return JSON.stringify({ about, delta: now.delta, unit: "point", relation: null, notes: [], shared: [], cohorts: [], clients: [], newcomers, server, events }, null, 2);
+}
+
+// Step 3: the model
+
+async function personalize() {
+  const { card } = now;
+  if (!card.made_at) now.theta = null;
+  else if (here()) {
+    now.make ??= read(await get(`v1/runs/${encodeURIComponent(card.name)}/make.onnx`, "arrayBuffer"));
+    now.theta = run(now.make, { v: tensor([card.length], Float32Array.from(now.clean)) }).theta.data;
+  } else {
+    now.names ??= await rowNames(now.inputs.lines);
+    await remember(now.names, now.release); // before it leaves
+    await ask();
+  }
+  predict();
+}
+
+async function ask() {
+  const body = new DataView(new ArrayBuffer(4 * now.sent.length));
+  now.sent.forEach((v, i) => body.setFloat32(4 * i, v, true));
+  const answer = await fetch(`v1/runs/${encodeURIComponent(now.card.name)}/personalize`, { method: "POST", body: body.buffer, headers: { Accept: "application/octet-stream", "Content-Type": "application/octet-stream" } });
+  if (!answer.ok) throw new Wrong(`The service refused: ${(await answer.json().catch(() => ({ error: answer.status }))).error}`);
+  const bytes = await answer.arrayBuffer(), view = new DataView(bytes), length = Number(view.getBigUint64(0, true));
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 8, length))), from = 8 + length;
+  now.theta = Float32Array.from({ length: header.theta.shape[0] }, (_, i) => view.getFloat32(from + 4 * i, true));
+  now.unlike = header.__metadata__?.unlike;
+}
+
+function scores(theta) {
+  const feeds = { x: now.inputs.x };
+  if (theta) feeds.theta = tensor([theta.length], theta);
+  const out = run(now.model, feeds).scores, each = size(out.dims.slice(1));
+  return Array.from({ length: out.dims[0] }, (_, i) => out.data.subarray(i * each, (i + 1) * each));
+}
+
+function words(line) { // what is predicted, and the probability of each class
+  if (!now.schema.classes) return { word: String(Number(line[0].toPrecision(9))), p: [] };
+  const top = Math.max(...line), parts = [...line].map((v) => Math.exp(v - top)), total = parts.reduce((a, b) => a + b, 0);
+  return { word: classNames()[line.indexOf(top)], p: parts.map((v) => v / total) };
+}
+
+function predict() {
+  const own = scores(now.theta).map(words), common = now.theta ? scores(null).map(words) : null, lines = now.inputs.lines, image = now.schema.kind === "image";
+  now.predictions = own;
+  $("served").textContent = [
+    now.theta ? `A model of ${plural(now.theta.length, "number")}, made for these rows. It runs in this page.` : "The model that everybody gets. It runs in this page.",
+    now.unlike === "yes" ? "These rows are unlike those of training, so it may be worse than its scores." : "",
+    common ? `It disagrees with the common model on ${plural(own.filter((one, i) => one.word !== common[i].word).length, "row")} of ${own.length}.` : "",
+  ].filter(Boolean).join(" ");
+  const titles = ["row", ...(image ? [""] : []), "your model", ...(now.schema.classes ? ["probability"] : []), ...(common ? ["common model"] : []), ...(lines.some((line) => line.label) ? ["label"] : [])];
+  table("predictions", titles, own.slice(0, 200).map((one, i) => [
+    [lines[i].id], ...(image ? [[thumbnail(lines[i])]] : []), [Object.assign(document.createElement("b"), { textContent: one.word })],
+    ...(now.schema.classes ? [[Math.max(...one.p).toFixed(2)]] : []),
+    ...(common ? [[common[i].word, common[i].word !== one.word ? "other" : ""]] : []), ...(titles.at(-1) === "label" ? [[lines[i].label || "–"]] : []),
+  ]));
+  $("save-ledger").hidden = !now.names;
+  $("step-model").hidden = false;
+  $("step-model").scrollIntoView({ block: "nearest" });
+}
+
+function save(name, content, type) {
+  const url = URL.createObjectURL(new Blob([content], { type })), link = Object.assign(document.createElement("a"), { href: url, download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
+function predictionsFile() {
+  const quote = (word) => (/[",\n\r]/.test(word) ? `"${word.replaceAll('"', '""')}"` : /^[=+\-@\t]/.test(word) && Number.isNaN(Number(word)) ? `'${word}` : word);
+  const classes = now.schema.classes ? classNames() : [];
+  const lines = [["id", "prediction", ...classes.map((word) => `p_${word}`)], ...now.predictions.map((one, i) => [now.inputs.lines[i].id, one.word, ...one.p.map((v) => v.toPrecision(6))])];
+  return lines.map((line) => line.map(quote).join(",") + "\n").join("");
+}
+
+function modelFile() { // model.onnx with the parameters of this model in the place of the common ones
+  const bytes = new Uint8Array(now.modelBytes.slice(0)), at = now.model.constants.theta.at;
+  if (now.theta) new Uint8Array(now.theta.buffer, now.theta.byteOffset, 4 * now.theta.length).forEach((byte, i) => { bytes[at + i] = byte; });
+  return bytes;
+}
+
+// Drawing
+
+function drawable() {
+  const canvas = $("canvas"), pen = canvas.getContext("2d", { willReadFrequently: true });
+  const clear = () => { pen.fillStyle = "#000"; pen.fillRect(0, 0, canvas.width, canvas.height); };
+  Object.assign(pen, { lineCap: "round", lineJoin: "round", strokeStyle: "#fff", lineWidth: 24 });
+  clear();
+  let last = null;
+  const place = (event) => { const box = canvas.getBoundingClientRect(); return [(event.clientX - box.left) * canvas.width / box.width, (event.clientY - box.top) * canvas.height / box.height]; };
+  const draw = (to) => { pen.beginPath(); pen.moveTo(...(last ?? to)); pen.lineTo(...to); pen.stroke(); last = to; };
+  canvas.onpointerdown = (event) => { canvas.setPointerCapture(event.pointerId); last = null; draw(place(event)); };
+  canvas.onpointermove = (event) => { if (event.buttons) draw(place(event)); };
+  canvas.onpointerup = () => { last = null; };
+  let at = [112, 112];
+  canvas.onkeydown = (event) => { // arrows move, with Shift they draw
+    const by = { ArrowLeft: [-8, 0], ArrowRight: [8, 0], ArrowUp: [0, -8], ArrowDown: [0, 8] }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    const to = [Math.min(224, Math.max(0, at[0] + by[0])), Math.min(224, Math.max(0, at[1] + by[1]))];
+    if (event.shiftKey) { last = at; draw(to); }
+    at = to;
+  };
+  $("clear").onclick = clear;
+  $("add").onclick = () => attempt("Reading…", () => {
+    const line = pictureLine(pen.getImageData(0, 0, canvas.width, canvas.height), `drawing ${now.drawn.length + 1}`, now.schema, now.card.pixels, now.drawn.length, now.card.reads_labels ? $("class").value : "");
+    now.drawn.push(line);
+    clear();
+    use(now.drawn);
+  });
+}
+
+// What a visitor can do
+
+$("file").onchange = () => { const files = [...$("file").files]; $("file").value = ""; attempt("Reading…", () => take(files)); };
+$("drop").ondragover = (event) => { event.preventDefault(); $("drop").classList.add("over"); };
+$("drop").ondragleave = () => $("drop").classList.remove("over");
+$("drop").ondrop = (event) => { event.preventDefault(); $("drop").classList.remove("over"); attempt("Reading…", () => take([...event.dataTransfer.files])); };
+for (const id of ["delimiter", "decimal", "na", "missing"]) $(id).onchange = () => attempt("Reading…", readAgain);
+$("client").onchange = () => attempt("Reading…", () => use(now.clients[$("client").value]));
+for (const id of ["protect", "local"]) $(id).onchange = () => attempt("", describe);
+$("epsilon").oninput = () => attempt("", show);
+$("get").onclick = () => attempt("Making your model…", async () => { $("get").disabled = true; try { await personalize(); } finally { $("get").disabled = false; } });
+$("save-predictions").onclick = () => save("predictions.csv", predictionsFile(), "text/csv");
+$("save-model").onclick = () => save("model.onnx", modelFile(), "application/octet-stream");
+$("save-ledger").onclick = async () => save("ledger.json", await exportLedger(), "application/json");
+drawable();
+attempt("Loading…", begin);

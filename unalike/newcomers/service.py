@@ -1,0 +1,398 @@
+"""The service behind `unalike serve`: a newcomer sends its descriptor and gets a model. No rows, no torch.
+
+It reads bundles (``unalike/newcomers/bundle.py``) and runs ``make.onnx`` with ONNX Runtime. Whoever runs it sees
+descriptors, so it is the party that a newcomer's noise protects against; it keeps no body and logs none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import math
+import socket
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import orjson
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from starlette.exceptions import HTTPException
+
+from unalike.core.disk import write_whole
+from unalike.runs.errors import UserError
+from unalike.version import __version__
+
+PAGE = Path(__file__).parent / "page"
+FORMAT = 1
+PUBLIC = ("card.json", "schema.json", "describe.onnx", "model.onnx")
+TYPES = {".json": "application/json", ".onnx": "application/octet-stream", ".html": "text/html; charset=utf-8"}
+TYPES |= {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+CHECKED_EVERY = 1.0  # seconds between two looks at whether a bundle has changed
+
+
+@dataclass
+class Bundle:
+    """A bundle's files in memory, checked against its card."""
+
+    folder: Path
+    card: dict[str, Any]
+    files: dict[str, bytes]
+    make: onnxruntime.InferenceSession | None
+    stamp: tuple[int, ...]
+
+    @classmethod
+    def open(cls, folder: Path) -> Bundle:
+        """Read a bundle; ``UserError`` says what is wrong with it."""
+        try:
+            stamp = _stamp(folder)
+            card = json.loads((folder / "card.json").read_bytes())
+            files = {"card.json": (folder / "card.json").read_bytes()}
+            for name, about in card["files"].items():
+                if name not in (*PUBLIC, "make.onnx"):
+                    raise ValueError(f"it lists the file {name!r}, which no bundle has")
+                files[name] = (folder / name).read_bytes()
+                if hashlib.sha256(files[name]).hexdigest() != about["sha256"]:
+                    raise ValueError(f"{name} is not the file that the card was written for")
+            if card["format"] != FORMAT or not {"schema.json", "model.onnx"} <= set(files):
+                raise ValueError(f"it has format {card['format']}, and this version reads {FORMAT}")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"{folder}: expected a bundle that `unalike bundle` wrote, but {type(error).__name__}: {error}; "
+                "write it again"
+            ) from error
+        return cls(folder, card, files, _session(files.get("make.onnx")), stamp)
+
+    @property
+    def name(self) -> str:
+        return str(self.card["name"])
+
+    def model_for(self, v: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        assert self.make is not None
+        theta: np.ndarray[Any, np.dtype[np.float32]] = self.make.run(None, {"v": v})[0]
+        return theta
+
+    def is_unlike(self, v: np.ndarray[Any, np.dtype[np.float32]]) -> bool | None:
+        """Are these data unlike those of the training clients? Yes or no: a distance would give their place away."""
+        about = self.card.get("usual")
+        if about is None:
+            return None
+        return bool(np.linalg.norm((v - np.float32(about["centre"])) * about["scale"]) > about["within"])
+
+
+def _session(graph: bytes | None) -> onnxruntime.InferenceSession | None:
+    if graph is None:
+        return None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
+def _stamp(folder: Path) -> tuple[int, ...]:
+    return tuple((folder / name).stat().st_mtime_ns for name in ("card.json", "model.onnx"))
+
+
+@dataclass
+class Limits:
+    """At most ``rate`` models a minute for each key, or where there are no keys for each address."""
+
+    rate: float
+    keys: Mapping[str, str] = field(default_factory=dict)  # key → whose it is
+    _used: dict[str, tuple[float, float]] = field(default_factory=dict)  # who → (models left, when)
+
+    def who(self, request: Request) -> str | None:
+        """Whose request it is; None: it has no key, and needs one."""
+        if not self.keys:
+            return request.client.host if request.client else "somebody"
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+        found = [name for key, name in self.keys.items() if hmac.compare_digest(key.encode(), given.encode())]
+        return found[0] if found else None
+
+    def take(self, who: str) -> float:
+        """Seconds to wait until ``who`` may have a model; 0: now, and it counts."""
+        now = time.monotonic()
+        if len(self._used) > 10_000:  # addresses that have not come for a minute have all of their models back
+            self._used = {one: (left, at) for one, (left, at) in self._used.items() if now - at < 60}
+        left, at = self._used.get(who, (self.rate, now))
+        left = min(self.rate, left + (now - at) * self.rate / 60)
+        self._used[who] = (left - 1 if left >= 1 else left, now)
+        return 0.0 if left >= 1 else (1 - left) * 60 / self.rate
+
+
+def read_keys(file: Path) -> dict[str, str]:
+    """API keys: a line ``NAME KEY`` each; ``#`` begins a comment."""
+    keys = dict[str, str]()
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if words and (len(words) != 2 or len(words[1]) < 16):
+            raise UserError(f"{file}, line {number}: expected NAME KEY with a key of at least 16 characters")
+        if words:
+            keys[words[1]] = words[0]
+    if not keys:
+        raise UserError(f"{file} holds no key; expected a line NAME KEY for each")
+    return keys
+
+
+class Refused(Exception):
+    """A request that cannot be answered: a status, and what was expected."""
+
+    def __init__(self, status: int, expected: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(expected)
+        self.status, self.expected, self.headers = status, expected, dict(headers or {})
+
+
+def service(
+    folders: Sequence[Path], *, offline: bool = False, limit: float = 600.0, keys: Mapping[str, str] | None = None
+) -> FastAPI:
+    """The application.
+
+    - ``offline``: ``make.onnx`` is given out, so that a page makes models by itself and nothing need leave it.
+    - ``limit``: models a minute for each key or address; ``keys``: who may ask; none: everybody.
+    """
+    shelf = _Shelf(folders, offline)
+    limits, registry = Limits(limit, keys or {}), CollectorRegistry()
+    asked = Counter("unalike_requests", "Requests by path and status", ["path", "status"], registry=registry)
+    seconds = Histogram(
+        "unalike_model_seconds",
+        "Time to make a model",
+        registry=registry,
+        buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0),
+    )
+    app = FastAPI(title="Unalike: a model for whoever asks", version=__version__, docs_url=None, redoc_url=None)
+
+    @app.middleware("http")
+    async def guarded(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
+        response = await call(request)
+        response.headers.update(HEADERS)
+        route = request.scope.get("route")
+        asked.labels(getattr(route, "path", "other"), str(response.status_code)).inc()
+        return response
+
+    @app.exception_handler(Refused)
+    async def explain(request: Request, refused: Refused) -> Response:
+        response = _json({"error": refused.expected}, refused.status)
+        response.headers.update(refused.headers)
+        return response
+
+    @app.exception_handler(HTTPException)
+    async def nothing_here(request: Request, error: HTTPException) -> Response:
+        return _json({"error": f"there is nothing at {request.url.path} for {request.method}"}, error.status_code)
+
+    @app.get("/healthz", summary="Is the service up?")
+    async def healthz() -> Response:
+        return _json({"status": "ok", "bundles": sorted(shelf.bundles)})
+
+    @app.get("/metrics", summary="Counters for Prometheus")
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type="text/plain; version=0.0.4")
+
+    @app.get("/v1/runs", summary="The cards of all bundles")
+    @app.get("/v1/runs.json", include_in_schema=False)
+    async def runs() -> Response:
+        return _json([shelf.card(name) for name in sorted(shelf.bundles)])
+
+    @app.get("/v1/runs/{name}/{file}", summary="A file of a bundle, with an ETag")
+    async def bundle_file(name: str, file: str, request: Request) -> Response:
+        held = shelf.get(name)
+        if file not in held.files or not (file in PUBLIC or shelf.gives_make(held)):
+            raise Refused(404, f"{name} gives out {', '.join(shelf.given(held))}; {file} is not among them")
+        body = orjson.dumps(shelf.card(name)) if file == "card.json" else held.files[file]
+        return _with_etag(body, Path(file).suffix, request)
+
+    @app.post("/v1/runs/{name}/personalize", summary="A descriptor in, a model out")
+    async def personalize(name: str, request: Request) -> Response:
+        """The body is the descriptor: ``length`` numbers of the card, little-endian float32, and nothing else.
+
+        The answer is the model's parameters: safetensors, or JSON where Accept asks for it.
+        """
+        held = shelf.get(name)
+        if held.card["made_at"] != "server":
+            why = (
+                "a newcomer makes its model by itself" if held.card["made_at"] else "everybody gets model.onnx as it is"
+            )
+            raise Refused(404, f"{name} takes no descriptors: {why}; get its files")
+        who = limits.who(request)
+        if who is None:
+            raise Refused(401, "expected a key: Authorization: Bearer KEY", {"WWW-Authenticate": "Bearer"})
+        wait = limits.take(who)
+        if wait:
+            seconds_left = math.ceil(wait)
+            raise Refused(
+                429,
+                f"expected at most {limits.rate:g} requests a minute; try again in {seconds_left} s",
+                {"Retry-After": str(seconds_left)},
+            )
+        v = await _descriptor(request, held.card["length"])
+        start = time.perf_counter()
+        theta, unlike = held.model_for(v), held.is_unlike(v)
+        seconds.observe(time.perf_counter() - start)
+        if not bool(np.isfinite(theta).all()):
+            raise Refused(422, "expected a descriptor that describe.onnx made; this one gives no finite model")
+        if "application/json" in request.headers.get("accept", ""):
+            return _json({"theta": theta, "unlike": unlike})
+        return Response(_safetensors(theta, unlike), media_type="application/octet-stream")
+
+    @app.get("/", include_in_schema=False)
+    async def home(request: Request) -> Response:
+        return _with_etag((PAGE / "index.html").read_bytes(), ".html", request)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return Response(_describe_api(app.openapi()), media_type="text/html; charset=utf-8")
+
+    @app.get("/page/{file}", include_in_schema=False)
+    async def page(file: str, request: Request) -> Response:
+        if file not in {path.name for path in PAGE.iterdir()}:
+            raise Refused(404, "there is nothing here")
+        return _with_etag((PAGE / file).read_bytes(), Path(file).suffix, request)
+
+    return app
+
+
+class _Shelf:
+    """The bundles by name. One that changes on disk is read again; if it cannot be, the old one goes on."""
+
+    def __init__(self, folders: Sequence[Path], offline: bool) -> None:
+        self.offline, self._looked = offline, time.monotonic()
+        self.bundles: dict[str, Bundle] = {}
+        for folder in folders:
+            bundle = Bundle.open(folder)
+            if bundle.name in self.bundles:
+                raise UserError(f"{folder} and {self.bundles[bundle.name].folder} are both called {bundle.name!r}")
+            self.bundles[bundle.name] = bundle
+
+    def get(self, name: str) -> Bundle:
+        self._refresh()
+        if name not in self.bundles:
+            raise Refused(404, f"there is no run {name!r}; there are {', '.join(sorted(self.bundles))}")
+        return self.bundles[name]
+
+    def _refresh(self) -> None:
+        if time.monotonic() - self._looked < CHECKED_EVERY:
+            return
+        self._looked = time.monotonic()
+        for name, old in list(self.bundles.items()):
+            try:
+                if _stamp(old.folder) != old.stamp and (new := Bundle.open(old.folder)).name == name:
+                    self.bundles[name] = new
+            except (OSError, UserError):
+                continue  # it is being written
+
+    def gives_make(self, bundle: Bundle) -> bool:
+        return self.offline or bundle.card["made_at"] == "newcomer"
+
+    def given(self, bundle: Bundle) -> list[str]:
+        return [file for file in bundle.files if file in PUBLIC or self.gives_make(bundle)]
+
+    def card(self, name: str) -> dict[str, Any]:
+        """What a page needs to know: the card without what tells where training clients lie."""
+        bundle = self.bundles[name]
+        card = {key: value for key, value in bundle.card.items() if key != "usual"}
+        return {**card, "offline": self.gives_make(bundle) and bundle.make is not None}
+
+
+async def _descriptor(request: Request, length: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    expected, body = 4 * length, bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > expected:
+            raise Refused(413, f"expected a body of {expected} bytes ({length} little-endian float32), got more")
+    if len(body) != expected:
+        raise Refused(400, f"expected a body of {expected} bytes ({length} little-endian float32), got {len(body)}")
+    v = np.frombuffer(bytes(body), dtype="<f4")
+    if not bool(np.isfinite(v).all()):
+        raise Refused(422, f"expected {length} finite numbers, got NaN or infinity")
+    return v
+
+
+def _safetensors(theta: np.ndarray[Any, np.dtype[np.float32]], unlike: bool | None) -> bytes:
+    about = {} if unlike is None else {"__metadata__": {"unlike": "yes" if unlike else "no"}}
+    header = orjson.dumps(
+        {**about, "theta": {"dtype": "F32", "shape": [len(theta)], "data_offsets": [0, 4 * len(theta)]}}
+    )
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + theta.astype("<f4").tobytes()
+
+
+def _json(content: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), status, media_type="application/json")
+
+
+def _with_etag(body: bytes, suffix: str, request: Request) -> Response:
+    tag = f'"{hashlib.sha256(body).hexdigest()[:24]}"'
+    if tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers={"ETag": tag})
+    return Response(body, media_type=TYPES.get(suffix, "application/octet-stream"), headers={"ETag": tag})
+
+
+def _describe_api(api: Mapping[str, Any]) -> str:
+    """The OpenAPI description as a page that loads nothing from elsewhere."""
+    from markupsafe import escape
+
+    rows = [
+        f"<tr><td><code>{kind.upper()} {escape(path)}</code></td><td>{escape(about.get('summary', ''))}<br>"
+        f"{escape(about.get('description', ''))}</td></tr>"
+        for path, kinds in api["paths"].items()
+        for kind, about in kinds.items()
+    ]
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f'<title>{escape(api["info"]["title"])}</title><link rel="stylesheet" href="/page/style.css"><main><h1>'
+        f'{escape(api["info"]["title"])}</h1><p>The same as <a href="/openapi.json">OpenAPI</a>.</p><table>'
+        f"{''.join(rows)}</table></main></html>"
+    )
+
+
+def export_page(folders: Sequence[Path], out: Path) -> None:
+    """The page and the bundles as a folder for any web server: models are made in the page."""
+    shelf = _Shelf(folders, offline=True)
+    for path in PAGE.iterdir():
+        write_whole(out / ("index.html" if path.name == "index.html" else f"page/{path.name}"), path.read_bytes())
+    write_whole(out / "v1/runs.json", orjson.dumps([shelf.card(name) for name in sorted(shelf.bundles)]))
+    for name, bundle in shelf.bundles.items():
+        for file in shelf.given(bundle):
+            body = orjson.dumps(shelf.card(name)) if file == "card.json" else bundle.files[file]
+            write_whole(out / f"v1/runs/{name}/{file}", body)
+
+
+def run_service(
+    app: FastAPI,
+    host: str,
+    port: int,
+    cert: Path | None = None,
+    key: Path | None = None,
+    proxied: bool = False,
+    ready: Callable[[str], None] = print,
+) -> None:
+    """Serve until SIGINT or SIGTERM, which let running requests finish; ``ready`` is told the address.
+
+    ``proxied``: believe what a proxy on this machine says about who asks. Port 0 takes a free one.
+    """
+    listening = socket.create_server((host, port))
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        ssl_certfile=cert,
+        ssl_keyfile=key,
+        proxy_headers=proxied,
+        server_header=False,
+        timeout_graceful_shutdown=10,
+        limit_concurrency=1000,
+    )
+    ready(f"{'https' if cert else 'http'}://{host}:{listening.getsockname()[1]}/")
+    uvicorn.Server(config).run(sockets=[listening])
