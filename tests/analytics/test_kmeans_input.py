@@ -115,9 +115,9 @@ def test_own_files_with_a_server_file_and_with_points_made_public(tmp_path: Path
     assert drawn.total == 690
     everything = torch.cat([drawn.server, drawn.clients.x])
     torch.testing.assert_close(in_order(everything), in_order(points.clients.x), check_dtype=False)
-    with pytest.raises(DataError, match="there is no server data"):
+    with pytest.raises(ValueError, match="there is no server data"):
         read_points(str(own), client_column="shop")
-    with pytest.raises(DataError, match="give one of the two"):
+    with pytest.raises(ValueError, match="give one of the two"):
         read_points(str(own), server=public, server_points=9, client_column="shop")
 
 
@@ -232,10 +232,10 @@ def test_centres_are_in_the_datas_units_and_each_row_has_its_cluster(tmp_path: P
     ("words", "message"),
     [
         (("--epsilon", "0"), "epsilon must be a finite number above 0, got 0.0"),
-        (("--k", "5000"), "k=5000 clusters of 4000 points in all"),
+        (("--k", "5000"), "--k 5000 clusters of 4000 points in all"),
         (("--k", "many"), "--k must be a whole number or 'auto'"),
         (("--unit", "person", "--epsilon", "1"), "--unit must be 'point' or 'client'"),
-        (("--unit", "client", "--epsilon", "1"), "needs client_points"),
+        (("--unit", "client", "--epsilon", "1"), "needs --client-points"),
         (("--epsilon", "1", "--split", "1,2"), "--split must be four or six numbers above 0"),
         (("--pareto",), "give the largest"),
         (("--pareto", "--epsilon", "1", "--centers", "c.csv"), "--pareto makes many clusterings: leave out --centers"),

@@ -146,7 +146,7 @@ def test_rates_are_of_the_label_column(tmp_path: Path) -> None:
     assert len(folds) == 20
     for more, message in [
         ([], "a rate is of one column of 0 and 1, but 5 columns are features (area, rooms, price, sold, pets); name "
-             "one of them, for example label_column='sold' (--label-column sold)"),
+             "one of them, for example --label-column sold"),
         (["--label-column", "pets"], "'pets' holds text (pets=no, pets=yes); write 0 and 1"),
         (["--label-column", "sold", "--features", "area"], "give --label-column sold or --features area, not both"),
     ]:  # fmt: skip
@@ -234,7 +234,7 @@ def test_mixture_linear_and_logistic_run(tmp_path: Path) -> None:
         (["gaussian", "--calibration", "best"], "calibration must be 'analytic' or 'paper'"),
         (["mixture", "--data", "gaussian-means:clients=3", "--components", "4"], "4 mixture components for 3 clients"),
         (["linear", "--data", "gaussian-means:clients=50"], "needs a target for every row"),
-        (["linear", "--data", "linear-prior:clients=20,dim=2", "--components", "2"], "needs sigma_x"),
+        (["linear", "--data", "linear-prior:clients=20,dim=2", "--components", "2"], "needs --sigma-x"),
         (["logistic", "--data", "linear-prior:clients=20,dim=2"], "needs targets 0 and 1, but client 0 has"),
     ],
 )

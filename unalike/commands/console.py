@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -101,7 +103,18 @@ def errors_told() -> Iterator[None]:
     try:
         yield
     except (DataError, SettingError) as error:
-        raise UserError(str(error)) from error
+        text = str(error) if type(error) is DataError else name_flags(str(error))  # the data names flags itself
+        raise UserError(text) from error
+
+
+def name_flags(text: str) -> str:
+    """What an analysis says about its settings, with the flags of the command that runs in place of Python's names."""
+    context = click.get_current_context(silent=True)
+    for one in () if context is None else context.command.params:
+        text = re.sub(rf"(?<![-\w]){one.name}=(?=\S)", f"{one.opts[0]} ", text)
+        if "_" in str(one.name):
+            text = re.sub(rf"(?<![-\w]){one.name}(?!\w)", one.opts[0], text)
+    return text
 
 
 def check_free(**files: Path | None) -> None:

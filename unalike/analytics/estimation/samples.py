@@ -114,7 +114,7 @@ def _two_classes(population: Population, name: str) -> list[str]:
         some = "" if names is None else f" ({', '.join(names[:3])}{', ...' if count > 3 else ''})"
         raise EstimationError(
             f"{name}: logistic regression needs two classes, but the label column has {count}{some}; name another one "
-            "(label_column, --label-column), or use linear for numbers"
+            "(label_column), or use linear for numbers"
         )
     return [] if names is None else [f"class 1 is {names[1]!r}, class 0 is {names[0]!r}"]
 
@@ -230,7 +230,7 @@ def _check_flips(clients: Clients, columns: Sequence[str] | None) -> None:
         best = (fits or titles)[0]
         raise EstimationError(
             f"a rate is of one column of 0 and 1, but {len(titles)} columns are features ({', '.join(titles)}); name "
-            f"one of them, for example label_column={best!r} (--label-column {best})"
+            f"one of them, for example label_column={best}"
         )
     check_roster(clients.roster(), width=1)
     advice = "give one row for each trial, or a file of counts (successes, trials)"

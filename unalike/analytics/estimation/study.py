@@ -197,7 +197,7 @@ def sweep(
     """MSE against ε₀ and bits (``SWEPT`` points): every point is the mean over a few draws of the noise."""
     if samples.measure() == "none":
         raise EstimationError(
-            "a curve needs something to measure by: data with known truth, or --test 0.2 to hold rows out"
+            "a curve needs something to measure by: data with known truth, or test=0.2 to hold rows out"
         )
     by_epsilon, by_bits = Curve(), Curve()
     points = [(by_epsilon, one, estimator.with_messages(epsilon=one)) for one in EPSILONS]

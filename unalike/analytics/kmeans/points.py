@@ -16,6 +16,7 @@ from unalike.core.client import Clients
 from unalike.core.request import Part
 from unalike.data import DataError, load
 from unalike.data.lazy import LazyPopulation
+from unalike.privacy.checks import SettingError
 
 _BLOCK_NUMBERS = 1 << 22  # of one block's largest array: it should stay in the processor's cache
 _CONSTANT = 1e-7  # a feature of the server data that varies less than this is left unscaled
@@ -57,7 +58,7 @@ class Points:
     def standardize(self) -> Points:
         """All features shifted and scaled by mean and deviation of the server data; a constant one is only shifted."""
         if len(self.server) == 0:
-            raise DataError(f"{self.name}: features are scaled by the server data, of which there is none")
+            raise SettingError(f"{self.name}: features are scaled by the server data, of which there is none")
         mean, deviation = self.server.mean(0), self.server.std(0, correction=0)
         constant = deviation <= _CONSTANT * mean.abs().clamp(min=1.0)
         scale = torch.where(constant, 1.0, 1.0 / deviation.clamp(min=1e-30))
@@ -102,9 +103,9 @@ def open_points(
     if population.kind != "features":
         raise DataError(f"{name}: k-means needs rows of features, but these are {population.kind} data")
     if none and (server is not None or server_points is not None):
-        raise DataError("a clustering without server data takes none; leave the server's points out")
+        raise SettingError("a clustering without server data takes none; leave the server's points out")
     if server is not None and server_points is not None:
-        raise DataError("the server data is either a file or drawn from the clients; give one of the two")
+        raise SettingError("the server data is either a file or drawn from the clients; give one of the two")
     drawn = None if server_points is None else _draw_rows(everyone, server_points, seed, name)
     public = _take_rows(name, groups, drawn)
     chosen: ChosenRows | None = rows
@@ -119,10 +120,10 @@ def open_points(
     elif "server" in population.shared:
         points = Points(name, everyone, population.shared["server"].to(torch.float32))
     else:
-        raise DataError(
-            f"{name}: there is no server data, in which FedDP-Init finds the first centres; give a file of "
-            "public points with --server FILE, or with --server-points N make N random points of the clients public; "
-            "or do without them: --ground packing"
+        raise SettingError(
+            f"{name}: there is no server data, in which FedDP-Init finds the first centres; give a file of public "
+            "points, server=..., or make some random points of the clients public, server_points=...; or do without "
+            "them: ground=packing"
         )
     return points.standardize() if standardize else points, chosen
 
@@ -147,7 +148,7 @@ def _draw_rows(clients: Clients, count: int, seed: int, name: str) -> Tensor:
     """[rows] which of the clients' rows become the server's, in the order of the clients."""
     total = int(clients.size.sum())
     if not 1 <= count < total:
-        raise DataError(f"{name}: {count} server points cannot be drawn from {total} rows; give 1 to {total - 1}")
+        raise SettingError(f"{name}: {count} server points cannot be drawn from {total} rows; give 1 to {total - 1}")
     drawn = torch.zeros(total, dtype=torch.bool)
     drawn[torch.from_numpy(np.random.default_rng([seed, 6001]).choice(total, count, replace=False))] = True
     return drawn

@@ -115,8 +115,8 @@ def population_histograms(population: Population) -> Clients:
     """Every client's histogram of its labels; clients without labels cannot be modelled by them."""
     if not population.has_labels or population.classes is None:
         raise MDMError(
-            f"{population.name} has no classes to count; MDM models a categorical feature: name one or several with "
-            "--feature (and --bins where it is a number), or load the data with it as its label"
+            f"{population.name} has no classes to count; MDM models a categorical feature: name one or several, "
+            "feature=... (and bins=... where it is a number), or load the data with it as its label"
         )
     if not bool(population.labeled.all()):
         raise MDMError(

@@ -78,7 +78,7 @@ def read_histograms(
         found = features_of(feature, bins, population.columns, classes)
         return _with_most(feature_histograms(population, found, groups), None, category_names(found), found)
     if bins:
-        raise MDMError("bins are of features: name them with --feature")
+        raise MDMError("bins are of features: name them, feature=...")
     names = None if population.class_names is None else [str(name) for name in population.class_names]
     return _with_most(population_histograms(population), true_mixture(population), names)
 
@@ -258,8 +258,7 @@ def _settings(
     """The algorithm's settings for these clients, with the least noise for the budget."""
     if largest is None and given.truth is None and privacy is not None:
         raise MDMError(
-            "with an ε, the most samples that a client may have must not be read from the data; give it as largest "
-            "(--largest)"
+            "with an ε, the most samples that a client may have must not be read from the data: give largest=..."
         )
     bound = largest or (given.most if given.truth is None else given.truth.largest)
     settings = MDM(given.clients.x.shape[1], bound, components[0], **how)
