@@ -104,23 +104,24 @@ def proven_epsilon(scores: Tensor, member: Tensor, delta: float, confidence: flo
     if min(len(ins), len(outs)) < 20:
         raise ValueError(f"{len(ins)} canaries took part and {len(outs)} did not; expected at least 20 of each")
     threshold, positive = _best(ins[::2], outs[::2], delta, confidence)
-    tested_in, tested_out = ins[1::2], outs[1::2]
-    false_positives = int((tested_out >= threshold).sum())
-    false_negatives = int((tested_in < threshold).sum())
-    error = (1 - confidence) / 2
-    fp = upper_bound(false_positives, len(tested_out), error)
-    fn = upper_bound(false_negatives, len(tested_in), error)
+    tested_in, tested_out, error = ins[1::2], outs[1::2], (1 - confidence) / 2
+    fp, fn = _largest_rates(tested_in, tested_out, threshold, error)
     none_out, none_in = upper_bound(0, len(tested_out), error), upper_bound(0, len(tested_in), error)
-    epsilon = _epsilon(fp, fn, delta) if positive else _epsilon(fn, fp, delta)
     return Proof(
-        epsilon=max(0.0, epsilon),
+        epsilon=max(0.0, _epsilon(fp, fn, delta) if positive else _epsilon(fn, fp, delta)),
         delta=delta,
         confidence=confidence,
         trials=len(tested_in) + len(tested_out),
-        false_positives=false_positives / len(tested_out),
-        false_negatives=false_negatives / len(tested_in),
+        false_positives=float((tested_out >= threshold).double().mean()),
+        false_negatives=float((tested_in < threshold).double().mean()),
         limit=max(_epsilon(none_out, none_in, delta), _epsilon(none_in, none_out, delta)),
     )
+
+
+def _largest_rates(ins: Tensor, outs: Tensor, threshold: float, error: float) -> tuple[float, float]:
+    """Bounds of the false positive and the false negative rate, each with this error."""
+    false_positives, false_negatives = int((outs >= threshold).sum()), int((ins < threshold).sum())
+    return upper_bound(false_positives, len(outs), error), upper_bound(false_negatives, len(ins), error)
 
 
 def proven_noise(scores: Tensor, member: Tensor, released: Account, confidence: float = 0.95) -> float:
@@ -131,11 +132,7 @@ def proven_noise(scores: Tensor, member: Tensor, released: Account, confidence: 
     from unalike.privacy import accountant
 
     ins, outs = scores[member], scores[~member]
-    threshold = _clearest(ins[::2], outs[::2])
-    error = (1 - confidence) / 2
-    tested_in, tested_out = ins[1::2], outs[1::2]
-    fp = upper_bound(int((tested_out >= threshold).sum()), len(tested_out), error)
-    fn = upper_bound(int((tested_in < threshold).sum()), len(tested_in), error)
+    fp, fn = _largest_rates(ins[1::2], outs[1::2], _clearest(ins[::2], outs[::2]), (1 - confidence) / 2)
 
     def possible(factor: float) -> bool:
         return allows(accountant.scale_noise(released, factor), fp, fn)

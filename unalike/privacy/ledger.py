@@ -125,24 +125,12 @@ class Ledger:
         self._of_all: Account = NOTHING  # against the server, of everybody
         self._drawn: dict[Event, Counter[ClientId]] = {}  # against the server: in how many such releases each was
 
-    def record(
-        self,
-        event: Event,
-        *,
-        unit: Unit = "client",
-        sampling: Sampling = Everyone(),
-        cohort: CohortId | None = None,
-        clients: Iterable[ClientId] | None = None,
-        newcomers: Iterable[ClientId] | None = None,
-        members: Iterable[ClientId] | Literal["all"] | None = None,
-    ) -> None:
-        """Add one release; see ``Charge`` for the arguments."""
-        own = None if clients is None else tuple(clients)
-        new = None if newcomers is None else tuple(newcomers)
-        drawn: tuple[ClientId, ...] | Literal["all"] | None = "all" if members == "all" else None
-        if members is not None and members != "all":
-            drawn = tuple(members)
-        self._record(Charge(event, unit, sampling, cohort, own, new, drawn))
+    def record(self, event: Event, **about: Any) -> None:
+        """Add one release; ``about`` is what a ``Charge`` says besides its event, with any iterable of clients."""
+        for name in ("clients", "newcomers", "members"):
+            if about.get(name) not in (None, "all"):
+                about[name] = tuple(about[name])
+        self._record(Charge(event, **about))
 
     def charge(
         self, charges: Iterable[Charge], budget: Budget | None = None, own: Mapping[ClientId, Budget] | None = None
