@@ -21,7 +21,7 @@ from numpy.random import default_rng
 
 from unalike.data.arrays import encode_clients
 from unalike.data.files.archive import open_npz, reading
-from unalike.data.source import Array, DataError, Source, on_command_line
+from unalike.data.source import Array, DataError, Source
 from unalike.data.sources.folder import File, data_folder, locate
 
 _TFF = "https://storage.googleapis.com/tff-datasets-public"
@@ -103,7 +103,7 @@ def _clusters(questions: Questions, topics: str, seed: int) -> Source:
         if len(own) <= _SERVER_SAME:
             raise DataError(
                 f"stack-overflow: {len(own)} questions have the tag {topic!r}; more than {_SERVER_SAME} are needed, "
-                f"which are the server's {on_command_line('topics', 'ONE+OTHER')}"
+                "which are the server's (topics=ONE+OTHER)"
             )
         given += rng.choice(own, _SERVER_SAME, replace=False).tolist()
     away = rng.choice(other, min(_SERVER_OTHER, len(other)), replace=False)
@@ -123,7 +123,7 @@ def _embedded(users: int | None) -> Questions:
         where = locate(STACK_OVERFLOW_FILE, "stack-overflow", _how(STACK_OVERFLOW_FILE))
         raise DataError(
             f"data set 'stack-overflow': there are no embeddings in {path}. Make them from {where} with a model of "
-            f"sentences; {wanted}. Or count words {on_command_line('features', 'counts')}"
+            f"sentences; {wanted}. Or count words (features=counts)"
         )
     with open_npz(path) as arrays:
         if missing := [key for key in ("x", "user", "tags") if key not in arrays]:

@@ -18,7 +18,7 @@ import pandas as pd
 from unalike.data.arrays import encode_clients
 from unalike.data.files.archive import open_npz, reading
 from unalike.data.files.pictures import read_pictures
-from unalike.data.source import Array, DataError, Source, on_command_line
+from unalike.data.source import Array, DataError, Source
 from unalike.data.sources.folder import File, data_folder, locate
 
 _HOME = "https://storage.googleapis.com/gresearch/federated-vision-datasets"
@@ -142,6 +142,6 @@ def _pictures(name: str, images: list[str], place: Callable[[str], Path | None],
         raise DataError(
             f"data set {name!r}: {len(missing)} of {len(images)} images are not below {data_folder() / name}, first "
             f"{missing[0]}.jpg. Put the images of the source data set there, or name a file of features "
-            f"{on_command_line('features', 'FILE.npz')}"
+            "(features=FILE.npz)"
         )
     return read_pictures([path for path in paths if path is not None], size)

@@ -9,7 +9,7 @@ import numpy as np
 from unalike.data.files.archive import reading
 from unalike.data.source import Array, DataError, Source
 from unalike.data.sources.folder import File, locate
-from unalike.data.sources.images import CIFAR_CLASSES, CIFAR_SCALE, image_source, in_bytes, read_members
+from unalike.data.sources.images import CIFAR_CLASSES, CIFAR_SCALE, image_source, read_members
 
 STL_ARCHIVE = File(
     "stl-10/stl10_binary.tar.gz",
@@ -38,12 +38,12 @@ def stl10(classes: str = "stl-10", size: int = 96) -> Source:
         means = x.reshape(-1, 3, size, times, size, times).mean((3, 5), dtype=np.float32)
         x = np.rint(means).astype(np.uint8)
     if classes == "stl-10":
-        scale = in_bytes([0.446711, 0.439810, 0.406646], [0.260341, 0.256577, 0.271267])
+        scale = 255 * np.array([[0.446711, 0.439810, 0.406646], [0.260341, 0.256577, 0.271267]])
         return image_source("stl-10", x, y, _STL_CLASSES, *scale, is_test=is_test)
     renamed = ["automobile" if name == "car" else name for name in _STL_CLASSES]
     number = np.array([CIFAR_CLASSES.index(name) if name in CIFAR_CLASSES else -1 for name in renamed])[y]
     keep = number >= 0
-    return image_source("stl-10", x[keep], number[keep], CIFAR_CLASSES, *in_bytes(*CIFAR_SCALE), is_test=is_test[keep])
+    return image_source("stl-10", x[keep], number[keep], CIFAR_CLASSES, *CIFAR_SCALE, is_test=is_test[keep])
 
 
 def read_stl_archive(path: Path, sha256: str | None = None) -> list[tuple[Array, Array]]:

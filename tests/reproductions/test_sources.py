@@ -201,9 +201,7 @@ def test_stack_overflow_without_embeddings_says_how_to_get_them(empty_folder: Pa
     ):
         stack_overflow(seed=0)
     write_stack_overflow(empty_folder, QUESTIONS)
-    with pytest.raises(
-        DataError, match=r"no embeddings in .*embeddings.npz. Make them from .*data.options.features=co"
-    ):
+    with pytest.raises(DataError, match=r"no embeddings in .*embeddings.npz. Make them from .*features=co"):
         stack_overflow(seed=0)
 
 

@@ -61,14 +61,9 @@ def array_source(
     codes, names = (None, None) if client is None else encode_clients(_column(name, "client", client, len(x)), name)
     who: dict[str, Any] = {"client": codes, "client_names": names}
     ids = None if ids is None else _column(name, "ids", ids, len(x))
-    if y is None and schema is not None and schema.target != "none":
-        if codes is None:
-            raise DataError(f"{name}: there are no labels, but the schema says that a label is a {schema.target}")
-        nobody = np.zeros(int(codes.max()) + 1, dtype=bool)  # all clients came without labels
-        blank = np.zeros(len(x), dtype=np.float32 if schema.target == "number" else np.int64)
-        return Source(name, kind, x, blank, classes, schema.class_names, labeled=nobody, ids=ids, **who)
     if y is None:
-        return Source(name, kind, x, ids=ids, **who)
+        none = {} if schema is None or schema.target == "none" else _blank_labels(name, len(x), codes, schema)
+        return Source(name, kind, x, ids=ids, **who, **none)
     raw = _column(name, "y", y, len(x))
     missing = _missing(raw)
     if missing.all():
@@ -93,6 +88,15 @@ def array_source(
     pooled = [COUNTED] if counted else [] if labels.names is None else ["the names of the classes"]
     notes = [labels.note] if labels.note else []
     return Source(name, kind, x, y, labels.classes, labels.names, pooled=pooled, notes=notes, ids=ids, **who)
+
+
+def _blank_labels(name: str, rows: int, codes: Array | None, schema: Schema) -> dict[str, Any]:
+    """All clients came without labels, which the schema knows."""
+    if codes is None:
+        raise DataError(f"{name}: there are no labels, but the schema says that a label is a {schema.target}")
+    blank = np.zeros(rows, dtype=np.float32 if schema.target == "number" else np.int64)
+    nobody = np.zeros(int(codes.max()) + 1, dtype=bool)
+    return {"y": blank, "classes": schema.classes, "class_names": schema.class_names, "labeled": nobody}
 
 
 def _inputs(name: str, x: Any, kind: Kind | None) -> tuple[Kind, Array]:

@@ -147,19 +147,13 @@ def _input_shift(population: Population) -> tuple[Tensor, float] | None:
     mean = sums.sum(0) / counts.sum(0)
     difference = torch.where(counts > 0, sums / counts.clamp(min=1) - mean, 0.0)
     deviation = (squares / counts.sum(0) - mean.square()).clamp(min=0).sqrt()
+    scale = torch.ones_like(mean)
     if population.train.scale is not None:
         scale = population.train.scale.to(torch.float64).expand(x.shape[1:]).reshape(-1)
-    elif population.scaling in (
-        "asked",
-        "private",
-    ):  # training would ask for it; to describe data is to look at all of it anyway
+    elif population.scaling in ("asked", "private"):  # training would ask for it; who describes data looks at all of it
         spread = _per_channel(deviation, mean, x) if population.kind == "image" else deviation
-        constant = spread <= 1e-6 * mean.abs().clamp(min=1)
-        scale = torch.where(constant, 1, 1 / torch.where(constant, 1, spread))
-    else:
-        scale = torch.ones_like(mean)
-    difference, deviation = difference * scale, deviation * scale
-    return difference.square().mean(1).sqrt(), float(deviation.square().mean().sqrt())
+        scale = torch.where(spread <= 1e-6 * mean.abs().clamp(min=1), 1, 1 / spread)  # 1 for a constant
+    return (difference * scale).square().mean(1).sqrt(), float((deviation * scale).square().mean().sqrt())
 
 
 def _per_channel(deviation: Tensor, mean: Tensor, x: Tensor) -> Tensor:

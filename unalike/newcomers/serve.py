@@ -70,10 +70,8 @@ def serve(
     exchange, notes = _exchange(run, method, newcomer, names, delta), list(run.notes)
     if epsilon is not None and exchange.sent:
         private = _protecting(run, method, epsilon, delta, left_out)
-        exchange, std = _with_noise(run, private, newcomer, exchange)
-        notes.append(_describe_noise(std))
-        if expect:
-            notes.append(_expectation(run, private, samples, epsilon))
+        exchange, said = _with_noise(run, private, newcomer, exchange)
+        notes += [said, _expectation(run, private, samples, epsilon)] if expect else [said]
     elif epsilon is not None:
         notes.append(f"--epsilon {epsilon:g}: with {run.recipe.method} nothing is sent, so ε = 0 without noise")
     theta = exchange.theta
@@ -81,11 +79,9 @@ def serve(
         theta = only_classes(run.method.model, theta, present)
         words = [word for word, there in zip(run.schema.class_labels, present.tolist(), strict=True) if there]
         notes.append(f"the model predicts {listed(words, 10)} only, as was said; that stayed at the client")
-    distance = None
-    if isinstance(method, TellsDistance) and exchange.arrays:
-        distance = _distance(method.nearest(run.state, exchange.arrays))
-        if distance is not None and distance.is_unusual:
-            notes.insert(0, distance.text)
+    distance = _distance(run, method, exchange)
+    if distance is not None and distance.is_unusual:
+        notes.insert(0, distance.text)
     model = PersonalModel(
         run=run,
         name=name,
@@ -182,8 +178,8 @@ def _exchange(run: FinishedRun, method: Method, newcomer: Clients, names: Sequen
 
 def _with_noise(
     run: FinishedRun, method: ProtectsNewcomers, newcomer: Clients, exchange: _Exchange
-) -> tuple[_Exchange, float]:
-    """The exchange in which the noisy descriptor is all that leaves the client; and the noise's standard deviation."""
+) -> tuple[_Exchange, str]:
+    """The exchange in which the noisy descriptor is all that leaves the client; and how large the noise is."""
     noise, sensitivity = method.noise, method.sensitivity(int(newcomer.size[0]))
     assert noise is not None and sensitivity is not None and exchange.descriptor is not None
     descriptor = noise.add(exchange.descriptor, sensitivity, SystemDraws())
@@ -193,10 +189,17 @@ def _with_noise(
     if isinstance(method, MasksClasses) and method.mask_labels:
         theta = only_classes(run.method.model, theta, _classes_of(newcomer, run.schema.classes))
     arrays = {**exchange.arrays, "descriptor": descriptor}
-    return replace(exchange, theta=theta, arrays=arrays, ledger=ledger), noise.std(sensitivity)
+    std = noise.std(sensitivity)
+    said = f"the noise on each number of the descriptor has standard deviation {std:.3g}, and the descriptor is at most"
+    drowned = ": hardly anything of the data is left in it. Give more samples, or a larger ε" if std > 1 else ""
+    return replace(exchange, theta=theta, arrays=arrays, ledger=ledger), f"{said} 1 long{drowned}"
 
 
-def _distance(found: tuple[Tensor, Tensor] | None) -> Distance | None:
+def _distance(run: FinishedRun, method: Method, exchange: _Exchange) -> Distance | None:
+    """How far the newcomer is from the training clients; None if the method cannot tell."""
+    if not isinstance(method, TellsDistance) or not exchange.arrays:
+        return None
+    found = method.nearest(run.state, exchange.arrays)
     if found is None:
         return None
     nearest, among = found
@@ -264,13 +267,6 @@ def _protecting(run: FinishedRun, method: Method, epsilon: float, delta: float, 
             "needed with --unlabeled"
         )
     return method.with_protection(epsilon, delta)
-
-
-def _describe_noise(std: float) -> str:
-    """How large the noise is, compared with a descriptor in the unit ball."""
-    size = f"the noise on each number of the descriptor has standard deviation {std:.3g}, and the descriptor is at most"
-    drowned = ": hardly anything of the data is left in it. Give more samples, or a larger ε" if std > 1 else ""
-    return f"{size} 1 long{drowned}"
 
 
 def _expectation(run: FinishedRun, method: ProtectsNewcomers, samples: int, epsilon: float) -> str:

@@ -95,17 +95,17 @@ def _encode(
 
 def _compact(column: pd.Series) -> pd.Series:
     """Trimmed words, each of which is stored once; a word that is empty is missing."""
-    words = column.astype(object).map(lambda value: str(value).strip(), na_action="ignore")
-    kept: pd.Series = words.mask(words == "").astype("category")
-    return kept
+    words: pd.Series = column.astype(object).map(lambda value: str(value).strip(), na_action="ignore")
+    return words.mask(words == "").astype("category")
 
 
 def _join(pieces: list[pd.Series]) -> pd.Series:
     """A column that is kept beside the features: numbers, or words as categories."""
-    if all(pd.api.types.is_numeric_dtype(piece) for piece in pieces):
-        return pd.concat(pieces)
-    words = [_compact(piece) if pd.api.types.is_numeric_dtype(piece) else piece for piece in pieces]
-    return pd.Series(pd.Categorical(pd.api.types.union_categoricals(words)))
+    if any(not pd.api.types.is_numeric_dtype(piece) for piece in pieces):
+        words = [_compact(piece) if pd.api.types.is_numeric_dtype(piece) else piece for piece in pieces]
+        return pd.Series(pd.Categorical(pd.api.types.union_categoricals(words)))
+    joined: pd.Series = pd.concat(pieces)
+    return joined
 
 
 def _values(pieces: list[pd.Series], layout: Layout) -> Array:

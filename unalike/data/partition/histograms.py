@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from unalike.data.partition.mixture import MDMError
@@ -23,21 +21,20 @@ def read_counts(file: str | Path) -> Tensor:
     if not path.is_file():
         raise MDMError(f"there is no file {path}")
     if path.suffix == ".npy":
-        return _numbers(np.load(path, allow_pickle=False), path)
-    if path.suffix == ".npz":
+        values = np.load(path, allow_pickle=False)
+    elif path.suffix == ".npz":
         with np.load(path, allow_pickle=False) as arrays:
             if "counts" not in arrays:
                 raise MDMError(f"{path} must hold an array called 'counts', but it has: {', '.join(arrays)}")
-            return _numbers(arrays["counts"], path)
-    try:
-        first = path.read_text().split("\n", 1)[0].split(",")
-        header = not all(re.fullmatch(r"\s*[-+\d.eE]+\s*|\s*nan\s*", cell) for cell in first)
-        return _numbers(np.loadtxt(path, delimiter=",", ndmin=2, skiprows=int(header)), path)
-    except ValueError as error:
-        raise MDMError(f"{path}: expected one line of comma-separated counts for each client: {error}") from None
-
-
-def _numbers(values: NDArray[Any], path: Path) -> Tensor:
+            values = arrays["counts"]
+    else:
+        try:
+            first = path.read_text().split("\n", 1)[0].split(",")
+            header = not all(re.fullmatch(r"\s*[-+\d.eE]+\s*|\s*nan\s*", cell) for cell in first)
+            values = np.loadtxt(path, delimiter=",", ndmin=2, skiprows=int(header))
+        except ValueError as error:
+            wanted = "one line of comma-separated counts for each client"
+            raise MDMError(f"{path}: expected {wanted}: {error}") from None
     if values.dtype.kind not in "iuf":
         raise MDMError(f"{path}: counts must be numbers, but their type is {values.dtype}")
     return torch.from_numpy(np.ascontiguousarray(values).astype(np.float64))

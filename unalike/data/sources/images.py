@@ -67,7 +67,8 @@ _FASHION_CLASSES = [
     "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"
 ]  # fmt: skip
 CIFAR_CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
-CIFAR_SCALE = ([0.491400, 0.482158, 0.446531], [0.247032, 0.243485, 0.261588])
+CIFAR_SCALE = 255 * np.array([[0.491400, 0.482158, 0.446531], [0.247032, 0.243485, 0.261588]])  # mean, deviation
+_CIFAR100_SCALE = 255 * np.array([[0.507076, 0.486550, 0.440919], [0.267334, 0.256438, 0.276151]])
 _CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 
@@ -86,7 +87,13 @@ def _digits() -> tuple[Array, Array]:
 
 
 def image_source(
-    name: str, x: Array, y: Array, classes: Sequence[str], mean: Sequence[float], std: Sequence[float], **more: Any
+    name: str,
+    x: Array,
+    y: Array,
+    classes: Sequence[str],
+    mean: Sequence[float] | Array,
+    std: Sequence[float] | Array,
+    **more: Any,
 ) -> Source:
     """Images with published means and deviations of their channels, in units of ``x``."""
     return Source(
@@ -131,11 +138,7 @@ def cifar10() -> Source:
         parts = read_cifar_archive(locate(CIFAR_ARCHIVE, "cifar-10"), CIFAR_ARCHIVE.sha256)
     x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
     is_test = np.arange(len(x)) >= len(x) - len(parts[-1][0])
-    return image_source("cifar-10", x, y, CIFAR_CLASSES, *in_bytes(*CIFAR_SCALE), is_test=is_test)
-
-
-def in_bytes(mean: Sequence[float], std: Sequence[float]) -> tuple[list[float], list[float]]:
-    return [255 * one for one in mean], [255 * one for one in std]
+    return image_source("cifar-10", x, y, CIFAR_CLASSES, *CIFAR_SCALE, is_test=is_test)
 
 
 def _read_differences(path: Path, sha256: str | None) -> tuple[Array, Array]:
@@ -153,12 +156,14 @@ def _read_differences(path: Path, sha256: str | None) -> tuple[Array, Array]:
 def read_cifar_archive(path: Path, sha256: str | None = None) -> list[tuple[Array, Array]]:
     """The binary archive: files of records of one label byte and 3·1024 pixel bytes, red, green, blue."""
     names = [f"cifar-10-batches-bin/{part}.bin" for part in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]]
-    parts = []
     with reading(path, sha256):
-        for raw in read_members(path, names):
-            records = np.frombuffer(raw, np.uint8).reshape(-1, 1 + 3 * 32 * 32)
-            parts.append((records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0]))
-    return parts
+        return [_split_records(raw, 1, 0) for raw in read_members(path, names)]
+
+
+def _split_records(raw: bytes, labels: int, label: int) -> tuple[Array, Array]:
+    """Pictures, and one of the labels that stand before each."""
+    records = np.frombuffer(raw, np.uint8).reshape(-1, labels + 3 * 32 * 32)
+    return records[:, labels:].reshape(-1, 3, 32, 32), records[:, label]
 
 
 def read_members(path: Path, names: Sequence[str]) -> list[bytes]:
@@ -186,8 +191,7 @@ def cifar100(labels: str = "fine") -> Source:
     path = locate(CIFAR100_ARCHIVE, "cifar-100")
     parts, names = read_cifar100_archive(path, labels, CIFAR100_ARCHIVE.sha256)
     x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    scale = in_bytes([0.507076, 0.486550, 0.440919], [0.267334, 0.256438, 0.276151])
-    return image_source("cifar-100", x, y, names, *scale, is_test=np.arange(len(x)) >= len(parts[0][0]))
+    return image_source("cifar-100", x, y, names, *_CIFAR100_SCALE, is_test=np.arange(len(x)) >= len(parts[0][0]))
 
 
 def read_cifar100_archive(
@@ -197,10 +201,7 @@ def read_cifar100_archive(
     files = ["train.bin", "test.bin", f"{labels}_label_names.txt"]
     with reading(path, sha256):
         *raw, words = read_members(path, [f"cifar-100-binary/{name}" for name in files])
-        records = [np.frombuffer(part, np.uint8).reshape(-1, 2 + 3 * 32 * 32) for part in raw]
-        which = 1 if labels == "fine" else 0
-        parts = [(part[:, 2:].reshape(-1, 3, 32, 32), part[:, which]) for part in records]
-        return parts, words.decode().split()
+        return [_split_records(part, 2, int(labels == "fine")) for part in raw], words.decode().split()
 
 
 def femnist(task: str = "characters", extra_writers: bool = False, writers: int = 0) -> Source:

@@ -54,9 +54,7 @@ def least_squares(
     rng = default_rng([seed, _SEED])
     theta = rng.standard_normal(dim) + spread * rng.standard_normal((clients, dim))
     x, exact = _design(rng, theta, points)
-    y = (exact + noise * rng.standard_normal(len(x))).astype(np.float32)
-    theta = theta.astype(np.float32)
-    return _whole("least-squares", x, clients, y=y, per_client={"theta": theta}, network="linear")
+    return _regression("least-squares", rng, x, exact, theta, noise, network="linear")
 
 
 def logistic_regression(
@@ -71,16 +69,27 @@ def logistic_regression(
     rng = default_rng([seed, _SEED])
     theta = rng.standard_normal(dim) + spread * rng.standard_normal((clients, dim))
     x, exact = _design(rng, theta, points)
-    y = (rng.logistic(size=len(x)) < exact).astype(np.int64)
-    theta = theta.astype(np.float32)
-    return _whole("logistic-regression", x, clients, y=y, classes=2, per_client={"theta": theta}, network="linear")
+    return _regression("logistic-regression", rng, x, exact, theta, None, network="linear")
 
 
-def _design(rng: Generator, theta: Array, points: int) -> tuple[Array, Array]:
-    """Standard normal inputs, ``points`` for each client, and what its θ makes of them."""
+def _design(rng: Generator, theta: Array, points: int, variance: float = 1.0) -> tuple[Array, Array]:
+    """Normal inputs, ``points`` for each client, and what its θ makes of them."""
     clients, dim = theta.shape
     x = rng.standard_normal((clients * points, dim), dtype=np.float32)
+    x *= np.float32(np.sqrt(variance))
     return x, np.einsum("cnd,cd->cn", x.reshape(clients, points, dim), theta).reshape(-1)
+
+
+def _regression(
+    name: str, rng: Generator, x: Array, exact: Array, theta: Array, noise: float | None, **more: Any
+) -> Source:
+    """Targets with normal noise of this deviation, or (None) classes 0 and 1 by the logistic function."""
+    own = {"theta": theta.astype(np.float32), **more.pop("per_client", {})}
+    if noise is None:
+        y, classes = (rng.logistic(size=len(x)) < exact).astype(np.int64), 2
+    else:
+        y, classes = (exact + noise * rng.standard_normal(len(x))).astype(np.float32), None
+    return _whole(name, x, len(theta), y=y, classes=classes, per_client=own, **more)
 
 
 def linear_prior(
@@ -109,15 +118,10 @@ def linear_prior(
     mu = center * rng.standard_normal((components, dim))
     component = rng.integers(components, size=clients) if components > 1 else np.zeros(clients, dtype=np.int64)
     theta = mu[component] + np.sqrt(prior) * rng.standard_normal((clients, dim))
-    x = rng.standard_normal((clients * points, dim), dtype=np.float32)
-    x *= np.float32(np.sqrt(design))
-    exact = np.einsum("cnd,cd->cn", x.reshape(clients, points, dim), theta).reshape(-1)
-    logistic = response == "logistic"
-    y = rng.logistic(size=len(x)) < exact if logistic else exact + np.sqrt(noise) * rng.standard_normal(len(x))
-    labels = {"y": y.astype(np.int64 if logistic else np.float32), "classes": 2 if logistic else None}
-    own = {"theta": theta.astype(np.float32), "component": component}
-    shared = {"mu": (mu[0] if components == 1 else mu).astype(np.float32)}
-    return _whole("linear-prior", x, clients, **labels, per_client=own, shared=shared)
+    x, exact = _design(rng, theta, points, design)
+    known = {"per_client": {"component": component}, "shared": {"mu": (mu[0] if components == 1 else mu).astype("f4")}}
+    deviation = None if response == "logistic" else float(np.sqrt(noise))
+    return _regression("linear-prior", rng, x, exact, theta, deviation, **known)
 
 
 def gaussian_means(
