@@ -376,6 +376,11 @@ def test_runs_beside_a_run_neither_see_the_secrets_of_its_secure_sum_nor_make_ex
                 list(shard.answer(request))
 
 
+@task
+def trained(client: Client) -> Sent:
+    return send(total=client.sum(client.x) + client.noise.normal(1), n=client.n)
+
+
 def test_two_trainings_that_cost_the_same_are_charged_twice() -> None:
     event = Gaussian(2.0).event()
 
@@ -384,7 +389,7 @@ def test_two_trainings_that_cost_the_same_are_charged_twice() -> None:
         one = LocalCost((event,) * 3, 1.0)
         other = one if shared else replace(one)
         assert one == other
-        federation.everyone().ask(total, into=[Mean("total", cost=one), Mean("n", cost=other)])
+        federation.everyone().ask(trained, into=[Mean("total", cost=one), Mean("n", cost=other)])
         return federation.ledger.epsilon(1e-3)
 
     assert costs(shared=False) == pytest.approx(_gaussian_epsilon(2.0 / math.sqrt(2)), rel=1e-6)

@@ -13,6 +13,8 @@ from torch import Tensor, fx
 
 from tests.core.helpers import simulation
 from unalike import Client, Clients, Each, Federation, LocalSGD, Model, Simulator, Sum, send, simulate, task, train
+from unalike.api import run
+from unalike.core.method import next_state
 from unalike.core.release import Release
 from unalike.core.task import Sent, Task
 from unalike.methods.fedavg import FedAvg
@@ -75,6 +77,45 @@ def test_training_gives_the_same_bits(sizes: list[int], monkeypatch: pytest.Monk
         assert (simulator._recordings.count() > 0) == (after == 2)
     for name in found[2]:
         assert torch.equal(found[2][name], found[1_000][name]), name
+
+
+def test_recordings_are_made_where_the_rounds_that_are_left_repay_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One takes as long as 35 calls and saves half of each, the first a second more; calls here take a second."""
+    monkeypatch.setattr(recording, "AFTER", 2)
+    monkeypatch.setattr(recording, "LONGEST", 2.0)
+    for left, calls, due in ((71, 1, False), (72, 1, True), (34, 2, False), (35, 2, True)):  # left after round 7
+        made, kind = recording.Recordings(), recording.Kind(None, since=5)
+        for number in (5, 6, 7):
+            made.expect(number, left + 7 - number)
+            for _ in range(calls):
+                made.called(kind, 1.0, lambda _: None, {})
+        assert [one for one, *_ in made._due] == [kind] * due, (left, calls)
+        assert kind.tried == due  # a run that goes on for longer may still record it
+
+
+@pytest.mark.parametrize("left", [0, 100_000])
+def test_no_result_depends_on_the_rounds_that_are_left(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "AFTER", 2)
+    monkeypatch.setattr(recording, "START", 0.0)
+    states = []
+    for known in (True, False):
+        simulator = Simulator(block=6)
+        method = FedAvg(Model(build("mlp", (6,), 3)), cohort=12, local=LocalSGD(batch=4))
+        federation, state = Federation(simulation(clients([9] * 12), simulator), 3), method.start(3)
+        for number in range(1, 7):
+            if known:
+                simulator.expect(number, left)
+            state = next_state(method, state, federation)
+        states.append(state)
+        assert (simulator._recordings.count() > 0) == (left > 0 or not known)
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_a_run_says_how_many_rounds_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(Simulator, "expect", lambda _, number, left: seen.append((number, left)))
+    run("fedavg", data="digits", clients=6, rounds=3, model="logistic")
+    assert seen == [(1, 2), (2, 1), (3, 0)]
 
 
 @pytest.mark.parametrize("into", [None, [Each("value", clip=0.5)], [Sum("value"), Sum("count")]])

@@ -113,6 +113,11 @@ class Draws:
         self._calls = 0
         self._plain: int | Literal[False] | None = None  # the key as an integer, where there is one to look at
 
+    @property
+    def used(self) -> bool:
+        """Has anything been drawn from it?"""
+        return self._calls > 0
+
     def fork(self, domain: int | Tensor) -> Draws:
         """An independent stream from the same key: draws from it change no draw here."""
         return Draws(self._key if self._domain is None else key(self._key, self._domain), domain)

@@ -33,7 +33,7 @@ from unalike.core.request import Part, Purpose, ReleaseName, Request, Runtime
 from unalike.core.roster import Declarations, Roster
 from unalike.core.schema import Schema
 from unalike.core.secure import check_secure, secure_sum
-from unalike.core.shapes import Shapes, check_shapes, dry_output, dry_run
+from unalike.core.shapes import DryRun, Shapes, check_private, dry_output, dry_run
 from unalike.core.task import Task
 from unalike.core.transcript import Disclosure, Facts, Traffic, Transcript, facts
 from unalike.core.wire import digest
@@ -401,7 +401,7 @@ class Cohort:
         check_held(task.name, given.held, releases)
         self._test_noise(releases)
         if any(one.cost is not None for one in releases):
-            check_shapes(task, releases, self._dry_shapes(task, releases, given))
+            check_private(task, releases, self._dry_run(task, releases, given))
         secure = check_secure(self, releases)
         if not federation.simulation_only:
             self._charge([release for release in releases if not isinstance(release, Stays)])
@@ -572,20 +572,20 @@ class Cohort:
         """What each client is to send. Shards in this process run the same code and need no check, unless nobody was
         drawn: then the noise must have this shape.
         """
-        if (self.federation.runtime.program.open and len(self)) or any(
-            one.shape is None for one in given.held.values()
-        ):
+        unknown = any(one.shape is None for one in given.held.values())
+        if unknown or (self.federation.runtime.program.open and len(self)):
             return None
-        return self._dry_shapes(task, releases, given)
+        dry = self._dry_run(task, releases, given)
+        return None if dry is None else dry.shapes
 
-    def _dry_shapes(self, task: Task, releases: Sequence[Release], given: Inputs) -> list[Shapes] | None:
-        """The shapes that a dry run of the task gives; it is run once for asks alike."""
+    def _dry_run(self, task: Task, releases: Sequence[Release], given: Inputs) -> DryRun | None:
+        """A dry run of the task; it is run once for asks alike."""
         program, roster = self.federation.runtime.program, self.federation.roster
         inputs = given.of_one(task, roster)
         kind = (task.name, *map(ReleaseName.of, releases), *((name, value.shape) for name, value in inputs.items()))
-        if kind not in program.shapes:
-            program.shapes[kind] = dry_run(task, releases, roster.schema, roster.bound[0], inputs)
-        return program.shapes[kind]
+        if kind not in program.dry_runs:
+            program.dry_runs[kind] = dry_run(task, releases, roster.schema, roster.bound[0], inputs)
+        return program.dry_runs[kind]
 
     def _charge(self, releases: Sequence[Release]) -> None:
         """Enter the ask in the ledger, unless the budget forbids it; a release without noise is non-private on purpose.

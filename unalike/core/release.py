@@ -287,6 +287,8 @@ class Sum:
     the cohort has a fixed size and a client is replaced). For a point, the task bounds the change: ``sensitivity``, a
     number or a function of the ask's inputs, with N̄ of its clients under ``BOUND``.
     ``secure`` sums under masks (``core/secure.py``): the server learns the sum and no client's own array.
+    ``of_rows``: a client's array adds up one term for each of its rows, each no longer than the ``sensitivity``; so the
+    server knows how long a sum can be, and leaves out a shard whose sum is longer.
     """
 
     kind: ClassVar[str] = "sum"
@@ -298,10 +300,16 @@ class Sum:
     unit: Unit = "client"
     secure: bool = False
     cost: Cost | None = None
+    of_rows: bool = False
 
     def __post_init__(self) -> None:
         _check_bound(type(self).__name__, self.clip, self.sensitivity, self.noise, self.unit)
         _check_cost(type(self).__name__, self.cost, self.noise)
+        if self.of_rows and self.noise is not None and (self.unit != "point" or self.sensitivity is None):
+            raise ValueError(
+                f"{type(self).__name__}: of_rows says that each row adds a term; set unit='point', and sensitivity=... "
+                "to the most that a term can be long"
+            )
         if self.secure and self.clip is None:
             raise ValueError(f"{type(self).__name__}: a secure sum is over bounded integers; set clip=...")
 
@@ -459,20 +467,26 @@ def is_summed(release: Release) -> TypeGuard[Sum]:
     return isinstance(release, Sum) and not release.secure
 
 
-def longest(release: Sum | Each, count: int, weight: float, numbers: int, noised: bool) -> float | None:
+def longest(
+    release: Sum | Each, count: int, numbers: int, noised: bool, weight: float = 0.0, rows: float = math.inf
+) -> float | None:
     """The longest that an honest array or sum of ``count`` clients can be; None: nothing bounds it.
 
-    Only a clip bounds it: a sensitivity says how far a row or a client moves a sum, but not from where.
+    A clip bounds it, or the clients' declared ``rows`` where each adds a term. Else a sensitivity says how far a row or
+    a client moves a sum, but not from where.
     """
-    if release.clip is None:
-        return None
     bound, noise = release.sensitivity, None if isinstance(release.noise, Randomizer) else release.noise
-    limit = release.clip * (count if getattr(release, "weight", None) is None else weight)
+    if callable(bound) and noise is not None and noised:
+        return None
+    if release.clip is not None:
+        change = release.clip if bound is None or callable(bound) else bound
+        limit = release.clip * (count if getattr(release, "weight", None) is None else weight)
+    elif isinstance(bound, float | int) and getattr(release, "of_rows", False):
+        change, limit = bound, bound * rows
+    else:
+        return None
     if noise is None or not noised:
         return limit
-    if callable(bound):
-        return None
-    change = release.clip if bound is None else bound
     return limit + _TAIL * noise.std(2.0 * change) * math.sqrt(numbers)  # twice: where neighbours are replaced
 
 
@@ -513,20 +527,24 @@ class Total:
         self._total: Tensor | None = None
         self._weight, self._count, self._dtype = 0.0, 0, torch.float32
 
-    def refuse(self, partial: Partial) -> str | None:
-        """What is wrong with a shard's part of the sum, if anything."""
+    def refuse(self, partial: Partial, rows: float = math.inf) -> str | None:
+        """What is wrong with a shard's part of the sum, if anything; ``rows``: as many its clients declare together."""
         name, total = self._release.name, partial.total
         if partial.count < 0 or not 0 <= partial.weight < math.inf:
             return f"sent a partial sum of {name!r} over {partial.count} clients of weight {partial.weight}"
         if not math.isfinite(float(total.sum())):  # a NaN or infinity anywhere survives a sum
             return Diverged(f"sent a partial sum of {name!r} that is not finite")
-        limit = longest(self._release, partial.count, partial.weight, total.numel(), self._noised)
+        limit = longest(self._release, partial.count, total.numel(), self._noised, partial.weight, rows)
         if limit is not None:
             l1 = self._release.norm == "l1" and not self._noised
             length = float(torch.linalg.vector_norm(total, ord=1 if l1 else 2))
             if not length <= limit * (1 + 1e-5):
-                clip = f"its clip {self._release.clip:g}{' and noise' if self._noised else ''}"
-                return f"sent a sum of {name!r} of norm {length:.4g}, beyond {partial.count} times {clip}"
+                if self._release.clip is None:
+                    most = f"{rows:.0f} rows of {self._release.sensitivity:g}"
+                else:
+                    most = f"{partial.count} times its clip {self._release.clip:g}"
+                noise = " and noise" if self._noised else ""
+                return f"sent a sum of {name!r} of norm {length:.4g}, beyond {most}{noise}"
         if self.shape is not None and self.shape != tuple(total.shape):
             return f"sent {name!r} of shape {tuple(total.shape)}, expected {self.shape}"
         return None

@@ -157,7 +157,7 @@ class Collector:
         yield torch.isfinite(flat.sum(1)), Diverged.array(name)
         if isinstance(release, Each) and release.bounded:
             lengths = torch.linalg.vector_norm(flat.to(torch.float64), dim=1)
-            limit = longest(release, 1, 1.0, flat.shape[1], release.noise is not None)
+            limit = longest(release, 1, flat.shape[1], release.noise is not None)
             assert limit is not None, "a clip bounds it"
             yield lengths <= limit * (1 + 1e-4), f"the array {name!r} is longer than its clip and noise allow"
 
@@ -166,14 +166,14 @@ class Collector:
         if reply.partials.keys() != self._totals.keys():
             return f"sent {len(reply.partials)} sums, but {len(self._totals)} were asked for"
         answered = self._by == reply.shard
-        count = int(np.count_nonzero(answered))
+        count, rows = int(np.count_nonzero(answered)), float(self._sizes.numpy()[answered].sum())
         for place, partial in reply.partials.items():
             release = self._releases[place]
             if partial.count != count:
                 return f"counts {partial.count} clients in a sum, but {count} answered"
-            if release.names[1:] == (SIZE,) and partial.weight != self._sizes.numpy()[answered].sum():
+            if release.names[1:] == (SIZE,) and partial.weight != rows:
                 return f"weighs its clients by {partial.weight:g}, which is not what they declared"
-            wrong = self._totals[place].refuse(partial)
+            wrong = self._totals[place].refuse(partial, rows)
             if wrong is not None:
                 return wrong
         return None

@@ -19,7 +19,7 @@ from unalike.core.failure import Diverged
 from unalike.core.release import FLOATS, KINDS, Partial, Release, Stays, Terms
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema
-from unalike.core.shapes import Shapes
+from unalike.core.shapes import DryRun
 from unalike.core.task import Task
 
 Part = Literal["train", "validation", "test"]
@@ -274,7 +274,7 @@ class Program:
             twice = sorted({task.name for task in tasks if self._tasks[task.name] is not task})
             raise ValueError(f"two tasks of a program have one name: {', '.join(twice)}; a request could not tell them")
         self._taught: dict[str, Sequence[Release]] = {}
-        self.shapes: dict[Hashable, list[Shapes] | None] = {}  # of what clients send, by kind of ask
+        self.dry_runs: dict[Hashable, DryRun | None] = {}  # by kind of ask
 
     def teach(self, task: Task, releases: Sequence[Release], terms: Terms = Terms()) -> None:
         """Make an ask known; a closed program only checks that it knows the task and has agreed to the terms."""

@@ -93,5 +93,5 @@ class TaughtProgram(Program):
         data = plain.encode(list(self._owners.values()))
         if data != before:
             self._tasks |= {one.name: one for one in tasks_of(owner)}
-            self.shapes.clear()  # of tasks of the same names with other settings
+            self.dry_runs.clear()  # of tasks of the same names with other settings
             self._tell(data)

@@ -139,7 +139,7 @@ class PrivateScaling:
     def _sum(self, name: str, numbers: int) -> Sum:
         bound = math.sqrt(numbers)
         if self.unit == "point":
-            return Sum(name, sensitivity=bound, noise=self.noise, unit="point")
+            return Sum(name, sensitivity=bound, noise=self.noise, unit="point", of_rows=True)
         return Sum(name, clip=bound, noise=self.noise)
 
     def _flat(self, x: Tensor) -> Tensor:

@@ -196,6 +196,8 @@ class Training:
 
     def round(self, number: int) -> None:
         """Train, measure where it is due, save and report; raises ``Interrupted`` where the run was asked to stop."""
+        if isinstance(self.federation.runtime, Simulation):
+            self.federation.runtime.expect(number, self.recipe.rounds - number)
         with self.federation.train_in(number):
             trained = self.method.round(self.state, self.federation)
         self.state = check_state(trained, self.method.round)

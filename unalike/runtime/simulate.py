@@ -125,6 +125,11 @@ class Simulation:
     def use_plans(self, plans: Mapping[str, Any]) -> None:
         self.shards[0].simulator.use_plans(plans)
 
+    def expect(self, number: int, left: int) -> None:
+        """Round ``number`` begins, and ``left`` more will follow; no result depends on it."""
+        for shard in self.shards:
+            shard.simulator.expect(number, left)
+
     def kept(self, run: str) -> dict[str, Tensor]:
         """What the clients keep for a run, to save where they live: beside the server's own state, never in it."""
         states = [shard.kept(run).state() for shard in self.shards]

@@ -68,6 +68,27 @@ def test_rows_are_not_sent_as_if_dp_sgd_had_made_them() -> None:
     assert not federation.ledger.state().get("charges") and federation.traffic.total_up == 0
 
 
+@dataclass(frozen=True)
+class SendsSomeRows(SendsRows):
+    """The same with the first two rows, an array of one shape."""
+
+    @task
+    def fit(self, client: Client, scale: Tensor) -> Sent:
+        return send(rows=scale * client.x[:2])
+
+    @fit.into
+    def into(self) -> list[Release]:
+        return [Each("rows", cost=self.local.cost)]
+
+
+def test_an_array_is_not_sent_as_private_by_a_task_that_draws_no_noise() -> None:
+    federation = simulate(clients([4] * 3))
+    with pytest.raises(ValueError, match=r"sends 'rows' with cost=.* but it draws nothing from client.noise"):
+        federation.everyone().ask(SendsSomeRows().fit, scale=1.0)
+    assert not federation.ledger.state().get("charges") and federation.traffic.total_up == 0
+    train(FedAvg(Model(nn.Linear(3, 2)), cohort=1.0, local=NOISY), simulate(clients([4] * 3)), 1)  # which draws some
+
+
 class MixesLargeBatches(nn.Module):
     def __init__(self, above: int) -> None:
         super().__init__()

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from tests.privacy.doors.shards import look_of, private_shard, request
 from unalike import Client, Clients, Model, Stays, Sum, simulate
+from unalike.analytics.kmeans.algorithm import FedDPKMeans
+from unalike.analytics.kmeans.budget import KMeansPrivacy
 from unalike.analytics.kmeans.client import clipped_points
 from unalike.core import wire
 from unalike.core.client import Block, Kept
@@ -87,6 +89,45 @@ def test_points_that_anchors_move_beyond_all_numbers_are_lost_one_by_one() -> No
     moves = torch.tensor([[0.0, 0.0], [3.4e38, 3.4e38]])
     clipped = clipped_points(client, torch.full((2,), -3e38), torch.tensor(1.0), torch.stack([anchors, moves]))
     assert bool(torch.isfinite(clipped).all())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("radius", 1e-45), ("radius", 1e30), ("scale", 1e-38), ("scale", 1e38), ("scale", -1.0)]
+)
+def test_points_are_not_clipped_where_rounding_moves_a_sum_further_than_the_noise_is_made_for(
+    name: str, value: float
+) -> None:
+    """At a radius of 1e-45 each coordinate of a clipped point is rounded up to it, so a point in 100 dimensions is ten
+    times as long; and at a scale of 1e-38 a fourth row makes an infinity of a count, which takes away all the others.
+    """
+    method = FedDPKMeans(k=2, privacy=KMeansPrivacy(epsilon=1.0, delta=1e-6))
+    given = {"origin": torch.zeros(2), "radius": torch.tensor(1.0), "scale": torch.tensor(1.0)}
+    wanted = ReleaseName.of(Sum("gram"))
+    shard = private_shard(ROWS, tasks_of(method))
+    (reply, sums) = shard.answer(request("FedDPKMeans.outer_product", wanted, shared=given))
+    assert look_of([reply]) == ([0], []) and sums.partials
+    with pytest.raises(Refused, match=f"give no bound for its noise.*{name}="):
+        list(shard.answer(request("FedDPKMeans.outer_product", wanted, shared={**given, name: torch.tensor(value)})))
+
+
+def test_a_secure_sum_takes_its_noise_from_the_inputs_where_clients_share_it() -> None:
+    """Its clients need the bound in numbers, as a shard does."""
+
+    def change(inputs: Any) -> float:
+        return float(inputs["radius"])
+
+    @dataclass(frozen=True)
+    class Secure(Clipping):
+        sums = task(Clipping.sums.function)
+
+        @sums.into
+        def secure(self) -> list[Release]:
+            total = Sum("total", clip=9.0, noise=Gaussian(1e-3), sensitivity=change, unit="point", secure=True)
+            return [total]
+
+    store = Clients.from_sizes(ROWS.x[:1].repeat(4, 1), None, torch.ones(4))
+    replies = simulate(store, trust="nobody").everyone().ask(Secure().sums, **GIVEN)
+    assert replies["total"].tolist() == pytest.approx([4.0, 0.0], abs=0.1)
 
 
 def test_a_release_that_is_named_many_times_is_refused() -> None:

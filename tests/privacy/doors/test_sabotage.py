@@ -96,9 +96,18 @@ def test_a_sensitivity_bounds_how_far_points_move_a_sum_and_not_where_it_lies(tr
 
 
 SUM_OF_POINTS = Sum("value", noise=Gaussian(2.0), sensitivity=0.5, unit="point")
+SUM_OF_ROWS = replace(SUM_OF_POINTS, of_rows=True)
 
 
-@pytest.mark.parametrize("into", [*BOUNDED, SUM_OF_POINTS], ids=[*NAMES, "sum of points"])
+@pytest.mark.parametrize("trust", ["server", "nobody"])
+def test_declared_rows_bound_a_sum_with_a_term_for_each(trust: Trust) -> None:
+    replies = ask(heavier, SUM_OF_ROWS, trust)
+    assert replies.answered.tolist() == [0, 2] and "beyond 2 rows of 0.5" in replies.failures[0].reason
+    with pytest.raises(ValueError, match="of_rows says that each row adds a term"):
+        Sum("value", clip=1.0, noise=Gaussian(1.0), of_rows=True)
+
+
+@pytest.mark.parametrize("into", [*BOUNDED, SUM_OF_POINTS, SUM_OF_ROWS], ids=[*NAMES, "sum of points", "of rows"])
 def test_honest_noise_is_never_taken_for_a_lie(into: Release) -> None:
     for _ in range(20):
         assert ask(lambda reply: reply, into).answered.tolist() == [0, 1, 2]

@@ -266,7 +266,7 @@ class FedDPKMeans:
             return Sum(name, clip=clip, secure=self.secure)
         if self.by_client:
             return Sum(name, clip=1.0, noise=noise, unit="client", secure=self.secure)
-        return Sum(name, clip=clip, noise=noise, sensitivity=change, unit="point", secure=self.secure)
+        return Sum(name, clip=clip, noise=noise, sensitivity=change, unit="point", secure=self.secure, of_rows=True)
 
     # The server's side
 

@@ -50,21 +50,30 @@ def squared_distances(client: Client, centers: Tensor) -> Sent:
 
 # What one point changes in each query: functions of the ask's inputs, which both sides know
 
+_LEAST, _MOST = 2.0**-60, 2.0**60  # of an input that bounds a point: beyond, rounding moves a sum further than it does
+
+
+def _public(inputs: Inputs, name: str) -> float:
+    value = float(inputs[name])
+    if not _LEAST <= value <= _MOST:
+        raise ValueError(f"{name}={value:g}; expected a number from {_LEAST:.0e} to {_MOST:.0e}")
+    return value
+
 
 def gram_change(inputs: Inputs) -> float:
-    return float(inputs["radius"]) ** 2 / float(inputs["scale"])
+    return _public(inputs, "radius") ** 2 / _public(inputs, "scale")
 
 
 def weight_change(inputs: Inputs) -> float:
-    return 1.0 / float(inputs["scale"])
+    return 1.0 / _public(inputs, "scale")
 
 
 def sum_change(inputs: Inputs) -> float:
-    return float(inputs["radius"]) / float(inputs["scale"])
+    return _public(inputs, "radius") / _public(inputs, "scale")
 
 
 def count_change(inputs: Inputs) -> float:
-    return 1.0 / float(inputs["count_scale"])
+    return 1.0 / _public(inputs, "count_scale")
 
 
 def cost(federation: Federation, centers: Tensor) -> float:

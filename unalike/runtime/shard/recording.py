@@ -26,7 +26,10 @@ Inputs = Mapping[str, Mapping[str, Tensor]]
 Function = Callable[[Inputs], Any]
 
 AFTER = 32  # calls, and
-SPENT = 1.0  # seconds of them: a recording takes as long as it saves in seventy calls, the first a second more
+SPENT = 1.0  # seconds of them; and where it is known how many rounds are left, only if these repay the recording:
+SAVED = 0.5  # of a call, by playing it back
+COST = 35.0  # calls that take as long as to record one
+START = 1.0  # seconds more, of the first recording
 LONGEST = 1.0  # seconds: a longer call is nearly all arithmetic, or has so many operations that recording takes minutes
 MOST = 256  # kinds of calls that are remembered; the one not called for longest goes first
 NODES = 100_000  # operations in all recordings, at some 15 kB each
@@ -37,6 +40,7 @@ class Kind:
     """Calls of one task with equal shapes."""
 
     owner: object  # kept alive, so that its id stays its own
+    since: int = 0  # the round of its first call
     calls: int = 0
     fastest: float = math.inf  # seconds
     tried: bool = False
@@ -51,15 +55,26 @@ class Recordings:
         self._kinds: dict[Hashable, Kind] = {}
         self._spent = 0.0  # seconds in calls that were not played back
         self._nodes = 0
+        self._round, self._left = 0, math.inf
         self._due: list[tuple[Kind, Function, Inputs]] = []
+
+    def expect(self, number: int, left: float) -> None:
+        """Round ``number`` begins, and ``left`` more will follow it."""
+        self._round, self._left = number, left
 
     def called(self, kind: Kind, seconds: float, function: Function, inputs: Inputs) -> None:
         """Count a call that was not played back; when it has come often enough, it is due to be recorded."""
         kind.calls, kind.fastest, self._spent = kind.calls + 1, min(kind.fastest, seconds), self._spent + seconds
-        if kind.calls >= AFTER and self._spent >= SPENT and not kind.tried:
+        if kind.calls >= AFTER and self._spent >= SPENT and not kind.tried and self._repays(kind):
             kind.tried = True
             if kind.fastest < LONGEST and self._nodes < NODES:
                 self._due.append((kind, function, inputs))
+
+    def _repays(self, kind: Kind) -> bool:
+        """Will the rounds that are left, with as many calls in each as so far, save more than the recording takes?"""
+        calls = self._left * kind.calls / (self._round - kind.since + 1)
+        start = 0.0 if self._nodes else START
+        return calls * SAVED * kind.fastest > COST * kind.fastest + start
 
     def make(self) -> None:
         """Record what is due. PyTorch traces for the whole process, so no other thread may be computing then."""
@@ -78,7 +93,7 @@ class Recordings:
         halves = [(type(one), *(value for name, value in vars(one).items() if name != "cost")) for one in releases]
         shapes = [(g, n, v.shape, v.stride(), v.dtype) for g, group in inputs.items() for n, v in group.items()]
         name = (task.function, id(task.owner), known, *halves, *shapes)
-        kind = self._kinds.pop(name, None) or Kind(task.owner)
+        kind = self._kinds.pop(name, None) or Kind(task.owner, self._round)
         self._kinds[name] = kind  # the last one called is the last one in the dict
         if len(self._kinds) > MOST:
             self._nodes -= self._kinds.pop(next(iter(self._kinds))).nodes

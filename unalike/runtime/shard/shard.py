@@ -13,7 +13,7 @@ from torch import Tensor
 from unalike.core.client import Clients
 from unalike.core.draws import Draws, key
 from unalike.core.failure import Diverged
-from unalike.core.release import Adder, Partial, Sum, check_held, is_summed, protects
+from unalike.core.release import Adder, Partial, Release, Sum, check_held, is_summed, protects
 from unalike.core.request import Part, Program, Reply, Request
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema
@@ -82,7 +82,8 @@ class Shard:
             why = Diverged(f"refused: the input {bad!r} is not finite (NaN or infinite)")
             yield request.reply(failed=dict.fromkeys(range(len(request.ids)), why))
             return
-        noisy = self._noisy(request, work)
+        if work.terms.at_shard:
+            work = replace(work, releases=self._in_numbers(request, work))
         adders = {place: Adder(one) for place, one in enumerate(work.releases) if is_summed(one)}
         shapes: list[dict[str, tuple[int, ...]]] | None = None
         lost: list[int] = []  # rows of clients that failed, where nobody may see that
@@ -101,7 +102,7 @@ class Shard:
         if lost:
             yield from self._reply_zeros(request, work, adders, sorted(lost), shapes)
         partials = {
-            place: self._with_noise(request, noisy.get(place), place, made)
+            place: self._with_noise(request, work, place, made)
             for place, adder in adders.items()
             if (made := adder.partial()) is not None
         }
@@ -150,22 +151,18 @@ class Shard:
                 continue
             yield self._add_up(request, work, adders, zero_reply(work, row, sent))
 
-    def _noisy(self, request: Request, work: Work) -> dict[int, Sum]:
-        """The sums that get their whole noise here, with numbers for their bounds; before anything is computed."""
+    def _in_numbers(self, request: Request, work: Work) -> list[Release]:
+        """The releases with numbers for the bounds of sums, whose noise is made here; before anything is computed."""
         declared = self.roster.declarations(work.positions)
         try:
-            return {
-                place: one.resolve(request.shared, declared)
-                for place, one in enumerate(work.releases)
-                if isinstance(one, Sum) and self.program.terms.at_shard
-            }
+            return [one.resolve(request.shared, declared) if isinstance(one, Sum) else one for one in work.releases]
         except (KeyError, ValueError, RuntimeError, ArithmeticError) as error:
             raise Refused(f"{request.task}: its inputs give no bound for its noise: {error!r}") from error
 
-    def _with_noise(self, request: Request, release: Sum | None, place: int, partial: Partial) -> Partial:
+    def _with_noise(self, request: Request, work: Work, place: int, partial: Partial) -> Partial:
         """A part of a sum as it may leave: with the whole noise, unless the server is trusted to add it."""
-        terms = self.program.terms
-        if release is None:
+        terms, release = work.terms, work.releases[place]
+        if not terms.at_shard or not isinstance(release, Sum):
             return partial
         draws = SystemDraws() if terms.system else Draws(key(request.key, -1, int(request.ids[0])), place)
         return replace(partial, total=release.noisy(partial.total, Everyone(terms.relation), draws))
@@ -187,10 +184,9 @@ class Shard:
         task.check_inputs({*given, *derived})
         held = {name: self.look(request.run, handle, request.ids) for name, handle in request.held.items()}
         clients = self.parts[request.part] if request.labels else self.parts[request.part].without_labels()
-        releases = self.program.releases(request)
+        terms, releases = self.program.terms, self.program.releases(request)
         check_held(request.task, request.held, releases)
         each = {**request.each, **held, **derived}
-        terms = self.program.terms
         # the request's key is known to the server that chose it
         own = SystemDraws().bits(1)[0] if terms.system else torch.tensor(request.key)
         private = protects(releases) or self.program.hides(request)

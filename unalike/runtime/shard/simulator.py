@@ -74,6 +74,10 @@ class Simulator:
     def use_plans(self, plans: Mapping[str, dict[str, Any]]) -> None:
         self._tuner.plans.update({kind: Plan(**plan) for kind, plan in plans.items()})
 
+    def expect(self, number: int, left: int) -> None:
+        """Round ``number`` begins, and ``left`` more will follow: what is prepared for them must be worth its time."""
+        self._recordings.expect(number, left)
+
     def run(self, work: Work) -> Iterator[Reply]:
         """Stream the clients' replies, block by block."""
         if len(work.positions) == 0:
