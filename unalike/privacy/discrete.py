@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -106,17 +106,14 @@ def slack(noise: float, epsilon: float, delta: float) -> tuple[float, float]:
 # Sampling
 
 
-def discrete_gaussian(sigma: int | Integers, count: int) -> Integers:
-    """``count`` integers with probability ∝ exp(−k²/2σ²), exactly (Canonne, Kamath, Steinke 2020, Alg. 3 with t = σ).
-
-    σ is a whole number, or one for each draw.
-    """
-    return _fill(_gaussian_candidates, _scales(sigma, count, "sigma"), count, 0.47)
+def discrete_gaussian(sigma: int, count: int) -> Integers:
+    """``count`` integers with probability ∝ exp(−k²/2σ²), exactly (Canonne, Kamath, Steinke 2020, Alg. 3, t = σ)."""
+    return _fill(_gaussian_candidates, _whole(sigma, "sigma"), count, 0.47)
 
 
-def discrete_laplace(scale: int | Integers, count: int) -> Integers:
+def discrete_laplace(scale: int, count: int) -> Integers:
     """``count`` integers with probability ∝ exp(−|k|/scale), exactly (Canonne, Kamath, Steinke 2020, Alg. 2)."""
-    return _fill(_laplace_candidates, _scales(scale, count, "scale"), count, 0.62)
+    return _fill(_laplace_candidates, _whole(scale, "scale"), count, 0.62)
 
 
 def bernoulli_exp(numerator: Integers, denominator: int | Integers) -> Integers:
@@ -168,77 +165,54 @@ def _short_words(count: int) -> Integers:
     return np.frombuffer(os.urandom(4 * count), dtype=np.uint32).astype(np.int64)
 
 
-def _scales(scale: int | Integers, count: int, name: str) -> int | Integers:
-    scales = np.asarray(scale)
-    if scales.dtype.kind not in "iu":
-        raise TypeError(f"{name} must be whole numbers, got {scales.dtype}; round it up to a number of grid steps")
-    if scales.ndim and scales.shape != (count,):
-        raise ValueError(f"expected one {name}, or {count} of them, got shape {scales.shape}")
-    if count and not (scales.min() >= 1 and scales.max() <= LARGEST):
-        raise ValueError(
-            f"{name} must be from 1 to {LARGEST}, got {scales.min()} to {scales.max()}; take a grid of another step"
-        )
-    return scales.astype(np.int64) if scales.ndim else int(scales)
+def _whole(scale: int, name: str) -> int:
+    if not isinstance(scale, int):
+        raise TypeError(f"{name} must be a whole number, got {scale}; round it up to a number of grid steps")
+    if not 1 <= scale <= LARGEST:
+        raise ValueError(f"{name} must be from 1 to {LARGEST}, got {scale}; take a grid of another step")
+    return scale
 
 
-def _fill(candidates: Any, scale: int | Integers, count: int, share: float) -> Integers:
+def _fill(candidates: Callable[[int, int], Integers], scale: int, count: int, share: float) -> Integers:
     """Draw until every place has an accepted candidate; ``share`` of them is accepted, about.
 
-    In pieces that the processor's cache holds. With one scale for all, more candidates than places are drawn at once;
-    they fill the places in the order in which they were drawn, which does not depend on their values.
+    In pieces that the processor's cache holds. More candidates than places are drawn at once; they fill the places in
+    the order in which they were drawn, which does not depend on their values.
     """
-    made = np.empty(count, dtype=np.int64)
-    if isinstance(scale, int):
-        filled = 0
-        while filled < count:
-            values = candidates(scale, min(_PIECE, int((count - filled) / share) + 16))[1][: count - filled]
-            made[filled : filled + len(values)] = values
-            filled += len(values)
-        return made
-    for start in range(0, count, _PIECE):
-        places = np.arange(start, min(start + _PIECE, count))
-        while len(places):
-            accepted, values = candidates(scale[places], len(places))
-            made[places[accepted]] = values
-            rest = np.ones(len(places), dtype=bool)
-            rest[accepted] = False
-            places = places[rest]
+    made, filled = np.empty(count, dtype=np.int64), 0
+    while filled < count:
+        values = candidates(scale, min(_PIECE, int((count - filled) / share) + 16))[: count - filled]
+        made[filled : filled + len(values)] = values
+        filled += len(values)
     return made
 
 
-def _laplace_candidates(scale: int | Integers, count: int) -> tuple[Integers, Integers]:
-    """Which of ``count`` tries are accepted, and their values: U + t·V with a sign, U uniform below t and kept with
-    probability exp(−U/t), V the number of coins of probability exp(−1) before the first that fails.
+def _laplace_candidates(scale: int, count: int) -> Integers:
+    """What is accepted of ``count`` tries: U + t·V with a sign, U uniform below t and kept with probability exp(−U/t),
+    V the number of coins of probability exp(−1) before the first that fails.
     """
     low = uniform_below(scale, count)
-    accepted = np.flatnonzero(_exp_of_product((low,), scale))
-    size = low[accepted] + _of(scale, accepted) * _successes(len(accepted))
-    negative = _bits(len(accepted))
+    low = low[_exp_of_product((low,), scale)]
+    size = low + scale * _successes(len(low))
+    negative = _bits(len(low))
     once = ~(negative & (size == 0))  # or zero would come twice as often
-    return accepted[once], np.where(negative, -size, size)[once]
+    return np.where(negative, -size, size)[once]
 
 
-def _gaussian_candidates(sigma: int | Integers, count: int) -> tuple[Integers, Integers]:
+def _gaussian_candidates(sigma: int, count: int) -> Integers:
     """Discrete Laplace of scale σ, accepted with probability exp(−(|y| − σ)²/2σ²)."""
-    accepted, y = _laplace_candidates(sigma, count)
-    s = _of(sigma, accepted)
+    y = _laplace_candidates(sigma, count)
     # With ||y| − σ| = u + σ·w, 0 <= u < σ, the exponent is u²/2σ² + w·u/σ + w²/2.
     # Taken apart like this, nothing overflows however large w is, and every coin has a small denominator.
-    distance = np.abs(np.abs(y) - s)
-    u, w = distance % s, distance // s
-    kept = _exp_of_product((u, u), s, 2)  # exp(−u²/2σ²)
+    w, u = np.divmod(np.abs(np.abs(y) - sigma), sigma)
+    kept = _exp_of_product((u, u), sigma, 2)  # exp(−u²/2σ²)
     far = np.flatnonzero(kept & (w > 0))
-    if len(far):
-        u, w, s = u[far], w[far], _of(s, far)
-        turns = w * u
-        fraction = 2 * (turns % s) + s * (w * w % 2)  # of 2σ
-        whole = w * w // 2 + turns // s + fraction // (2 * s)
-        kept[far] = _exp_of(whole, fraction % (2 * s), 2 * s)
-    return accepted[kept], y[kept]
-
-
-def _of(scale: int | Integers, places: Integers) -> int | Integers:
-    return scale if isinstance(scale, int) else scale[places]
+    u, w = u[far], w[far]
+    turns = w * u
+    fraction = 2 * (turns % sigma) + sigma * (w * w % 2)  # of 2σ
+    whole = w * w // 2 + turns // sigma + fraction // (2 * sigma)
+    kept[far] = _exp_of(whole, fraction % (2 * sigma), 2 * sigma)
+    return y[kept]
 
 
 def _exp_of(whole: Integers, numerator: Integers, denominator: int | Integers) -> Integers:
@@ -260,7 +234,8 @@ def _exp_of_product(numerators: tuple[Integers, ...], denominator: int | Integer
         if k * divisor > 1:
             active = active[uniform_below(k * divisor, len(active)) == 0]
         for numerator in numerators:
-            active = active[uniform_below(_of(denominator, active), len(active)) < numerator[active]]
+            bound = denominator if isinstance(denominator, int) else denominator[active]
+            active = active[uniform_below(bound, len(active)) < numerator[active]]
         k += 1
         result[active] = k % 2 == 1
     return result
@@ -347,12 +322,9 @@ def _like_or_nothing(like: Tensor | None) -> Tensor:
 @torch.library.custom_op("unalike::discrete_noise", mutates_args=(), tags=RANDOM)
 def _noise_op(like: Tensor, scale: Tensor, shape: Sequence[int], gaussian: bool) -> Tensor:
     sample = discrete_gaussian if gaussian else discrete_laplace
-    if scale.ndim == 0:
-        made = sample(int(scale), math.prod(shape))
-    else:  # one for each client of a block
-        each = scale.reshape(len(scale), *[1] * (len(shape) - 1)).expand(tuple(shape))
-        made = sample(each.reshape(-1).numpy(), math.prod(shape))
-    return torch.from_numpy(made).reshape(tuple(shape))
+    scales = scale.reshape(-1).tolist()  # one, or one for each client of a block
+    made = [sample(each, math.prod(shape) // len(scales)) for each in scales]
+    return torch.from_numpy(np.concatenate(made)).reshape(tuple(shape))
 
 
 @_noise_op.register_fake
