@@ -58,16 +58,8 @@ class FinishedRun:
     def in_memory(cls, prepared: Prepared, state: State, federation: Federation, round: int) -> FinishedRun:
         """A run of this process that was not written anywhere."""
         kept = federation.runtime.kept(federation.run) if isinstance(federation.runtime, Simulation) else {}
-        made = cls(
-            Path("this run"),
-            prepared.recipe,
-            federation.roster,
-            prepared.method,
-            state,
-            round,
-            kept,
-            trained=federation.round,
-        )
+        path, recipe, roster = Path("this run"), prepared.recipe, federation.roster
+        made = cls(path, recipe, roster, prepared.method, state, round, kept, trained=federation.round)
         population = prepared.population.using(federation.roster.schema)
         made.__dict__["prepared"] = replace(prepared, population=population)
         return made

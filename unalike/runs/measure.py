@@ -107,32 +107,15 @@ class _Rows:
     def add(self, models: Tensor, places: Tensor) -> None:
         """Models for the clients in these places of the group."""
         for theta, place in zip(models, places.tolist(), strict=True):
-            count = int(self._part.size[place])
-            if not count:
+            x = self._part.inputs(place)
+            if not len(x):
                 continue
             with torch.no_grad():
-                outputs = self._model(theta, self._part.inputs(place)).reshape(count, -1).to(torch.float64).numpy()
-            self._found[place] = (*self._rows(place, count), outputs, self._base(place, count, outputs.shape[1]))
-
-    def _rows(self, place: int, count: int) -> tuple[np.ndarray, ...]:
-        row = np.arange(count) + int(self._part.start[place])
-        truth = self._part.rows(place)[1]
-        values = np.full(count, np.nan) if truth is None else truth.to(torch.float64).numpy()
-        if self._part.known is not None:
-            values = np.where(self._part.known.numpy()[row], values, np.nan)
-        return np.full(count, place), row, values
-
-    def _base(self, place: int, count: int, width: int) -> np.ndarray:
-        """What the client's training labels predict by themselves."""
-        y, known = self._train.rows(place)[1], self._train.known
-        if y is not None and known is not None:
-            y = y[known[int(self._train.start[place]) :][: len(y)]]
-        if y is None or not len(y):
-            return np.full((count, width), 0.0 if self._classes is None else 1 / width)
-        if self._classes is None:
-            return np.full((count, 1), float(y.mean()))
-        shares = np.bincount(y.numpy(), minlength=width)[:width] / len(y)
-        return np.broadcast_to(shares, (count, width)).copy()
+                outputs = self._model(theta, x).reshape(len(x), -1).to(torch.float64).numpy()
+            rows = np.arange(len(x)) + int(self._part.start[place])
+            truth, own = _labels(self._part, place), _labels(self._train, place)
+            base = np.tile(_baseline(own[~np.isnan(own)], self._classes, outputs.shape[1]), (len(x), 1))
+            self._found[place] = (np.full(len(x), place), rows, truth, outputs, base)
 
     def predictions(self) -> Predictions | None:
         if not self._found:
@@ -141,6 +124,25 @@ class _Rows:
             np.concatenate(one) for one in zip(*(self._found[place] for place in sorted(self._found)), strict=True)
         )
         return Predictions(client, row, truth, outputs, self._classes, base)
+
+
+def _labels(part: Clients, place: int) -> np.ndarray:
+    """[rows] a client's labels as numbers; NaN where there is none."""
+    x, y = part.rows(place)
+    if y is None:
+        return np.full(len(x), np.nan)
+    known = slice(None) if part.known is None else part.known[int(part.start[place]) :][: len(y)].numpy()
+    labels = np.full(len(y), np.nan)
+    labels[known] = y.to(torch.float64).numpy()[known]
+    return labels
+
+
+def _baseline(labels: np.ndarray, classes: int | None, width: int) -> np.ndarray:
+    """What training labels predict by themselves: their shares of the classes, or their mean."""
+    if classes is None:
+        return np.array([labels.mean() if len(labels) else 0.0])
+    counts = np.bincount(labels.astype(np.int64), minlength=width)[:width]
+    return counts / len(labels) if len(labels) else np.full(width, 1 / width)
 
 
 def serves_unlabeled(method: Method) -> bool:
