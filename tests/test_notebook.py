@@ -68,6 +68,15 @@ def test_a_newcomer_gets_a_model_that_predicts_and_is_saved(result: ua.Result, t
         result.predict(rows, client="s99")
 
 
+def test_a_result_or_its_folder_predicts_and_personalizes_by_a_function(result: ua.Result) -> None:
+    rows = sales(1, 5)
+    pd.testing.assert_frame_equal(ua.predict(result, rows), result.predict(rows))
+    assert ua.personalize(result, rows).name == "s00"
+    if result.folder is not None:
+        pd.testing.assert_frame_equal(ua.predict(result.folder, rows), result.predict(rows))
+        assert ua.personalize(str(result.folder), rows, client="s00").samples == len(rows)
+
+
 def test_a_notebook_shows_a_result_and_a_plot(result: ua.Result) -> None:
     page = result._repr_html_()
     assert result.accuracy.seen is not None and f"{result.accuracy.seen.mean:.4f}".rstrip("0") in page

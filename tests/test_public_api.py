@@ -22,6 +22,11 @@ def test_every_public_name_is_there_and_says_what_it_is() -> None:
             assert value.__doc__, name
 
 
+def test_dir_lists_public_names_alone() -> None:
+    assert dir(ua) == ua.__all__ and {"os", "re", "importlib", "Path"}.isdisjoint(dir(ua))
+    assert [name for name in dir(ua) if name.startswith("_")] == ["__version__"]
+
+
 def test_every_method_of_the_table_is_public_by_its_class() -> None:
     methods = importlib.import_module("unalike.methods")
     for file in (ROOT / "unalike" / "methods").glob("*.py"):

@@ -13,6 +13,8 @@ from unalike.api import Result as Result
 from unalike.api import UserError as UserError
 from unalike.api import compare as compare
 from unalike.api import evaluate as evaluate
+from unalike.api import personalize as personalize
+from unalike.api import predict as predict
 from unalike.api import resume as resume
 from unalike.api import run as run
 from unalike.core.client import Client as Client

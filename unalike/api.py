@@ -24,6 +24,7 @@ from unalike.data.population import Population
 from unalike.data.source import Source
 from unalike.deploy.session import Session
 from unalike.learn.evaluation import Scores
+from unalike.newcomers.model import PersonalModel
 from unalike.notebook import Result, default_watcher
 from unalike.report.page import page
 from unalike.runs.errors import Interrupted, UserError
@@ -48,6 +49,8 @@ __all__ = [
     "UserError",
     "compare",
     "evaluate",
+    "personalize",
+    "predict",
     "resume",
     "run",
 ]
@@ -98,14 +101,19 @@ def resume(
     *,
     data: Any = None,
     method: type[Method] | Method | Sequence[type[Method] | Method] = (),
+    trust_code: str | Path | Sequence[str | Path] = (),
     watcher: Watcher | None = None,
 ) -> Result | Comparison:
     """Go on with a run or comparison that was stopped, from its folder; one that is finished is only read.
 
     The folder of a single run gives a ``Result``, as ``run`` does; that of a comparison gives a ``Comparison``.
 
-    ``data``, ``method``: only for a run whose data or methods were given from Python: the same again.
+    - ``data``, ``method``: only for a run whose data or methods were given from Python: the same again.
+    - ``trust_code``: a .py file of yours, or several, that the folder may have loaded: no code is run because a folder
+      names it.
     """
+    for file in [trust_code] if isinstance(trust_code, str | Path) else trust_code:
+        outside.trust(file)
     for one in method if isinstance(method, Sequence) else [method]:
         as_recipe(one)  # remembered, so that the recipe's path leads to it
     name, given = _taken(data, {})
@@ -130,6 +138,22 @@ def _finish(comparison: Comparison) -> Comparison:
     """Write the report, and give results what Python offers of them."""
     page.report_on(comparison)
     return replace(comparison, groups=[[Result.of(one) for one in group] for group in comparison.groups])
+
+
+def predict(
+    run: str | Path | Result, data: Any, *, client: str | PersonalModel | None = None, **options: Any
+) -> pd.DataFrame:
+    """Predict rows by a finished run, or by the one in a folder; see ``Result.predict``."""
+    return _opened(run).predict(data, client=client, **options)
+
+
+def personalize(run: str | Path | Result, data: Any, **options: Any) -> PersonalModel:
+    """Give a newcomer its model by a finished run, or by the one in a folder; see ``Result.personalize``."""
+    return _opened(run).personalize(data, **options)
+
+
+def _opened(run: str | Path | Result) -> Result:
+    return run if isinstance(run, Result) else Result.load(run)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import re
@@ -175,6 +176,17 @@ def examples_of(command: tuple[str, ...]) -> list[str]:
     shown = unalike(*command, "--help").split("Examples", 1)
     assert len(shown) == 2, f"unalike {' '.join(command)} --help shows no example"
     return re.findall(r"^ *(unalike .*?) *$", shown[1], re.MULTILINE)
+
+
+def test_help_breaks_lines_where_they_are_full_in_a_narrow_terminal() -> None:
+    """No line of the text ends early: the first word of the next one would not have fitted."""
+    for command in commands():
+        shown = runner.invoke(app, [*command, "--help"], env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).output
+        text = shown.split("╭", 1)[0].split("Usage:", 1)[1]
+        for paragraph in re.split(r"\n *\n", text)[1:]:
+            lines = [line.strip() for line in paragraph.strip().splitlines()]
+            for line, following in itertools.pairwise(lines):
+                assert len(line) + 1 + len(following.split()[0]) > 78, f"unalike {' '.join(command)}: {line!r}"
 
 
 OF_RUNS = [

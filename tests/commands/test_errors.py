@@ -119,7 +119,7 @@ def test_a_recipe_with_a_typo() -> None:
 
 def test_a_negative_number_of_rounds() -> None:
     message = refused("run", "fedavg", "--rounds", "-5", "--out", "run")
-    assert "rounds = -5 (--rounds): input should be greater than or equal to 0" in message
+    assert "rounds = -5 (--rounds): expected 0 or more" in message
     assert not Path("run").exists()
 
 

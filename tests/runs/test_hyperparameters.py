@@ -6,10 +6,11 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from unalike.api import UserError
+from unalike.api import UserError, run
 from unalike.learn.local import LocalSGD
 from unalike.methods import METHODS
 from unalike.runs.prepare import prepare
@@ -97,13 +98,12 @@ def test_every_mistake_is_told_once() -> None:
             {"local": {"lr": "fast", "epoch": 2}, "secure": "a", "finetune": {"lr": -2.0}}
         )
     assert str(told.value) == (
-        "fedavg, local.lr = 'fast' (--lr): input should be a valid number, unable to parse string as a number; or "
-        "input should be a valid dictionary; "
+        "fedavg, local.lr = 'fast' (--lr): expected a number or a table of keys with values; "
         "fedavg has no hyperparameter 'local.epoch'; did you mean 'local.epochs'?; "
         "fedavg, finetune.lr = -2.0: expected 0 or more; "
-        "fedavg, secure = 'a': input should be a valid boolean, unable to interpret input"
+        "fedavg, secure = 'a': expected true or false"
     )
-    with pytest.raises(UserError, match=r"^r: data.unseen = 'x' \(--unseen\): input .* integer; or input .* list$"):
+    with pytest.raises(UserError, match=r"^r: data.unseen = 'x' \(--unseen\): expected a number or a list$"):
         checked({"method": "fedavg", "data": {"unseen": "x"}}, "r")
 
 
@@ -138,3 +138,20 @@ def test_the_names_of_settings_load_without_anything_heavy() -> None:
     code = "import runpy, sys; runpy.run_path(sys.argv[1]); print({'torch', 'pydantic', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code, keys.__file__], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"lr": "x"}, r"^fedavg, local\.lr = 'x' \(--lr\): expected a number or a table of keys with values$"),
+        ({"batch": "x"}, r"^fedavg, local\.batch = 'x' \(--batch\): expected a number$"),
+        ({"rounds": 2.5}, r"rounds = 2\.5 \(--rounds\): expected a whole number$"),
+        ({"epsilon": -1}, r"privacy\.epsilon = -1 \(--epsilon\): expected a number above 0$"),
+        ({"hyperparameters": {"local": 3}}, r"^fedavg, local = 3: expected a table of keys with values$"),
+        ({"epsilons": "a.csv", "epsilon": 1}, r"privacy = .*: give epsilons \(each client's own\) or epsilon"),
+    ],
+)
+def test_wrong_values_are_answered_in_our_words(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says) as told:
+        run("fedavg", **settings)
+    assert "input should" not in str(told.value).lower() and "value error" not in str(told.value).lower()

@@ -6,9 +6,11 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import unalike as ua
 from unalike.core import outside
 from unalike.deploy.session import recipe_for_workers
 from unalike.runs.folder import write_json
@@ -78,3 +80,19 @@ def test_workers_load_the_trusted_file_and_not_the_one_that_a_folder_names(site:
     check_code(folder, recipe.model_dump())
     sent = recipe_for_workers(recipe)
     assert sent["method"] == f"{mine}:Mine" and sent["model"]["name"] == f"{mine}:net"
+
+
+def test_python_resumes_a_run_with_code_of_its_own_by_trust_code(site: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import unalike as ua\n\n\nclass Mine(ua.FedAvg):\n    pass\n")
+    settings: dict[str, Any] = {"clients": 4, "rounds": 1, "model": "logistic"}
+    first = ua.run(f"{file}:Mine", out=tmp_path / "run", **settings)
+    (tmp_path / "run" / "result.json").unlink()  # as if it had been stopped in its last moment
+    outside._loaded.clear()
+    with pytest.raises(outside.CannotLoad, match="--trust-code"):
+        ua.resume(tmp_path / "run")
+    for trusted in (file, [str(file)]):
+        resumed = ua.resume(tmp_path / "run", trust_code=trusted)
+        assert isinstance(resumed, ua.Result) and resumed.accuracy == first.accuracy
+    with pytest.raises(outside.CannotLoad, match="there is no file"):
+        ua.resume(tmp_path / "run", trust_code=tmp_path / "other.py")

@@ -318,7 +318,9 @@ def command(app: typer.Typer, *lines: str, name: str | None = None) -> Callable[
             }
             function(**{name: made[name] if name in made else given[name] for name in own})
 
-        called.__name__, called.__doc__ = function.__name__, function.__doc__
+        # a line of its own for each line of the source would break anew in a narrow terminal
+        paragraphs = inspect.cleandoc(function.__doc__ or "").split("\n\n")
+        called.__name__, called.__doc__ = function.__name__, "\n\n".join(" ".join(one.split()) for one in paragraphs)
         called.__annotations__ = {name: one.annotation for name, one in flags.items()}
         called.__signature__ = inspect.Signature(list(flags.values()))  # type: ignore[attr-defined]  # Typer reads it
         app.command(name, epilog=examples(*lines))(called)

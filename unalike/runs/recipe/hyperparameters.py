@@ -177,8 +177,8 @@ class Hyperparameters:
         values = merge({name: group for name, group in groups.items() if name in values}, values)
         for key, value in flatten(values).items():
             if key.rpartition(".")[2] == "lr" and isinstance(value, float) and not math.isfinite(value):
-                finite = "a learning rate is a finite number, for example 0.1"
-                raise UserError(f"{self.method}, {wrong_value(f'hyperparameters.{key}', value, finite)}")
+                found = f"{self.method}, {key} = {value!r}{flag_of(f'hyperparameters.{key}')}"
+                raise UserError(f"{found}: a learning rate is a finite number, for example 0.1")
         try:
             checked = self._table.model_validate(values)
         except ValidationError as error:
@@ -210,8 +210,7 @@ class Hyperparameters:
                 flag = flag_of(f"hyperparameters.{field}")
                 yield f"{self.method}, {key}" + (f".{reason}{flag}" if field in self.keys else f": {reason}")
             else:
-                wanted = [problem["msg"] for problem in problems]
-                yield f"{self.method}, {wrong_value(f'hyperparameters.{key}', value, *wanted)}"
+                yield f"{self.method}, {wrong_value(f'hyperparameters.{key}', value, problems)}"
 
     def _advice(self, unknown: str) -> str:
         """What an unknown key may stand for: keys of that last name, else the nearest, else all that there are."""

@@ -205,10 +205,32 @@ def mistakes(error: ValidationError, values: Any) -> list[tuple[list[str], Any, 
     return [(list(path), value, problems) for path, (value, problems) in by_path.items()]
 
 
-def wrong_value(key: str, value: Any, *wanted: str) -> str:
+_WANTED = {  # by the beginning of pydantic's name of a mistake
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "list": "a list",
+    "dict": "a table of keys with values",
+    "model": "a table of keys with values",
+    "dataclass": "a table of keys with values",
+    "literal_error": "{expected}",
+    "greater_than_equal": "{ge:g} or more",
+    "greater_than": "a number above {gt:g}",
+    "less_than_equal": "{le:g} or less",
+    "less_than": "a number below {lt:g}",
+}
+
+
+def wrong_value(key: str, value: Any, problems: Sequence[ErrorDetails]) -> str:
     """One mistake, told: the key, what came, the flag that sets it, and what was expected."""
-    told = "; or ".join(dict.fromkeys(one[:1].lower() + one[1:] for one in wanted))
-    return f"{key.removeprefix('hyperparameters.')} = {value!r}{flag_of(key)}: {told}"
+    wanted = []
+    for problem in problems:
+        words = next((told for kind, told in _WANTED.items() if problem["type"].startswith(kind)), "")
+        wanted.append(words.format(**problem.get("ctx", {})) or problem["msg"].removeprefix("Value error, "))
+    told = " or ".join(one for one in dict.fromkeys(wanted) if one != "a whole number" or "a number" not in wanted)
+    found = f"{key.removeprefix('hyperparameters.')} = {value!r}{flag_of(key)}"
+    return f"{found}: {told}" if problems[0]["type"] == "value_error" else f"{found}: expected {told}"
 
 
 def _explained(path: list[str], value: Any, problems: list[ErrorDetails]) -> str:
@@ -218,7 +240,7 @@ def _explained(path: list[str], value: Any, problems: list[ErrorDetails]) -> str
     if problems[0]["type"] != "extra_forbidden":
         table = "; to leave columns of a table out, say drop_columns (on the command line --drop)"
         names = key == "runtime.drop" and isinstance(value, str | list | tuple)
-        return wrong_value(key, value, *(problem["msg"] for problem in problems)) + (table if names else "")
+        return wrong_value(key, value, problems) + (table if names else "")
     section = "".join(part + "." for part in path[:-1])
     known = dict.fromkeys(".".join(one.split(".")[: len(path)]) for one in all_keys() if one.startswith(section))
     meant = get_close_matches(path[-1], PARTITION_OPTIONS, 1)

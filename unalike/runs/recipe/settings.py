@@ -90,6 +90,7 @@ def spelled_out(settings: Mapping[str, Any]) -> dict[str, Any]:
             known = [*KEYS, *PARTITION_OPTIONS, "hyperparameters"]
             raise UserError(f"no setting is called {name!r}{did_you_mean(name, known)}")
     local = values["hyperparameters"].get("local", {})
+    local = local if isinstance(local, Mapping) else {}  # else it is refused with the others
     given = [name for name in ("epochs", "steps") if local.get(name) not in (None, NONE)]
     if len(given) == 2:
         raise UserError(f"give local epochs ({local['epochs']}) or local steps ({local['steps']}), not both")
