@@ -189,6 +189,9 @@ def test_counts_are_read_from_files(tmp_path: Path) -> None:
         read_counts(tmp_path / "e.csv")
     with pytest.raises(MDMError, match="there is no file"):
         read_counts(tmp_path / "none.csv")
+    (tmp_path / "f.csv").write_text("red,green\n1,2,3\n3,4,5\n")
+    with pytest.raises(MDMError, match="the header has 2 cells, and a line has 3"):
+        read_counts(tmp_path / "f.csv")
 
 
 # The command

@@ -116,7 +116,11 @@ def test_mixed_client_ids() -> None:
             {},
             "column 'b' lacks 1 of 2 values, .*data row 1; .* say missing='drop'",
         ),
-        ("client,a\n0,inf\n0,2\n", {}, "column 'a' holds an infinite number, the first in data row 1"),
+        (
+            "client,a\n0,inf\n0,2\n",
+            {},
+            "column 'a' holds a number that is infinite or too large .*, the first in data row 1",
+        ),
         ("client,a\n0,1\n0,x\n1,3\n", {}, "column 'a' should hold numbers, but data row 2 holds 'x'"),
         ("client,a\n,1\n0,2\n", {}, "1 row has no client id, the first is data row 1"),
         ("who,a\n0,1\n", {}, "nothing says which client a row belongs to"),
@@ -278,3 +282,35 @@ def test_the_command_line_adds_the_flags(rows: str, options: dict[str, Any], sho
     assert "--" not in str(caught.value)
     for part in shown.split(" .* "):
         assert part in with_flags(caught.value)
+
+
+@pytest.mark.parametrize("more", ["0,1,2,0\n0,2,2,1\n", "0,1,0\n0,1,2,1\n", "0,1,0\n" * 70_000 + "0,1,2,0\n"])
+def test_a_row_with_more_cells_than_the_header_is_refused_by_its_line(more: str, tmp_path: Path) -> None:
+    line = 1 + next(number for number, row in enumerate(more.splitlines(), 1) if row.count(",") == 3)
+    for name, sign in (("my.csv", ","), ("my.tsv", "\t")):
+        file = write(tmp_path / name, ("client,a,y\n" + more).replace(",", sign))
+        with pytest.raises(DataError, match=rf"line {line}( has 4 cells, but the header names 3|, saw 4)"):
+            load(file)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ("0,1,1\n0,2,5\n1,3,18446744073709551615\n", {}, r"a label is 1.84467e\+19 in size, .* beyond 64 bits are no classes"),
+        ("0,1,1\n0,2,x\n0,3,123456789012345678901\n", {"task": "regression"}, "needs numbers, but a label is 'x'"),
+        (f"0,1,1\n0,2,0\n1,{'9' * 60},1\n", {}, r"column 'a' holds a number .* too large .*, the first in data row 3"),
+        ("0,1,1\n0,123456789012345678901,0\n1,x,0\n1,5,1\n", {}, "'a' should hold numbers, but data row 3 holds 'x'"),
+    ],
+)
+def test_a_whole_number_beyond_64_bits_is_told_where_it_is(
+    rows: str, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=message):
+        load(write(tmp_path / "my.csv", "client,a,y\n" + rows), **options)
+
+
+def test_whole_numbers_beyond_64_bits_are_numbers(tmp_path: Path) -> None:
+    rows = "".join(f"{client},{10**20 + client},{-(10**20)}\n" for client in (0, 0, 18446744073709551615, 2))
+    population = load(write(tmp_path / "my.csv", "client,a,y\n" + rows), task="regression", test=0, unseen=0)
+    assert population.train.y is not None and population.train.y.tolist() == pytest.approx([-1e20] * 4)
+    assert list(population.train.names or ()) == ["0", "18446744073709551615", "2"]

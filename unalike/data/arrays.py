@@ -167,7 +167,7 @@ def encode_clients(ids: Array | pd.Categorical, name: str) -> tuple[Array, Seque
         names = used.categories.to_numpy()
         return _numbered(names if names.dtype.kind in "iu" else names.astype(str), used.codes)
     if ids.dtype.kind == "f":
-        broken = ids[~np.isfinite(ids) | (ids != np.rint(ids))]
+        broken = ids[~(np.abs(ids) < 2**63) | (ids != np.rint(ids))]
         if len(broken):
             raise DataError(f"{name}: client ids must be whole numbers or strings, but one is {broken[0]}")
         ids = ids.astype(np.int64)
@@ -203,15 +203,23 @@ def encode_labels(
     labels = _numbers_or_words(labels, name)
     broken = labels[labels != np.rint(labels)] if labels.dtype.kind == "f" else labels[:0]
     if task == "regression" or (task is None and classes is None and len(broken)):
-        if labels.dtype.kind in "US":
+        targets = pd.to_numeric(pd.Series(labels), errors="coerce").to_numpy(np.float64)
+        if np.isnan(targets).any():
             raise DataError(
-                f"{name}: a regression needs numbers, but a label is {str(labels[0])!r}; name a column of numbers as "
-                f"label_column{FLAG}",
+                f"{name}: a regression needs numbers, but a label is {_word(labels[np.isnan(targets)][0])!r}; name a "
+                f"column of numbers as label_column{FLAG}",
                 "data.options.label_column",
             )
-        return Labels(labels.astype(np.float32))
+        return Labels(targets.astype(np.float32))
     if len(broken):
         raise DataError(f"{name}: classes must be whole numbers or strings, but a label is {broken[0]}")
+    largest = max(float(labels.max()), -float(labels.min())) if labels.dtype.kind in "uf" else 0.0
+    if largest >= 2**63:
+        raise DataError(
+            f"{name}: a label is {largest:.6g} in size, and whole numbers beyond 64 bits are no "
+            f"classes; say task='regression' if they are quantities{FLAG}",
+            "data.options.task",
+        )
     if labels.dtype.kind in "iuf":
         labels = labels.astype(np.int64, copy=False)
     if class_names is not None:

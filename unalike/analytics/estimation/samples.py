@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -23,6 +22,8 @@ from unalike.core.request import Part
 from unalike.core.task import Sent, send, task
 from unalike.data import Population
 from unalike.data.entry import is_named
+from unalike.data.files.frames import read_table
+from unalike.data.files.layout import Layout
 from unalike.data.lazy import LazyPopulation
 
 Check = Literal["flips", "linear", "logistic"]  # of rows: 0 or 1, or those of a regression
@@ -144,7 +145,7 @@ def range_notes(samples: Samples, found: Estimates, private: bool) -> list[str]:
 def read_counts(file: Path) -> Clients:
     """Clients of 0/1 samples from a CSV file with the columns successes and trials, one row for each client."""
     try:
-        table = pd.read_csv(file)
+        table = read_table(file, Layout())
     except (OSError, ValueError) as error:
         raise EstimationError(f"cannot read the counts in {file}: {error}") from error
     lacking = [name for name in ("successes", "trials") if name not in table.columns]

@@ -22,6 +22,7 @@ _LOOKS_LIKE_ID = re.compile(r"(^|[^a-z])(id|nr|no|index|uuid)$", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?Z?)?")
 _TIME = re.compile(r"\d\d?:\d\d(:\d\d(\.\d+)?)?")
+_LARGEST = float(np.finfo(np.float32).max)
 _DAY_ZERO = pd.Timestamp("2000-01-01")  # of dates as numbers: days since then
 
 
@@ -158,7 +159,7 @@ class Column:
     missing: int = 0
     first_missing: str = ""  # where it is
     first_word: str = ""  # that is no number: where it is, and what it says
-    first_infinite: str = ""
+    first_large: str = ""  # a number that float32 cannot hold
     wrong: int = 0  # words that are no numbers
     dates: int = 0
     low: float = math.inf
@@ -183,7 +184,7 @@ class Column:
             if wrong.any() and not self.wrong:
                 self.first_word = f"{_at(piece, wrong)} holds {words.iloc[int(np.argmax(wrong))]!r}"
             self.wrong += int(wrong.sum())
-        self.first_infinite = self.first_infinite or _at(piece, np.isinf(numbers))
+        self.first_large = self.first_large or _at(piece, np.abs(numbers) > _LARGEST)
         found = numbers[~np.isnan(numbers)]
         if len(found):
             self.low, self.high = min(self.low, float(found.min())), max(self.high, float(found.max()))
@@ -204,14 +205,17 @@ class Column:
                 f"scaled) or 'client' (the mean of the client's own training rows){FLAG}",
                 "data.options.missing",
             )
+        text = name in layout.categorical if known is None else known[name] is not None
+        if not text and not self.wrong and self.first_large:
+            raise DataError(
+                f"the column {name!r} holds a number that is infinite or too large for float32, the first in "
+                f"{self.first_large}"
+            )
         if known is not None:
-            if known[name] is None and self.wrong:
+            if not text and self.wrong:
                 raise DataError(f"the column {name!r} should hold numbers, but {self.first_word}")
             return replace(self, values=known[name])
-        text = name in layout.categorical
-        if not text and self.wrong == 0:
-            if self.first_infinite:
-                raise DataError(f"the column {name!r} holds an infinite number, the first in {self.first_infinite}")
+        if not text and not self.wrong:
             return self
         if not text and self.wrong < 0.5 * self.rows:
             raise DataError(

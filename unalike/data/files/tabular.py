@@ -116,7 +116,10 @@ def _values(pieces: list[pd.Series], layout: Layout) -> Array:
         return np.array([*words, ""])[whole.cat.codes.to_numpy()]
     if whole.isna().any() or not (pd.api.types.is_bool_dtype(whole) or pd.api.types.is_integer_dtype(whole)):
         return whole.to_numpy(dtype=np.float64, na_value=np.nan)
-    return whole.to_numpy(dtype=bool if pd.api.types.is_bool_dtype(whole) else np.int64)
+    kind = (
+        bool if pd.api.types.is_bool_dtype(whole) else np.uint64 if whole.max() > np.iinfo(np.int64).max else np.int64
+    )
+    return whole.to_numpy(dtype=kind)
 
 
 def _clients(pieces: list[pd.Series]) -> Array | pd.Categorical:

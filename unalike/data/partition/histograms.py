@@ -32,6 +32,8 @@ def read_counts(file: str | Path) -> Tensor:
             first = path.read_text().split("\n", 1)[0].split(",")
             header = not all(re.fullmatch(r"\s*[-+\d.eE]+\s*|\s*nan\s*", cell) for cell in first)
             values = np.loadtxt(path, delimiter=",", ndmin=2, skiprows=int(header))
+            if len(first) != values.shape[1]:
+                raise ValueError(f"the header has {len(first)} cells, and a line has {values.shape[1]}")
         except ValueError as error:
             wanted = "one line of comma-separated counts for each client"
             raise MDMError(f"{path}: expected {wanted}: {error}") from None
