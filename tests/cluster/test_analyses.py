@@ -19,7 +19,7 @@ from unalike.commands.main import app
 from unalike.core.wire import WireError
 from unalike.deploy import plain
 from unalike.deploy.session import Away
-from unalike.runtime import ray as module
+from unalike.runtime import workers as module
 from unalike.runtime.workers import Workers
 
 ON_RAY = ("--runtime", "ray", "--workers", "2")
@@ -151,7 +151,7 @@ def test_this_process_has_no_row_and_a_worker_that_dies_is_told_again(shared: Wo
 
     federation = away.federate(problem.parts, 0, block=16)
     before = GaussianMeans().estimate(federation)
-    shared.kill(1)
+    shared.engine.end(1)
     after = GaussianMeans().estimate(away.federate(problem.parts, 0, block=16))
     torch.testing.assert_close(after.estimate, before.estimate)
     again = GaussianMeans(sigma_x=2.0, sigma_theta=0.1).estimate(away.federate(problem.parts, 0, block=16))

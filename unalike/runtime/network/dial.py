@@ -1,0 +1,127 @@
+"""A node's side of the network: it dials out, holds one stream and does what it is called to do, in order.
+
+Nothing listens here. What a run asks is answered by a host, a fresh one for each channel; hosts work in one thread, so
+that the stream stays awake while they compute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import secrets
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from unalike.runtime.network import frames
+from unalike.runtime.network.frames import SILENCE, Joiner, TooLong
+from unalike.runtime.shard.journal import unpack
+
+Host = Callable[..., bytes]  # (what, *data) -> the answer with its status; it never raises
+FIRST, LONGEST_WAIT = 0.1, 5.0  # seconds before dialing again
+FATAL = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ALREADY_EXISTS)  # dialing faster does not help
+
+
+class Dial:
+    """Keeps a node connected.
+
+    - ``host``: makes the host of a new channel.
+    - ``most``: bytes that one message to this node may have.
+    - ``tell``: takes a line for the log.
+    """
+
+    def __init__(self, host: Callable[[], Host], version: str, most: int, tell: Callable[[str], None]) -> None:
+        self._make, self._version, self._most, self._tell = host, version, most, tell
+        self._instance = secrets.token_hex(16)
+        self._thread = ThreadPoolExecutor(1)
+
+    async def keep(self, address: str, key: bytes, certificate: bytes, authority: bytes) -> None:
+        """Dial, and dial again whenever the stream ends."""
+        secret = grpc.ssl_channel_credentials(authority, key, certificate)
+        named = (*frames.OPTIONS, ("grpc.ssl_target_name_override", frames.HUB), ("grpc.enable_http_proxy", 0))
+        wait = FIRST
+        while True:
+            why = "the hub ended the stream"
+            try:
+                async with grpc.aio.secure_channel(address, secret, named) as channel:
+                    if await self._stay(channel):
+                        wait = FIRST
+            except grpc.aio.AioRpcError as error:
+                why = f"{error.code().name}: {error.details()}"
+                if error.code() in FATAL:
+                    wait = LONGEST_WAIT
+            except TimeoutError:
+                why = f"nothing was heard from the hub for {SILENCE:g} s"
+            self._tell(f"not connected ({why}); dialing {address} again in {wait:.1f} s")
+            await asyncio.sleep(wait * random.uniform(0.5, 1))
+            wait = min(LONGEST_WAIT, 2 * wait)
+
+    async def _stay(self, channel: Any) -> bool:
+        """Hold a stream until it ends; was there one?"""
+        stream = channel.stream_stream(frames.METHOD)()
+        writing, calls = asyncio.Lock(), asyncio.Queue[tuple[int, int, bytes | str]]()
+        hosts: dict[int, Host] = {}
+        joiners: dict[int, Joiner] = {}
+
+        async def write(frame: bytes) -> None:
+            async with writing:
+                await stream.write(frame)
+
+        hello = json.dumps({"instance": self._instance, "version": self._version})
+        await write(next(frames.split(0, 0, hello.encode())))
+        working = asyncio.create_task(self._work(calls, hosts, write))
+        known = False
+        try:
+            while (frame := await asyncio.wait_for(stream.read(), SILENCE)) is not grpc.aio.EOF:
+                number, call, kind = frames.head(frame)
+                if not known:
+                    self._tell("connected")
+                    known = True
+                if kind == frames.PING:
+                    await write(frames.signal(frames.PING))
+                elif kind == frames.OPEN:
+                    hosts[number], joiners[number] = self._make(), Joiner(self._most)
+                elif kind == frames.CLOSE:
+                    hosts.pop(number, None)
+                    joiners.pop(number, None)
+                elif kind in (frames.MORE, frames.LAST) and number in joiners:
+                    try:
+                        whole = joiners[number].add(frame)
+                    except TooLong as error:
+                        calls.put_nowait((number, call, str(error)))
+                    else:
+                        if whole is not None:
+                            calls.put_nowait((number, call, whole))
+            await stream.code()  # raises why it ended
+            return known
+        finally:
+            working.cancel()
+            hosts.clear()
+            stream.cancel()
+
+    async def _work(self, calls: Any, hosts: dict[int, Host], write: Callable[[bytes], Any]) -> None:
+        """Do one call after the other; those of channels that are closed are left out."""
+        loop = asyncio.get_running_loop()
+        while True:
+            number, call, message = await calls.get()
+            host = hosts.get(number)
+            if host is None:
+                continue
+            if isinstance(message, str):
+                answer = b"-" + message.encode()
+            else:
+                answer = await loop.run_in_executor(self._thread, _answer, host, message)
+            if number in hosts:
+                for frame in frames.split(number, call, answer):
+                    await write(frame)
+
+
+def _answer(host: Host, message: bytes) -> bytes:
+    try:
+        what, *data = unpack(message)
+        return host(what.decode("ascii"), *data)
+    except ValueError:
+        return b"-a call is a name and messages"
