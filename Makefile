@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLUSTER := $(VENV)/.cluster
+NETWORK := $(VENV)/.network
 # Tests run in this many processes, each with one thread: on small models that beats one process with many threads.
 JOBS ?= 2
 
@@ -16,7 +17,7 @@ ifndef UNALIKE_DATA
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long lint format bench docs clean test-cluster demo-cluster bench-cluster
+.PHONY: help setup demo test test-long lint format bench docs clean test-cluster demo-cluster bench-cluster test-network
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -47,6 +48,9 @@ demo-cluster: $(CLUSTER) ## Train on two workers, kill one, and compare with one
 
 bench-cluster: $(CLUSTER) ## Measure workers against one process
 	$(ON_RAY) $(BIN)/python -m benchmarks.cluster
+
+test-network: $(NETWORK) ## Run the tests of a network: a hub and sites as processes, on the loopback
+	UNALIKE_TEST_NETWORK=1 $(PROCESSES) $(BIN)/python -m pytest tests/network
 
 lint: $(STAMP) ## Check style, format, types and who imports whom
 	$(BIN)/ruff check .
@@ -82,4 +86,8 @@ $(STAMP): pyproject.toml constraints.txt
 
 $(CLUSTER): $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[cluster]'
+	@touch $@
+
+$(NETWORK): $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[network]'
 	@touch $@

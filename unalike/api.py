@@ -22,7 +22,7 @@ from unalike.core.model import Model
 from unalike.data.arrays import array_source
 from unalike.data.population import Population
 from unalike.data.source import Source
-from unalike.deploy.session import Session
+from unalike.deploy.session import open_session
 from unalike.learn.evaluation import Scores
 from unalike.newcomers.model import PersonalModel
 from unalike.notebook import Result, default_watcher
@@ -120,7 +120,9 @@ def resume(
     if name:
         raise UserError(f"data = {data!r}: a run goes on with its own data; leave it out")
     path = Path(folder)
-    comparison = _finish(resume_runs(path, data=given, watcher=watcher or default_watcher(), start_workers=Session))
+    comparison = _finish(
+        resume_runs(path, data=given, watcher=watcher or default_watcher(), start_workers=open_session)
+    )
     if (path / COMPARISON).exists():
         return comparison
     result: Result = comparison.results[0]
@@ -129,9 +131,8 @@ def resume(
 
 def _run(plan: Plan, out: str | Path | None, data: Given | None, watcher: Watcher | None) -> Comparison:
     shown = watcher or default_watcher()
-    return _finish(
-        run_plan(plan, None if out is None else Path(out), data=data, watcher=shown, start_workers=Session, keep=True)
-    )
+    path = None if out is None else Path(out)
+    return _finish(run_plan(plan, path, data=data, watcher=shown, start_workers=open_session, keep=True))
 
 
 def _finish(comparison: Comparison) -> Comparison:

@@ -21,6 +21,8 @@ from unalike.commands import (
     kmeans,
     listing,
     mdm,
+    network,
+    node,
     personalize,
     predict,
     privacy,
@@ -160,6 +162,8 @@ for _part in (
     mdm,
     privacy,
     estimate,
+    network,
+    node,
 ):
     app.add_typer(_part.app)
 

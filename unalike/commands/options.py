@@ -53,10 +53,14 @@ Set = Annotated[
     list[str] | None, _training("Any key of a recipe, e.g. local.momentum=0.9.", "--set", metavar="KEY=VALUE")
 ]
 RuntimeName = Annotated[
-    str | None, _running("Where clients are: simulate (in this process) or ray (on workers). (default: simulate)")
+    str | None,
+    _running(
+        "Where clients are: simulate (in this process), ray (on workers), network (at sites). (default: simulate)"
+    ),
 ]
 WorkerCount = Annotated[int | None, _running("With --runtime ray: how many. (default: one for each processor)")]
 Address = Annotated[str | None, _running("Of a Ray cluster that runs already. (default: one is started here)")]
+Network = Annotated[str | None, _running("With --runtime network: the folder of its hub.")]
 Deadline = Annotated[float | None, _running("Seconds that a worker may take for one request. (default: no limit)")]
 Plot = Annotated[Path | None, flag("A new file for the figure: .html, .pdf, .png or .svg.")]
 
@@ -275,6 +279,7 @@ class Running:
     runtime: RuntimeName = None
     workers: WorkerCount = None
     address: Address = None
+    network: Network = None
     deadline: Deadline = None
 
 

@@ -72,13 +72,13 @@ def resume(
     RUN is its folder.
     """
     from unalike.commands.progress import watcher_for
-    from unalike.deploy.session import Session
+    from unalike.deploy.session import open_session
     from unalike.runs import folder
     from unalike.runs.run import resume as go_on
 
     ended = all((one / folder.RESULT).exists() for one in folder.runs_in(run_folder))
     watcher = watcher_for(progress_console(), quiet or as_json)
-    comparison = go_on(run_folder, watcher=watcher, address=address, start_workers=Session)
+    comparison = go_on(run_folder, watcher=watcher, address=address, start_workers=open_session)
     if ended and not (quiet or as_json):
         progress_console().print(f"{run_folder} had ended already; this is its result", markup=False)
     show(comparison, as_json)
@@ -165,7 +165,7 @@ def _export(
 def run_and_print(plan: Plan, output: Output) -> None:
     """What ``run``, ``compare`` and ``demo`` have in common."""
     from unalike.commands.progress import watcher_for
-    from unalike.deploy.session import Session
+    from unalike.deploy.session import open_session
     from unalike.runs import folder
     from unalike.runs.run import run_plan
 
@@ -177,7 +177,7 @@ def run_and_print(plan: Plan, output: Output) -> None:
         watcher = Tracker(output.track, watcher)
     for note in plan.notes:
         watcher.note(f"note: {note}")
-    show(run_plan(plan, path, watcher=watcher, start_workers=Session), output.as_json)
+    show(run_plan(plan, path, watcher=watcher, start_workers=open_session), output.as_json)
 
 
 def _run_name(plan: Plan) -> str:

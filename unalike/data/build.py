@@ -70,12 +70,11 @@ def divide(source: Source, division: Division) -> LazyPopulation:
     y, per_client, turned = _shifted(source, assigned, division, parts.kept)
     clients = _clients(source, assigned, y, parts.kept, scaling, shift, scale)
 
-    away = division.unseen if division.unseen is not None else 0 if source.whole or len(parts.kept) < _FEW else 0.1
-    seen, unseen = split_unseen(len(parts.kept), away, default_rng([division.seed, _UNSEEN]))
+    away = division.unseen if division.unseen is not None else 0 if source.whole else usual_unseen(len(parts.kept))
     have_labels = np.full(len(parts.kept), source.y is not None)
     if source.labeled is not None and assigned.natural is not None:
         have_labels &= source.labeled[assigned.natural[parts.kept]]
-    may_use = hide_labels(have_labels, seen, division.labeled, default_rng([division.seed, _LABELED]))
+    seen, unseen, may_use = set_apart(have_labels, away, division.labeled, division.seed)
 
     start = np.cumsum(assigned.sizes) - assigned.sizes
     left_out = select_names(assigned.names, np.setdiff1d(np.arange(len(assigned.sizes)), parts.kept))
@@ -267,6 +266,19 @@ def share_of(sizes: Array, share: float, available: Array) -> Array:
     if share == 0:
         return np.zeros_like(sizes)
     return np.clip(np.rint(sizes * share).astype(np.int64), 1, None).clip(max=np.maximum(available - 1, 0))
+
+
+def set_apart(
+    have_labels: Array, unseen: int | float | Sequence[int], labeled: float, seed: int
+) -> tuple[Array, Array, Array]:
+    """The positions of the clients that train and of those that arrive afterwards, and whose labels may be used."""
+    seen, later = split_unseen(len(have_labels), unseen, default_rng([seed, _UNSEEN]))
+    return seen, later, hide_labels(have_labels, seen, labeled, default_rng([seed, _LABELED]))
+
+
+def usual_unseen(clients: int) -> float:
+    """The share of clients that arrive afterwards, where nobody says."""
+    return 0 if clients < _FEW else 0.1
 
 
 def split_unseen(count: int, unseen: int | float | Sequence[int], rng: Generator) -> tuple[Array, Array]:

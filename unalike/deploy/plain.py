@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,15 +49,21 @@ def _to_plain(thing: Any, arrays: dict[str, Tensor]) -> Any:
     return {"kind": f"{kind.__module__}:{kind.__qualname__}", "fields": fields}
 
 
-def decode(data: bytes) -> Any:
-    """What ``encode`` was given; ``WireError`` where the bytes name anything but a dataclass of Unalike."""
+def decode(data: bytes, only: Collection[type] | None = None) -> Any:
+    """What ``encode`` was given; ``WireError`` where the bytes name anything but a dataclass of Unalike.
+
+    only: the classes that may be made, where whoever sent this is not trusted.
+    """
     message = wire.decode(data)
-    return _from_plain(json.loads(str(message["plain"])), message)
+    try:
+        return _from_plain(json.loads(str(message["plain"])), message, only)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise wire.WireError(f"not a description of a thing: {type(error).__name__}: {error}") from error
 
 
-def _from_plain(content: Any, message: Mapping[str, Any]) -> Any:
+def _from_plain(content: Any, message: Mapping[str, Any], only: Collection[type] | None) -> Any:
     if isinstance(content, list):
-        return [_from_plain(one, message) for one in content]
+        return [_from_plain(one, message, only) for one in content]
     if not isinstance(content, dict):
         return content
     if "array" in content:
@@ -65,11 +71,13 @@ def _from_plain(content: Any, message: Mapping[str, Any]) -> Any:
     if "names" in content:
         return Names(np.array(content["names"], dtype=str))
     if "tuple" in content:
-        return tuple(_from_plain(one, message) for one in content["tuple"])
+        return tuple(_from_plain(one, message, only) for one in content["tuple"])
     if "mapping" in content:
-        return {_from_plain(key, message): _from_plain(value, message) for key, value in content["mapping"]}
+        return {_from_plain(key, message, only): _from_plain(value, message, only) for key, value in content["mapping"]}
+    if only is not None and content["kind"] not in {f"{one.__module__}:{one.__qualname__}" for one in only}:
+        raise wire.WireError(f"{content['kind']!r} is not expected here")
     module, _, name = str(content["kind"]).partition(":")
     kind = getattr(importlib.import_module(module), name, None) if module.startswith(_HOME) else None
     if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
         raise wire.WireError(f"{content['kind']!r} is no dataclass of Unalike, so nothing is made of it")
-    return kind(**{name: _from_plain(value, message) for name, value in content["fields"].items()})
+    return kind(**{name: _from_plain(value, message, only) for name, value in content["fields"].items()})

@@ -49,11 +49,13 @@ def program_of(
     return Program(tasks, terms=terms, exchanges=EXCHANGES, private=terms.system, measured=tasks if simulated else ())
 
 
-def program_of_run(prepared: Prepared) -> Program:
+def program_of_run(prepared: Prepared, simulated: bool = True) -> Program:
     """What both sides know from the recipe: the tasks that clients run, and where the noise comes from."""
     trust = prepared.recipe.privacy.trust
     terms = Terms(noise_of(prepared.recipe), trust, cohort=_cohort_sizes(prepared) if trust == "nobody" else None)
-    return program_of(prepared.method, prepared.roster.schema, terms=terms, simulated=True, scaling=prepared.scaling)
+    return program_of(
+        prepared.method, prepared.roster.schema, terms=terms, simulated=simulated, scaling=prepared.scaling
+    )
 
 
 def _cohort_sizes(prepared: Prepared) -> tuple[int, int] | None:

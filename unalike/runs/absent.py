@@ -26,6 +26,7 @@ class Absent(Population):
 
     key: bytes = b""  # by which the workers made the fingerprint of the rows
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    nodes: tuple[str, ...] = ()  # of a network, where the rows are; empty: they are a simulation's, at workers
     counts: Tensor | None = None  # label histograms of the clients that are on the map; a simulation's own view
 
     @classmethod

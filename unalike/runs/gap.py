@@ -17,10 +17,10 @@ from unalike.networks.classifiers import Linear
 class Gap:
     """How far a run's common model is from the best one; the minimum is found once, when it is first asked for."""
 
-    def __init__(self, method: Method, federation: Federation) -> None:
+    def __init__(self, method: Method, federation: Federation, simulated: bool = True) -> None:
         self._method, self._federation = method, federation
         model = method.model
-        self._convex = issubclass(model.kind, Linear) and bool(federation.roster.labeled.any())
+        self._convex = simulated and issubclass(model.kind, Linear) and bool(federation.roster.labeled.any())
 
     def measured(self, state: State) -> dict[str, float]:
         """For a round's metrics: the gap and the heterogeneity H; empty where there is no such thing."""

@@ -74,6 +74,8 @@ def descriptors(method: Method, state: State, federation: Federation, population
     """Every client's descriptor, if the method reads them off the data (PeFLL, ODPFL-HN)."""
     if not isinstance(method, DescribesData) or federation.round == 0:
         return None
+    if isinstance(population, Absent) and population.nodes:  # sites show this to nobody
+        return None
     clients = population.train
     if not (bool(clients.labeled.all()) or serves_unlabeled(method)) or len(clients) > MOST_CLIENTS:
         return None

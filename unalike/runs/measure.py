@@ -178,6 +178,9 @@ def _measure_group(
     labels = train
     train = train.without_labels() if group == "unlabeled" else train
     rows = (test.labeled & (train.labeled | serves_unlabeled(method))).nonzero().flatten()
+    if not len(rows):  # nobody has a score: at a network's sites, say, that show none
+        none = torch.full((len(which),), float("nan"))
+        return Measured(group, train, test, Scores(none, none))
     roster = federation.runtime.roster.select(which[rows])
     tested, validated = (_Rows(method.model, part, labels, here.classes) for part in (test, validation))
 

@@ -21,6 +21,7 @@ from unalike.data.source import COUNTED
 from unalike.learn.scaling import PrivateScaling
 from unalike.methods.problem import Problem
 from unalike.networks import architectures
+from unalike.runs.absent import Absent
 from unalike.runs.declared import declare
 from unalike.runs.errors import FLAG, UserError
 from unalike.runs.load import load_data
@@ -79,6 +80,9 @@ def prepare(recipe: Recipe, population: Population | None = None) -> Prepared:
     if recipe.model.name is None and population.network is not None:
         network = Network(name=population.network, options=recipe.model.options)
         recipe = recipe.model_copy(update={"model": network})
+    if isinstance(population, Absent) and population.nodes:
+        runtime = recipe.runtime.model_copy(update={"nodes": list(population.nodes)})
+        recipe = recipe.model_copy(update={"runtime": runtime})  # a run goes on with the nodes that it began with
     recipe = with_preset(recipe)
     if recipe.privacy.promises:
         _check_public(population, recipe.privacy.unit)

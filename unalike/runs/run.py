@@ -78,7 +78,7 @@ class Loader:
 
     def workers(self, recipe: Recipe) -> Workers | None:
         """The workers, if the recipe asks for some."""
-        if recipe.runtime.name != "ray":
+        if recipe.runtime.name == "simulate":
             return None
         if self._workers is None:
             if self._start is None:
@@ -95,7 +95,11 @@ class Loader:
             if self._given is not None:
                 recipe = name_given_data(recipe, self._given)
             resumed = path is not None and (path / folder.CHECKPOINT).exists()
-            self._key = fingerprint.key_of(path) if resumed or self._key is None else self._key
+            self._key = (
+                fingerprint.key_of(path)
+                if resumed or self._key is None or recipe.runtime.name == "network"
+                else self._key
+            )
             return workers.load(recipe, self._key)
         key = (recipe.data, recipe.seed if recipe.data.seed is None else recipe.data.seed)
         if self._last is None or self._last[0] != key:

@@ -21,6 +21,7 @@ from unalike.learn.local import LocalSGD
 from unalike.learn.metrics import score_name
 from unalike.privacy import BudgetExceeded
 from unalike.runs import checkpoint, fingerprint, folder, predictions
+from unalike.runs.absent import Absent
 from unalike.runs.errors import FLAG, Diverged, Interrupted, Note, UserError
 from unalike.runs.finished import FinishedRun, Memory
 from unalike.runs.folder import RunFolder, explain_disk_errors
@@ -127,8 +128,8 @@ class Training:
         self.stopped: str | None = None  # why it ends before its last round
         self._resumed = federation.round > 0
         self.records: list[dict[str, Any]] = []  # of each round, where no file has them
-        self.gap = Gap(self.method, federation)
         population = prepared.population
+        self.gap = Gap(self.method, federation, not (isinstance(population, Absent) and population.nodes))
         self.by, self._why_by = headline(population, self.recipe.metric, self.recipe.privacy.promises)
         self._here = isinstance(federation.runtime, Simulation)  # so are the rows
         self._validates = self._here and bool(population.validation.size.any())

@@ -89,11 +89,11 @@ class Tally:
 class Workers:
     """The workers that an engine reaches. They are started once and may serve several runs, one after the other.
 
-    patience: seconds to wait for one that was lost, when it is wanted again.
+    patience: seconds to wait for one that was lost; once it has been given up, ``afterwards`` in each later ask.
     """
 
-    def __init__(self, engine: Engine, patience: float = START) -> None:
-        self.engine, self.count, self.patience = engine, engine.count, patience
+    def __init__(self, engine: Engine, patience: float = START, afterwards: float = START) -> None:
+        self.engine, self.count, self.patience, self.afterwards = engine, engine.count, patience, afterwards
         self._setup: list[dict[str, tuple[bytes, ...]]] = [{} for _ in range(self.count)]
         # digests of the arrays that each worker was sent since it started
         self.received: list[set[str]] = [set() for _ in range(self.count)]
@@ -162,9 +162,10 @@ class Workers:
     def each(self, what: str, data: Sequence[tuple[bytes, ...]]) -> list[bytes]:
         """A call to every worker, each with its own data."""
         begun = [self.begin(number, what, *own) for number, own in enumerate(data)]
-        return [self._result(number, what, own, begun[number]) for number, own in enumerate(data)]
+        return [self.answer_to(number, what, own, begun[number]) for number, own in enumerate(data)]
 
-    def _result(self, number: int, what: str, data: tuple[bytes, ...], future: Future[bytes]) -> bytes:
+    def answer_to(self, number: int, what: str, data: tuple[bytes, ...], future: Future[bytes]) -> bytes:
+        """What a call gave that was begun; a worker that is lost is brought back and called again."""
         for _ in range(TRIES):
             try:
                 return result(self.wait(number, future), self.name(number))
@@ -199,10 +200,11 @@ class Workers:
         """Keep a set-up call for a worker that starts again."""
         self._remember(self._setup[number], what, data)
 
-    def revive(self, number: int) -> None:
+    def revive(self, number: int, patience: float | None = None) -> None:
         """Wait until a worker that was lost is back, and tell it what it is. It has forgotten all arrays."""
         self.received[number].clear()
-        until, last = time.monotonic() + self.patience, ""
+        patience = self.patience if patience is None else patience
+        until, last = time.monotonic() + patience, ""
         while time.monotonic() < until:
             try:
                 left = max(1.0, until - time.monotonic())
@@ -213,7 +215,7 @@ class Workers:
             except (Unreachable, NotReady, TimeoutError) as error:
                 last = str(error)
                 time.sleep(0.1)
-        raise WorkerError(f"{self.name(number)} was lost and did not come back within {self.patience:g} s. {last}")
+        raise WorkerError(f"{self.name(number)} was lost and did not come back within {patience:g} s. {last}")
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,8 @@ class WorkerRuntime:
     - ``deadline``: seconds that a worker may take for a request. One that takes longer is ended and started again, and
       its clients are failures of that ask.
     - ``lost``: what becomes of the clients of a worker that dies in an ask: they are asked "again" under the same
-      serial when it is back, or they are "failed" at once.
+      serial when it is back, or they are "failed" at once. If it does not come back, they are failures of this ask and
+      of all others until it does.
     """
 
     def __init__(
@@ -250,6 +253,7 @@ class WorkerRuntime:
         for received in workers.received:  # workers that were settled anew begin without arrays
             received.clear()
         self._gone: set[int] = set()  # workers to be brought back before they are asked again
+        self._missed: dict[int, tuple[str, bytes]] = {}  # the last commit, of workers that were gone then
         self.tallies = [Tally(number, len(roster)) for number, roster in enumerate(rosters)]
         # called with the workers it waits for, and with none once all have answered
         self.waiting: Callable[[list[int], float], None] = lambda late, seconds: None
@@ -263,7 +267,12 @@ class WorkerRuntime:
 
         def answers(number: int, part: Request) -> Iterator[Reply]:
             if number in self._gone:  # it was given up in an earlier ask
-                self._revive(number)
+                try:
+                    self._revive(number, self.workers.afterwards)
+                except WorkerError as error:
+                    tally = self.tallies[number]
+                    tally.asks, tally.failed = tally.asks + 1, tally.failed + len(part.ids)
+                    return iter([part.reply(failed=dict.fromkeys(range(len(part.ids)), str(error)))])
             ask = _Ask(part, part.encode(), stored)
             missing = [one for one in stored if one not in self.workers.received[number]]
             begun[number] = self._begin(number, ask, missing)
@@ -332,6 +341,9 @@ class WorkerRuntime:
                     self._revive(number)
                 begun[number] = self._begin(number, ask, list(ask.arrays))
             return f"its worker {why} {TRIES} times in this ask"
+        except WorkerError as error:  # it does not come back
+            self._gone.add(number)
+            return str(error)
         finally:
             del begun[number]
 
@@ -344,9 +356,14 @@ class WorkerRuntime:
             begun[number] = self._begin(number, ask, list(ask.arrays))
             return result(self.workers.wait(number, begun[number], self.deadline, tick), name)
 
-    def _revive(self, number: int) -> None:
+    def _revive(self, number: int, patience: float | None = None) -> None:
+        self.workers.revive(number, patience)
         self.tallies[number].restarts += 1
-        self.workers.revive(number)
+        if number in self._missed:
+            what, data = self._missed[number]
+            name = self.workers.name(number)
+            result(self.workers.wait(number, self.workers.begin(number, what, data), self.workers.patience), name)
+            del self._missed[number]
         self._gone.discard(number)
 
     def use(self, schema: Schema) -> None:
@@ -357,11 +374,24 @@ class WorkerRuntime:
         self.workers.later("forget", json.dumps([run, prefix]).encode())
 
     def commit(self, run: str, serial: int) -> list[dict[str, Any]]:
-        """The workers save what their clients keep, before the server saves its own state; their plans."""
-        found = self.workers.all("commit", json.dumps([run, serial]).encode())
-        for number, plans in enumerate(found):
-            self.workers.remember(number, "plans", plans)
-        return [json.loads(plans) for plans in found]
+        """The workers save what their clients keep, before the server saves its own state; their plans.
+
+        One that is gone saves it when it is back, before it is asked anything else.
+        """
+        data, plans = json.dumps([run, serial]).encode(), [b"{}"] * len(self.workers)
+        begun = {
+            number: self.workers.begin(number, "commit", data)
+            for number in range(len(self.workers))
+            if number not in self._gone
+        }
+        for number, future in begun.items():
+            try:
+                plans[number] = self.workers.answer_to(number, "commit", (data,), future)
+                self.workers.remember(number, "plans", plans[number])
+            except WorkerError:
+                self._gone.add(number)
+        self._missed |= dict.fromkeys(self._gone, ("commit", data))
+        return [json.loads(one) for one in plans]
 
     def rollback(self, run: str, serial: int, plans: Sequence[Mapping[str, Any]]) -> None:
         """Clients keep again what they kept when the server saved its state after this serial."""
@@ -391,11 +421,16 @@ def start_runtime(
     """
     again = seeded and lost == "again"
     data = [
-        (wire.encode({"settings": settings, "folder": f"{folder}/worker-{number}", "mine": own, "again": again}),)
+        wire.encode({"settings": settings, "folder": f"{folder}/worker-{number}", "mine": own, "again": again})
         for number, own in enumerate(mine)
     ]
-    rosters = [Roster.decode(found) for found in workers.tell("settle", data)]
-    return WorkerRuntime(workers, rosters, program, lost=lost, **how)
+    return settled(workers, data, program, lost=lost, **how)
 
 
-__all__ = ["Failed", "Tally", "Unreachable", "WorkerError", "WorkerRuntime", "Workers", "start_runtime"]
+def settled(workers: Workers, data: Sequence[bytes], program: Program, **how: Any) -> WorkerRuntime:
+    """The runtime of workers, each of which makes its shard of its own data here."""
+    rosters = [Roster.decode(found) for found in workers.tell("settle", [(own,) for own in data])]
+    return WorkerRuntime(workers, rosters, program, **how)
+
+
+__all__ = ["Failed", "Tally", "Unreachable", "WorkerError", "WorkerRuntime", "Workers", "settled", "start_runtime"]

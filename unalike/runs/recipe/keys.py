@@ -21,7 +21,7 @@ _SECTIONS = {
     "hyperparameters.": ("cohort",),
     "hyperparameters.local.": ("batch", "lr"),
     "privacy.": ("epsilon", "epsilons", "delta", "noise_multiplier", "clip", "unit", "trust", "accept_delta"),
-    "runtime.": ("block", "threads", "device", "drop", "workers", "address", "deadline"),
+    "runtime.": ("block", "threads", "device", "drop", "workers", "address", "network", "deadline"),
 }
 # short name -> key of the recipe
 KEYS = {name: section + name for section, names in _SECTIONS.items() for name in names} | {

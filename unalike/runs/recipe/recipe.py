@@ -88,9 +88,11 @@ class Runtime(_Section):
     """How and where clients are simulated. Only ``drop``, and losses of workers, change a result by more than rounding;
     ``quorum`` can stop a run."""
 
-    name: Literal["simulate", "ray"] = "simulate"  # in this process, or on the workers of a cluster
-    workers: int | None = Field(None, ge=1)  # None: one for each processor of the cluster
+    name: Literal["simulate", "ray", "network"] = "simulate"  # in this process, on a cluster, or at sites
+    workers: int | None = Field(None, ge=1)  # None: one for each processor of the cluster, or all nodes that are there
     address: str | None = None  # of a cluster that runs already; None: one is started on this machine
+    network: str | None = None  # the folder of the network's hub
+    nodes: list[str] | None = None  # of the network; None: those that are there when the run begins
     deadline: float | None = Field(None, gt=0)  # seconds that a worker may take for a request; None: it may take long
     lost: Literal["again", "failed"] = "again"  # clients of a worker that dies: asked again, or failures of that ask
     folder: str | None = None  # where workers save what their clients keep; None: in the run's own folder
@@ -108,14 +110,20 @@ class Runtime(_Section):
     @model_validator(mode="after")
     def _for_workers_alone(self) -> Runtime:
         given = [name for name in _OF_WORKERS if getattr(self, name) != Runtime.model_fields[name].default]
+        if self.name != "network" and (self.network or self.nodes):
+            raise ValueError("network and nodes are for a network of sites: set runtime.name to network")
         if self.name == "simulate" and given:
             raise ValueError(f"{given[0]} is for workers of a cluster: set runtime.name to ray (--runtime ray)")
-        if self.name == "ray" and self.strict:
-            raise ValueError("strict is for a simulation in this process: on a cluster every message is encoded anyway")
+        if self.name == "network" and (self.network is None or self.address or self.folder):
+            raise ValueError(
+                "a network is named by its hub's folder (--network DIR); address and folder are for a cluster"
+            )
+        if self.name != "simulate" and self.strict:
+            raise ValueError("strict is for a simulation in this process: elsewhere every message is encoded anyway")
         return self
 
 
-_OF_WORKERS = ("workers", "address", "deadline", "lost", "folder")
+_OF_WORKERS = ("workers", "address", "network", "nodes", "deadline", "lost", "folder")
 
 
 class Expected(_Section):

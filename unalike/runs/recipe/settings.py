@@ -27,7 +27,7 @@ from unalike.runs.recipe.recipe import (
 )
 from unalike.runs.words import listed
 
-_PATHS = ("data", "schema", "epsilons")  # settings that may be paths
+_PATHS = ("data", "schema", "epsilons", "network")  # settings that may be paths
 
 
 def plan_for(targets: Sequence[object], settings: Mapping[str, Any], overrides: Sequence[str] = ()) -> Plan:
@@ -68,7 +68,19 @@ def _expecting(plan: Plan, file: Path) -> Plan:
     if all(recipe.expected == Expected() for _, recipe in plan.runs):
         return plan
     written = plan_of(read_toml(file), str(file))
-    speed = {"block", "threads", "device", "strict", "name", "workers", "address", "deadline", "folder"}
+    speed = {
+        "block",
+        "threads",
+        "device",
+        "strict",
+        "name",
+        "workers",
+        "address",
+        "network",
+        "nodes",
+        "deadline",
+        "folder",
+    }
     apart = dict.fromkeys(("title", "seed", "eval_every", "checkpoint_every", "expected"), True) | {"runtime": speed}
     before = {label: recipe.model_dump(exclude=apart) for label, recipe in written.runs}
     runs = []

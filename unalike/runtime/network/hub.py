@@ -122,8 +122,8 @@ class Hub:
         """A node's stream, from its greeting to its end."""
         shown = context.auth_context().get("x509_pem_cert", [b""])[0]
         key = self._key_of(shown)
-        name = self._admitted().get(key)
-        if name is None:
+        name = self._admitted().get(key, "")
+        if not name:
             self._tell(f"refused a node of key {key[:16]}: it is not admitted")
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "this key is not admitted here")
         try:

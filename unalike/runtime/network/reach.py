@@ -126,7 +126,8 @@ class Nodes:
                 line = self._lines[number] = await self._reach(number)
             line.calls += 1
             call = line.calls
-            answer = line.waiting[call] = self._loop.create_future()
+            answer: asyncio.Future[bytes] = self._loop.create_future()
+            line.waiting[call] = answer
             try:
                 for frame in split(0, call, message):
                     line.writer.write(len(frame).to_bytes(4, "little") + frame)

@@ -1,0 +1,50 @@
+"""Runs of recipes at three sites that are processes of their own: the same result as in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from tests.network.sites import Network, rows, together
+from unalike.api import run
+from unalike.runs import checkpoint, folder
+
+NAMES = ("a", "b", "c")
+QUICK = {"rounds": 2, "local_epochs": 1, "block": 4, "model": "mlp"}
+
+
+@pytest.fixture(scope="module")
+def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
+    made = Network(tmp_path_factory.mktemp("network"))
+    for number, name in enumerate(NAMES):
+        made.add_site(name, rows(number))
+    made.start_all(*NAMES)
+    yield made
+    made.close()
+
+
+def states(one: Path, other: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    saved = [checkpoint.load(path) for path in (one, other)]
+    assert saved[0] is not None and saved[1] is not None and saved[0].state.keys() == saved[1].state.keys()
+    return [(saved[0].state[name], saved[1].state[name]) for name in saved[0].state]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pefll", "local"])
+def test_a_run_ends_as_in_one_process(method: str, network: Network, tmp_path: Path) -> None:
+    here = together([network.folder / name for name in NAMES])
+    alone = run(method, data=here, **QUICK, out=tmp_path / "here")
+    at_sites = {"runtime": "network", "network": str(network.hub), "unseen": 0}
+    spread = run(method, data="rows.csv", **QUICK, **at_sites, out=tmp_path / "there")
+    for ours, theirs in states(tmp_path / "here", tmp_path / "there"):
+        torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-6)
+    scores = [pd.read_csv(tmp_path / name / folder.SCORES) for name in ("here", "there")]
+    assert scores[1]["client"].tolist() == [f"{name}/{number}" for name in NAMES for number in (1, 2, 3)]
+    columns = ["score", "loss"]
+    pd.testing.assert_frame_equal(scores[0][columns], scores[1][columns], rtol=1e-3, atol=1e-4)
+    assert (alone.bytes, alone.failures) == (spread.bytes, spread.failures)
+    run(method, data="rows.csv", **QUICK, **at_sites, out=tmp_path / "again")
+    assert all(torch.equal(*pair) for pair in states(tmp_path / "there", tmp_path / "again"))

@@ -1,0 +1,136 @@
+"""``unalike node``: one site of a network."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from unalike.commands.console import say
+from unalike.commands.network import INSTALL, Folder, log
+from unalike.commands.options import Json, command, flag
+
+app = typer.Typer()
+node = typer.Typer(no_args_is_help=True, help="Run a site of a network, by its own policy.")
+app.add_typer(node, name="node")
+
+
+@command(node, "unalike node init site --name clinic-a --data rows.csv")
+def init(
+    folder: Folder,
+    name: Annotated[str, flag("Of the site: lower-case letters, digits and -.")],
+    data: Annotated[Path, flag("The file or folder with the rows of its clients.")],
+) -> None:
+    """Make a site's key and its request to be admitted, in the folder DIR.
+
+    The key stays here. Send DIR/request.pem to whoever runs the hub.
+    """
+    import tomli_w
+
+    from unalike.core.disk import write_whole
+    from unalike.deploy import keys
+    from unalike.deploy.node import host
+
+    key = keys.init_node(folder, name)
+    write_whole(folder / host.SETTINGS, tomli_w.dumps({"data": str(data.expanduser().resolve())}).encode())
+    say(
+        f"site {name} in {folder}; send {folder / keys.REQUEST} to the hub",
+        f"fingerprint of its key: {keys.spoken(key)}",
+        "(compare it, by telephone, with what `unalike network admit` shows)",
+    )
+
+
+@command(node, "unalike node join site clinic-a.bundle.json")
+def join(folder: Folder, bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", hidden=True)]) -> None:
+    """Take the BUNDLE that the hub sent into the site's folder DIR."""
+    from unalike.deploy import keys
+
+    facts = keys.join(folder, bundle)
+    say(
+        f"network {facts['network']}, at {facts['address']}",
+        f"fingerprint of its authority: {keys.spoken(facts['fingerprint'])}",
+        "(compare it, by telephone, with what `unalike network init` showed)",
+    )
+
+
+@command(node, "unalike node run site")
+def run(folder: Folder) -> None:
+    """Connect the site in DIR to its hub and answer what its policy allows, until stopped."""
+    import asyncio
+
+    import torch
+
+    from unalike.deploy import keys
+    from unalike.deploy.node import host
+    from unalike.deploy.node.policy import Policy
+    from unalike.runs.errors import UserError
+    from unalike.runtime.shard.host import version
+
+    try:
+        from unalike.runtime.network.dial import Dial
+    except ModuleNotFoundError as error:
+        raise UserError(INSTALL) from error
+    host.private_files()
+    facts, pair = keys.bundle_of(folder)
+    policy = Policy.read(folder)
+    site = host.Site.open(folder, facts["name"], facts["network"], log)
+    torch.set_num_threads(1)
+    dial = Dial(lambda: host.NodeHost(site).call, version(), max(1, policy.megabytes) << 20, log)
+    authority = facts["authority"].encode()
+    asyncio.run(dial.keep(facts["address"], pair.key, pair.certificate, authority))
+
+
+@command(node, "unalike node approve site", "unalike node approve site recipe.toml")
+def approve(
+    folder: Folder,
+    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", hidden=True)] = None,
+    schema: Annotated[Path | None, flag("The schema file that comes with the recipe.")] = None,
+) -> None:
+    """Allow the site in DIR to run RECIPE: a file, or the digest of one that waits. Without it, list those that wait.
+
+    What is approved is the recipe with its schema and the code that is installed here: after an update of
+    Unalike it has to be approved again.
+    """
+    from unalike.deploy.node import policy
+    from unalike.runs.errors import UserError
+    from unalike.runs.recipe.recipe import read_recipe
+
+    waiting = sorted((folder / policy.PENDING).glob("*.toml"))
+    if recipe is None:
+        say(*(f"{one.stem[:16]}  {one}" for one in waiting), *([] if waiting else ["no recipe waits for approval"]))
+        return
+    if Path(recipe).is_file():
+        text = None if schema is None else schema.read_text(encoding="utf-8")
+        digest = policy.digest_of(read_recipe(Path(recipe)), text)
+    else:
+        found = [one.stem for one in waiting if len(recipe) >= 8 and one.stem.startswith(recipe)]
+        if len(found) != 1:
+            raise UserError(f"{recipe} is no file, and {len(found)} recipes that wait begin so")
+        digest = found[0]
+    policy.approve(folder, digest)
+    say(f"approved: {digest}")
+
+
+@command(node, "unalike node ledger site", "unalike node ledger site --verify")
+def ledger(
+    folder: Folder,
+    verify: Annotated[bool, flag("Check that no line was changed, and count ε again.", "--verify")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what has left the site in DIR, what was refused, and the ε of it by the site's own count."""
+    from unalike.deploy.node.ledger import SiteLedger
+    from unalike.deploy.node.policy import Policy
+
+    found, policy = SiteLedger(folder), Policy.read(folder)  # reading it checks every line
+    entries = list(found.lines())
+    spent = {unit: one.epsilon(policy.delta) for unit, one in found.total.items()}
+    if as_json:
+        typer.echo(json.dumps({"entries": entries, "epsilon": spent, "delta": policy.delta}, indent=2))
+        return
+    for one in entries if not verify else ():
+        what = f"{one['task']}: {', '.join(one['leaves']) or 'nothing'}" if one["kind"] == "charge" else one["why"]
+        say(f"{one['number']:>5} {one['time']} {one['run'][:8] or '-':8} {one['kind']:8} {what}")
+    told = [f"ε = {epsilon:.4g} at δ = {policy.delta:.3g} for each {unit}" for unit, epsilon in spent.items()]
+    say(f"{len(entries)} lines, each follows from the one before", *told)

@@ -1,0 +1,393 @@
+"""A node's host: all that a run may ask of a site, by name, and what the site makes of it.
+
+The site fixes its data, its folders and its program from its own installation and its own files. Requests are checked
+against its policy before anything runs, and charged in its ledger before anything leaves. What goes wrong is answered
+with a sentence that holds nothing of the rows, no path and no traceback; the reason is in the site's own log.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import hmac
+import json
+import math
+import os
+import re
+import secrets
+import tomllib
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unalike.core import wire
+from unalike.core.client import Clients
+from unalike.core.disk import write_whole
+from unalike.core.failure import Diverged
+from unalike.core.release import Each, Release, Stays
+from unalike.core.request import Program, Reply, Request
+from unalike.core.schema import Schema
+from unalike.data import DataError
+from unalike.data.population import Population
+from unalike.data.source import Names
+from unalike.deploy import plain
+from unalike.deploy.node.ledger import SiteLedger
+from unalike.deploy.node.policy import Forbidden, Policy, check_approved
+from unalike.deploy.program import program_of_run
+from unalike.privacy.account import BARE
+from unalike.privacy.dpsgd import LocalCost
+from unalike.privacy.ledger import Charge
+from unalike.runs import fingerprint
+from unalike.runs.absent import Absent, without_rows
+from unalike.runs.errors import UserError
+from unalike.runs.load import load_data
+from unalike.runs.prepare import Prepared, prepare
+from unalike.runs.privacy import noise_of
+from unalike.runs.recipe.recipe import Recipe, Runtime, checked
+from unalike.runtime.shard.host import FULL, NO_MEMORY, NotReady, version
+from unalike.runtime.shard.journal import Journal, pack
+from unalike.runtime.shard.shard import Refused, Shard
+from unalike.runtime.shard.simulator import Simulator
+
+SETTINGS, RUNS, SCHEMA = "node.toml", "runs", "schema.json"
+CALLS = ("version", "load", "settle", "answer", "use", "forget", "commit", "rollback", "plans")
+KINDS = (Absent, Clients)  # what is told about clients, by either side
+_RUN = re.compile(r"[0-9a-f]{32}")
+_MOST_TEXT = 1 << 20  # characters of a recipe or a schema
+
+
+@dataclass(frozen=True)
+class Site:
+    """A site's own settings, and its ledger."""
+
+    folder: Path
+    name: str
+    network: str
+    data: Path
+    ledger: SiteLedger
+    tell: Callable[[str], None]
+
+    @classmethod
+    def open(cls, folder: Path, name: str, network: str, tell: Callable[[str], None]) -> Site:
+        return cls(folder, name, network, data_of(folder), SiteLedger(folder), tell)
+
+
+def data_of(folder: Path) -> Path:
+    """The file or folder that holds the rows of a site's clients."""
+    file = folder / SETTINGS
+    try:
+        found = Path(str(tomllib.loads(file.read_text(encoding="utf-8"))["data"])).expanduser()
+    except (OSError, KeyError, ValueError) as error:
+        raise UserError(f'{file}: expected a line such as data = "rows.csv" ({error})') from error
+    found = folder / found  # an absolute path stays what it is
+    if not found.exists():
+        raise UserError(f"{file}: there is no file or folder {found}")
+    return found
+
+
+def local_recipe(recipe: Recipe, data: Path, schema: Path | None) -> Recipe:
+    """The recipe over a site's own rows. Who arrives later, and whose labels are hidden, is decided for all sites."""
+    own = recipe.data.model_copy(
+        update={"name": str(data), "schema_": None if schema is None else str(schema), "unseen": 0, "labeled": 1.0}
+    )
+    return recipe.model_copy(update={"data": own, "runtime": Runtime(block=recipe.runtime.block)})
+
+
+def facts(population: Population, name: str, policy: Policy) -> Absent:
+    """What the server is told of a site's clients: how many there are, about how large, and who has labels."""
+    parts: dict[str, Any] = {}
+    for which, part in population.parts.items():
+        step = policy.round_sizes
+        size = -(-part.size // step) * step
+        if which != "train" and "measure" not in policy.purposes:  # then nobody need know of test rows
+            size, part = torch.zeros_like(size), part.without_labels()
+        parts[which] = replace(
+            without_rows(part), size=size, names=_names(name, len(part)), ids=torch.arange(len(part))
+        )
+    return Absent(
+        name="network",
+        kind=population.kind,
+        **parts,
+        seen=population.seen,
+        unseen=population.unseen,
+        classes=population.classes,
+        class_names=population.class_names,
+        columns=population.columns,
+        partition=population.partition,
+        scaling=population.scaling,
+        pooled=population.pooled,
+        network=population.network,
+        nodes=(name,),
+    )
+
+
+def _names(name: str, count: int) -> Names:
+    return Names(np.array([name] if count == 1 else [f"{name}/{number}" for number in range(1, count + 1)], dtype=str))
+
+
+class NodeHost:
+    """What one channel of a run has set up at a site; ``call`` is the one way in, and never raises."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._run, self._policy = "", Policy()
+        self._recipe: Recipe | None = None
+        self._population: Population | None = None
+        self._journal: Journal | None = None
+        self._sent = 0  # bytes that left in this channel
+
+    def call(self, what: str, *data: bytes) -> bytes:
+        """Do what is named; the first byte of the answer is its status: see ``runtime.shard.host.result``."""
+        try:
+            if what not in CALLS:
+                raise Refused(f"a node does not know {what[:40]!r}; it knows {', '.join(CALLS)}")
+            answer: bytes | None = getattr(self, f"_{what}")(*data)
+            return b"+" + (answer or b"")
+        except NotReady:
+            return b"?"
+        except wire.Lacking as error:
+            return b"A" + json.dumps(error.digests).encode()
+        except Forbidden as error:
+            self._note(error)
+            return b"-" + str(error).encode()
+        except (Refused, wire.WireError) as error:
+            return b"-" + str(error).encode()
+        except (UserError, DataError) as error:
+            return self._failed("this site cannot do what the recipe asks of its data", error, b"-")
+        except OSError as error:
+            if error.errno in FULL:
+                self._site.tell(f"no space: {error}")
+                return b"D" + json.dumps([errno.ENOSPC, "the node's folder"]).encode()
+            return self._failed("it could not read or write a file", error)
+        except MemoryError as error:
+            return self._failed("", error, b"M")
+        except Exception as error:
+            return self._failed("it failed", error, b"M" if NO_MEMORY in str(error) else b"!")
+
+    def _failed(self, sentence: str, error: Exception, letter: bytes = b"!") -> bytes:
+        """Tell the reason here, and to the server a sentence without it."""
+        expected = isinstance(error, UserError | DataError)
+        self._site.tell(f"{sentence}: {error}" if expected else f"{sentence}:\n{traceback.format_exc()}")
+        return letter + f"{sentence}; the reason is in the node's own log".encode()
+
+    def _note(self, refusal: Forbidden) -> None:
+        self._site.tell(f"refused: {refusal}")
+        self._site.ledger.refuse(self._run, refusal.rule, str(refusal))
+
+    @property
+    def journal(self) -> Journal:
+        if self._journal is None:
+            raise NotReady
+        return self._journal
+
+    def _version(self) -> bytes:
+        return json.dumps({"version": version()}).encode()
+
+    # Setting up
+
+    def _load(self, settings: bytes) -> bytes:
+        """Read this site's rows as a recipe says, if the policy allows it; what the server may know of them."""
+        told = json.loads(settings[:_MOST_TEXT])
+        if not (isinstance(told, dict) and isinstance(told.get("recipe"), dict)):
+            raise Refused("a run is loaded with its recipe")
+        run, schema = str(told.get("run")), told.get("schema")
+        if not _RUN.fullmatch(run) or not (schema is None or isinstance(schema, str)):
+            raise Refused("a run is named by 32 hexadecimal digits, and a schema is text")
+        self._journal = self._population = None
+        self._run, self._policy = run, Policy.read(self._site.folder)
+        home = self._site.folder / RUNS / run
+        try:
+            recipe = checked(told["recipe"], "the recipe")
+        except UserError as error:
+            raise Refused(f"the recipe is none: {str(error)[:500]}") from error
+        for refusal in self._policy.refusals(recipe, self._site.network):
+            raise refusal
+        if (home / "recipe.json").exists():  # the run goes on: it is what it began as, whatever comes now
+            begun = json.loads((home / "recipe.json").read_bytes())
+            recipe, schema = checked(begun["recipe"], "the recipe"), begun["schema"]
+            for refusal in self._policy.refusals(recipe, self._site.network):
+                raise refusal
+        if self._policy.approve:
+            check_approved(self._site.folder, recipe, schema)
+        home.mkdir(parents=True, exist_ok=True)
+        if schema is not None:
+            write_whole(home / SCHEMA, schema.encode())
+        content = {"recipe": recipe.model_dump(mode="json", exclude_none=True), "schema": schema}
+        write_whole(home / "recipe.json", json.dumps(content).encode())
+        self._recipe = local_recipe(recipe, self._site.data, home / SCHEMA if schema is not None else None)
+        self._population = load_data(self._recipe)
+        self._check_same_rows(home, self._population)
+        return plain.encode(facts(self._population, self._site.name, self._policy))
+
+    @staticmethod
+    def _check_same_rows(home: Path, population: Population) -> None:
+        """A run goes on with the rows that it began with; only this site can tell."""
+        file = home / "fingerprint.json"
+        known = json.loads(file.read_bytes()) if file.exists() else {"key": secrets.token_hex(32)}
+        found = fingerprint.of(population, bytes.fromhex(known["key"]))
+        if "rows" in known and not hmac.compare_digest(json.dumps(known["rows"]), json.dumps(found)):
+            raise Refused("the rows of this site have changed since the run began; start a new run")
+        write_whole(file, json.dumps({**known, "rows": found}).encode())
+
+    def _settle(self, data: bytes) -> bytes:
+        """Make the shard: the program is built here, from the recipe and what is public of all sites' clients."""
+        if self._recipe is None or self._population is None:
+            raise NotReady
+        everybody = plain.decode(data, KINDS)
+        if not isinstance(everybody, Absent) or self._site.name not in everybody.nodes:
+            raise Refused("a site settles with what is known of all clients, its own among them")
+        own = facts(self._population, self._site.name, self._policy)
+        names = [everybody.train.name(position) for position in range(len(everybody))]
+        mine = torch.tensor([position for position, one in enumerate(names) if one in set(own.train.names or ())])
+        if len(mine) != len(own) or not torch.equal(everybody.train.size[mine], own.train.size):
+            raise Refused("what is said of this site's clients is not what it told")
+        torch.set_num_threads(1)
+        prepared = prepare(self._recipe, everybody)
+        self._policy.check_model(prepared.recipe)
+        simulated = noise_of(prepared.recipe) == "seeded"
+        roster = prepared.population.roster().select(mine)
+        labeled = roster.labeled & self._population.train.labeled
+        roster = replace(roster, labeled=labeled)
+        parts = {
+            name: replace(part, ids=roster.ids, labeled=part.labeled & labeled if name == "train" else part.labeled)
+            for name, part in self._population.parts.items()
+        }
+        simulator = Simulator(self._recipe.runtime.block, 1)
+        shard = Shard(parts, roster, self._program(prepared), simulator)
+        self._journal = Journal(shard, self._site.folder / RUNS / self._run, again=simulated)
+        return roster.encode()
+
+    def _program(self, prepared: Prepared) -> Program:
+        return program_of_run(prepared, simulated="measure" in self._policy.purposes)
+
+    # Asks
+
+    def _answer(self, head: bytes, *arrays: bytes) -> bytes:
+        request = Request.decode(head)
+        try:
+            self._allow(request, head, arrays)
+            frames = [self._tame(frame) for frame in self.journal.answer(head, *arrays)]
+        except Forbidden as refusal:
+            self._note(refusal)
+            frames = [_all_failed(request, f"refused by its site, {refusal}")]
+        except (Refused, wire.WireError, TypeError) as error:
+            self._site.tell(f"refused: {request.task}: {error}")
+            frames = [_all_failed(request, "refused by its site: the request is not one of this run")]
+        self._sent += sum(map(len, frames))
+        if self._sent > self._policy.megabytes << 20:
+            raise Forbidden("megabytes", f"more than {self._policy.megabytes} MB would leave in this run")
+        return pack([json.dumps({"seconds": 0.0, "cpu": 0.0}).encode(), *frames])  # times would tell of the rows
+
+    def _allow(self, request: Request, head: bytes, arrays: Sequence[bytes]) -> None:
+        """Check a request against the policy, and charge what it lets out."""
+        shard, policy, ledger = self.journal.shard, self._policy, self._site.ledger
+        if request.purpose not in policy.purposes:
+            raise Forbidden("purposes", f"{request.purpose} is not listed")
+        for name, value in _inputs(request, arrays):
+            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+                raise Refused(f"the input {name} is not finite")
+        ask = f"{self._run} {request.run} {request.serial} {hashlib.sha256(head).hexdigest()[:32]}"
+        if request.purpose != "measure" and ledger.known(ask):
+            return  # its journal has the answer, or knows that it was cut off
+        if request.purpose == "train" and ledger.asks.get(self._run, 0) >= policy.asks * (policy.rounds + 1):
+            raise Forbidden("asks", f"this run has asked {policy.asks} times for each of {policy.rounds} rounds")
+        releases = [] if shard.program.is_exchange(request.task) else shard.program.releases(request)
+        positions, charges = shard.positions(request.ids), list[Charge]()
+        for release in releases:
+            protected = policy.check_release(release, len(positions), shard.program.terms)
+            charges += _charges(release, shard, positions) if protected else [Charge(BARE)]
+        self._check_cost(charges)
+        what = {
+            "task": request.task,
+            "clients": len(positions),
+            "trust": shard.program.terms.trust,
+            "leaves": [f"{one.kind}({', '.join(one.names)})" for one in releases if not isinstance(one, Stays)],
+        }
+        ledger.charge(self._run, ask, request.purpose, what, charges)
+
+    def _check_cost(self, charges: Sequence[Charge]) -> None:
+        policy = self._policy
+        if any(one.is_bare for one in charges):
+            if policy.epsilon or policy.epsilon_run:
+                raise Forbidden("epsilon", "an array without noise costs more than any ε")
+            return
+        if policy.unit == "client" and any(one.unit == "point" for one in charges):
+            raise Forbidden("unit", "the noise protects single points, and this site wants its clients protected")
+        together = zip(("epsilon", "epsilon_run"), self._site.ledger.after(self._run, charges), strict=True)
+        for rule, spent in together if charges else ():
+            cost, most = sum(one.worst(policy.delta, coarseness=16) for one in spent.values()), getattr(policy, rule)
+            if not math.isfinite(cost) or cost > most:
+                raise Forbidden(rule, f"the cost would be ε = {cost:.4g} at δ = {policy.delta:g}, allowed is {most:g}")
+
+    @staticmethod
+    def _tame(frame: bytes) -> bytes:
+        """A reply whose failures say no more than that the task failed."""
+        reply = Reply.decode(frame)
+        if not reply.failed:
+            return frame
+        told = {
+            row: Diverged("its numbers are not finite") if isinstance(why, Diverged) else "its task failed"
+            for row, why in reply.failed.items()
+        }
+        return replace(reply, failed=told).encode()
+
+    def _use(self, schema: bytes) -> None:
+        self.journal.shard.use(Schema.from_json(schema.decode()))
+
+    def _forget(self, data: bytes) -> None:
+        run, prefix = _pair(data, str, str)
+        self.journal.shard.forget(run, prefix)
+
+    def _commit(self, data: bytes) -> bytes:
+        run, serial = _pair(data, str, int)
+        self.journal.commit(run, serial)
+        return b"{}"  # plans tell how large cohorts were
+
+    def _rollback(self, data: bytes) -> None:
+        run, serial = _pair(data, str, int)
+        self.journal.rollback(run, serial)
+
+    def _plans(self, plans: bytes) -> None:
+        """Blocks are this site's own business."""
+
+
+def _pair(data: bytes, *kinds: type) -> list[Any]:
+    found = json.loads(data[:1000])
+    if not isinstance(found, list) or [type(one) for one in found] != list(kinds):
+        raise Refused(f"expected {' and '.join(kind.__name__ for kind in kinds)}")
+    return found
+
+
+def _inputs(request: Request, arrays: Sequence[bytes]) -> Iterator[tuple[str, Tensor]]:
+    yield from request.shared.items()
+    yield from request.each.items()
+    for data in arrays:
+        yield from ((name, one) for name, one in wire.decode(data).items() if isinstance(one, Tensor))
+
+
+def _charges(release: Release, shard: Shard, positions: Tensor) -> list[Charge]:
+    """What a release with noise costs, as if nobody had been sampled: the server knows who was."""
+    if isinstance(release, Stays):
+        return []
+    declared = shard.roster.declarations(positions)
+    cost = release.cost(declared) if callable(release.cost) else release.cost
+    if isinstance(cost, LocalCost):
+        return [Charge(event, "point") for event in dict.fromkeys(cost.events)]
+    assert release.noise is not None
+    times = len(release.names) if isinstance(release, Each) else 1
+    return [Charge(release.noise.event(), release.unit)] * times
+
+
+def _all_failed(request: Request, why: str) -> bytes:
+    return request.reply(failed=dict.fromkeys(range(len(request.ids)), why)).encode()
+
+
+def private_files() -> None:
+    """From here on this process makes files that its owner alone can read."""
+    os.umask(0o077)

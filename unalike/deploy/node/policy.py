@@ -1,0 +1,179 @@
+"""What a site allows, in a TOML file that somebody at the site signs for. What it does not mention is not allowed.
+
+A refusal names its rule: the key of the file that forbids it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from unalike.core.release import Each, Release, Stays, Terms
+from unalike.core.request import Purpose
+from unalike.runs.errors import UserError
+from unalike.runs.recipe.recipe import Recipe, read_toml
+from unalike.runtime.shard.host import version
+from unalike.runtime.shard.shard import Refused
+
+FILE, APPROVED, PENDING = "policy.toml", "approved", "pending"
+Shows = Literal["never", "noise", "bare"]
+# of a recipe: what is the researcher's alone, and where rows are, which each site knows of its own
+_OWN: dict[str, Any] = {
+    **dict.fromkeys(("runtime", "title", "expected", "checkpoint_every"), True),
+    "data": {"name": True, "schema_": True},
+}
+_MOST_PENDING = 100  # recipes that wait for approval
+
+
+class Forbidden(Refused):
+    """The policy forbids something; the message begins with the rule."""
+
+    def __init__(self, rule: str, why: str) -> None:
+        super().__init__(f"rule {rule}: {why}")
+        self.rule = rule
+
+
+class Policy(BaseModel):
+    """The rules of a site."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    network: str = ""  # whose runs; empty: nobody's
+    methods: list[str] = []
+    models: list[str] = []  # architectures
+    purposes: list[Purpose] = []  # train, serve, measure
+    trust: list[Literal["server", "nobody"]] = []  # who may see sums before they have noise, in runs with an ε
+    individual: Shows = "never"  # arrays of single clients: never, only with noise, or as they are
+    sums: Shows = "never"
+    fewest: int = Field(5, ge=1)  # clients of this site in a sum without noise or masks; fewer count as individual
+    unit: Literal["client", "point"] = "client"  # whom noise has to protect
+    delta: float = Field(1e-6, gt=0, lt=1)
+    epsilon: float = Field(0.0, ge=0)  # the most that all runs together may cost, by this site's own count
+    epsilon_run: float = Field(0.0, ge=0)  # and one run
+    noise: float = Field(0.0, ge=0)  # the least noise multiplier of Gaussian noise
+    rounds: int = Field(0, ge=0)
+    asks: int = Field(8, ge=1)  # in a round, for training; as many again before the first
+    megabytes: int = Field(0, ge=0)  # that leave in one run, and that one message to this site may have
+    round_sizes: int = Field(10, ge=1)  # the server is told numbers of rows rounded up to multiples of this
+    approve: bool = True  # every recipe needs `unalike node approve`
+
+    @classmethod
+    def read(cls, folder: Path) -> Policy:
+        """The site's policy. Without a file it allows nothing."""
+        file = folder / FILE
+        if not file.exists():
+            return cls()
+        try:
+            return cls.model_validate(read_toml(file))
+        except ValidationError as error:
+            problem = error.errors()[0]
+            key = ".".join(map(str, problem["loc"]))
+            raise UserError(f"{file}: {key}: {problem['msg']}; the keys are {', '.join(cls.model_fields)}") from error
+
+    def refusals(self, recipe: Recipe, network: str) -> Iterator[Forbidden]:
+        """Every rule that a recipe meets."""
+        yield from closed(recipe)
+        if network != self.network:
+            yield Forbidden("network", f"this site works for {self.network or 'nobody'}, not for {network}")
+        if recipe.method not in self.methods:
+            yield Forbidden("methods", f"{recipe.method} is not listed")
+        if "train" not in self.purposes:
+            yield Forbidden("purposes", "train is not listed")
+        if recipe.rounds > self.rounds:
+            yield Forbidden("rounds", f"the recipe has {recipe.rounds}, allowed are {self.rounds}")
+        if recipe.privacy.promises and recipe.privacy.trust not in self.trust:
+            yield Forbidden("trust", f'trust = "{recipe.privacy.trust}" is not listed')
+        if recipe.privacy.promises and recipe.privacy.noise == "simulated" and self.sums != "bare":
+            yield Forbidden("sums", "simulated noise protects nobody, so it counts as none")
+
+    def check_model(self, recipe: Recipe) -> None:
+        """The model, once it is known which one the recipe means."""
+        if recipe.model.name not in self.models:
+            raise Forbidden("models", f"{recipe.model.name} is not listed")
+
+    def check_release(self, release: Release, clients: int, terms: Terms) -> bool:
+        """Refuse a release that may not leave; does it leave protected by noise?"""
+        if isinstance(release, Stays):
+            return True
+        protected = (release.noise is not None or release.cost is not None) and terms.system
+        masked = bool(getattr(release, "secure", False))
+        kind = (
+            "individual"
+            if isinstance(release, Each) or (not protected and not masked and clients < self.fewest)
+            else "sums"
+        )
+        allowed: Shows = getattr(self, kind)
+        what = f"{release.kind}({', '.join(release.names) or 'all arrays'})"
+        if allowed == "never" or (allowed == "noise" and not protected):
+            few = f", over {clients} of its clients" if kind == "individual" and not isinstance(release, Each) else ""
+            bare = "" if protected else " without noise"
+            raise Forbidden(kind, f"{what}{bare}{few}: {kind} arrays leave {_TOLD[allowed]}")
+        level = getattr(release.noise, "noise_multiplier", None)
+        if protected and isinstance(level, float | int) and level < self.noise:
+            raise Forbidden("noise", f"{what} has a noise multiplier of {level:g}, the least is {self.noise:g}")
+        return protected
+
+
+_TOLD = {"never": "never", "noise": "with noise alone", "bare": "as they are"}
+
+
+def closed(recipe: Recipe) -> Iterator[Forbidden]:
+    """What no policy can allow, because the code and the data of a site are its own."""
+    values = recipe.model_dump(mode="json", exclude=_OWN)
+    for key, text in _texts(values):
+        if ":" in text or "/" in text or "\\" in text or text.endswith(".py"):
+            yield Forbidden("closed", f"{key} = {text!r} may name code or a file; a site runs what is installed there")
+    data = recipe.data
+    if data.partition not in (None, "natural") or data.rotate is not None or data.clients is not None:
+        yield Forbidden("closed", "a site's rows are its clients' own; leave partition, clients and rotate out")
+    if recipe.privacy.epsilons is not None:
+        yield Forbidden("closed", "clients of a site declare no ε of their own")
+
+
+def _texts(values: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(values, str):
+        yield path, values
+    elif isinstance(values, Mapping):
+        for key, value in values.items():
+            yield from _texts(str(key), path)
+            yield from _texts(value, f"{path}.{key}".strip("."))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _texts(value, path)
+
+
+def digest_of(recipe: Recipe, schema: str | None) -> str:
+    """What somebody approves: a recipe, the schema that it reads rows by, and the code that would run it here."""
+    values = recipe.model_dump(mode="json", exclude=_OWN)
+    content = {"recipe": values, "schema": None if schema is None else json.loads(schema), "code": version()}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def check_approved(folder: Path, recipe: Recipe, schema: str | None) -> None:
+    """Refuse a recipe that nobody here has approved, and note that it waits for that."""
+    digest = digest_of(recipe, schema)
+    if digest in approved(folder):
+        return
+    waiting = folder / PENDING
+    waiting.mkdir(exist_ok=True)
+    if len(list(waiting.iterdir())) < _MOST_PENDING:
+        (waiting / f"{digest}.toml").write_text(recipe.to_toml(), encoding="utf-8")
+    raise Forbidden("approve", f"recipe {digest[:16]} waits for approval at this site (unalike node approve)")
+
+
+def approved(folder: Path) -> set[str]:
+    """The digests of approved recipes."""
+    file = folder / APPROVED
+    return {line.split()[0] for line in file.read_text().splitlines() if line.strip()} if file.exists() else set()
+
+
+def approve(folder: Path, digest: str) -> None:
+    """Approve a recipe by its digest."""
+    with (folder / APPROVED).open("a") as file:
+        file.write(f"{digest}\n")
+    (folder / PENDING / f"{digest}.toml").unlink(missing_ok=True)

@@ -1,0 +1,175 @@
+"""The run's side of a network: which nodes take part, what is known of their clients together, and their runtime."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from unalike.core import wire
+from unalike.core.client import Clients
+from unalike.core.federation import Federation
+from unalike.data.build import set_apart, usual_unseen
+from unalike.data.source import Names
+from unalike.deploy import plain
+from unalike.deploy.program import program_of_run
+from unalike.runs.absent import Absent
+from unalike.runs.errors import UserError
+from unalike.runs.prepare import Prepared
+from unalike.runs.recipe.recipe import Recipe, Runtime
+from unalike.runs.simulate import federated
+from unalike.runs.words import listed
+from unalike.runtime.network.reach import Nodes, ask_hub
+from unalike.runtime.shard.host import Failed
+from unalike.runtime.shard.shard import Refused
+from unalike.runtime.workers import Unreachable, WorkerError, Workers, settled
+
+START = 60.0  # seconds to wait for nodes when a run begins
+KINDS = (Absent, Clients)  # what nodes say
+_WORTH = 2.0  # seconds that a later ask waits for a node that had gone
+
+
+class Sites:
+    """The nodes of a network, for the runs of one command."""
+
+    def __init__(self, how: Runtime) -> None:
+        self._folder = Path(how.network or "").expanduser().resolve()
+        self._workers: Workers | None = None
+        self._names: list[str] = []
+        self._facts = b""
+
+    def close(self) -> None:
+        if self._workers is not None:
+            self._workers.close()
+
+    def load(self, recipe: Recipe, key: bytes) -> Absent:
+        """Have every node read its rows by the recipe; what is known of all clients together."""
+        workers = self._reach(recipe.runtime)
+        schema = recipe.data.schema_
+        told = {
+            "run": hashlib.sha256(key).hexdigest()[:32],
+            "recipe": {
+                **recipe.model_dump(mode="json", exclude_none=True, exclude={"runtime"}),
+                "runtime": {"block": recipe.runtime.block},
+            },
+            "schema": None if schema is None else Path(schema).expanduser().read_text(encoding="utf-8"),
+        }
+        try:
+            found = workers.tell("load", [(json.dumps(told).encode(),)] * len(workers))
+            parts = [plain.decode(one, KINDS) for one in found]
+            population = join(parts, self._names, recipe)
+        except (Refused, Failed, WorkerError, wire.WireError) as error:
+            raise UserError(f"a site cannot take part: {error}") from error
+        self._facts = plain.encode(population)
+        return replace(population, key=key)
+
+    def _reach(self, how: Runtime) -> Workers:
+        """The nodes that a run begins with, or goes on with; all must have this process's code."""
+        names = _wait_for(self._folder, how)
+        if self._workers is None or names != self._names:
+            self.close()
+            self._workers, self._names = Workers(Nodes(self._folder, names), afterwards=_WORTH), names
+        try:
+            self._workers.check()
+        except (WorkerError, Unreachable, TimeoutError) as error:
+            raise UserError(str(error)) from error
+        return self._workers
+
+    def federation(self, prepared: Prepared, out: Path | None, **fields: Any) -> Federation:
+        """The training clients of a run, at their sites, ready to be asked."""
+        recipe, population = prepared.recipe, prepared.population
+        assert self._workers is not None
+        try:
+            how = {"drop": recipe.runtime.drop, "deadline": recipe.runtime.deadline, "lost": recipe.runtime.lost}
+            data = [self._facts] * len(self._workers)
+            runtime = settled(self._workers, data, program_of_run(prepared), **how)
+        except (Refused, Failed, WorkerError, wire.WireError) as error:
+            raise UserError(f"a site cannot take part: {error}") from error
+        if not torch.equal(runtime.roster.bound, population.train.size):
+            raise UserError("a node settled with other clients than it had told of")
+        return federated(runtime, population, recipe.seed, quorum=recipe.runtime.quorum, **fields)
+
+
+def _wait_for(folder: Path, how: Runtime) -> list[str]:
+    """The names of the nodes that take part, once they are all there."""
+    until = time.monotonic() + START
+    while True:
+        try:
+            here = sorted(ask_hub(folder, do="status")["nodes"])
+        except Unreachable as error:
+            raise UserError(str(error)) from error
+        missing = [name for name in how.nodes or () if name not in here]
+        enough = len(here) >= (how.workers or 1)
+        if not missing and enough:
+            return sorted(how.nodes) if how.nodes is not None else here
+        if time.monotonic() > until:
+            wanted = f"{listed(missing)} did not come" if missing else f"{how.workers or 1} were wanted"
+            raise UserError(f"{len(here)} nodes are connected; {wanted} within {START:g} s (unalike network status)")
+        time.sleep(0.2)
+
+
+def join(parts: Sequence[Absent], names: Sequence[str], recipe: Recipe) -> Absent:
+    """What is known of all sites' clients, in the order of the sites. Who arrives later is drawn from the seed."""
+    first = parts[0]
+    for part, name in zip(parts, names, strict=True):
+        _check(part, name)
+        if part.schema != first.schema:
+            raise UserError(
+                f"the rows of {name} are not as those of {names[0]}: give all the same schema (--set data.schema=FILE)."
+                f" {names[0]} has {first.schema.to_json()[:300]}, {name} has {part.schema.to_json()[:300]}"
+            )
+    called = [part.train.name(position) for part in parts for position in range(len(part))]
+    train, validation, test = (_joined([part.parts[which] for part in parts], called) for which in first.parts)
+    data, seed = recipe.data, recipe.seed if recipe.data.seed is None else recipe.data.seed
+    away = usual_unseen(len(called)) if data.unseen is None else data.unseen
+    seen, unseen, may_use = set_apart(train.labeled.numpy(), away, data.labeled, seed)
+    labeled = torch.from_numpy(may_use)
+    sizes = {"clients": len(called), "rows": int((train.size + validation.size + test.size).sum())}
+    known = {"names": ", ".join(names), "sizes": json.dumps(train.size.tolist()), "inputs": "", "labels": ""}
+    return replace(
+        first,
+        train=replace(train, labeled=labeled),
+        validation=replace(validation, labeled=labeled),
+        test=test,
+        seen=torch.from_numpy(seen),
+        unseen=torch.from_numpy(unseen),
+        pooled=sorted({one for part in parts for one in part.pooled}),
+        fingerprint={**sizes, **known},
+        nodes=tuple(names),
+    )
+
+
+def _check(part: object, name: str) -> None:
+    """Refuse what no honest node says."""
+    if not isinstance(part, Absent) or not all(isinstance(one, Clients) for one in part.parts.values()):
+        raise UserError(f"{name} told nothing of its clients")
+    count = len(part.train.size)
+    for one in part.parts.values():
+        whole: list[Tensor] = [one.size, one.ids, one.start]
+        if any(value.dtype != torch.int64 or value.shape != (count,) for value in whole) or count == 0:
+            raise UserError(f"{name} told of its clients in arrays of different lengths")
+        if one.labeled.dtype != torch.bool or one.labeled.shape != (count,) or bool((one.size < 0).any()) or len(one.x):
+            raise UserError(f"{name} told of its clients what cannot be")
+    given = [part.train.name(position) for position in range(count)]
+    if any(one != name and not one.startswith(f"{name}/") for one in given) or len(set(given)) < count:
+        raise UserError(f"{name} told of clients that are not its own")
+
+
+def _joined(parts: Sequence[Clients], names: Sequence[str]) -> Clients:
+    sizes = torch.cat([part.size for part in parts])
+    return replace(
+        parts[0],
+        size=sizes,
+        start=torch.zeros_like(sizes),
+        labeled=torch.cat([part.labeled for part in parts]),
+        ids=torch.arange(len(sizes)),
+        names=Names(np.array(names, dtype=str)),
+    )
