@@ -10,10 +10,14 @@ from typing import Annotated
 import typer
 
 from unalike.commands.console import say
-from unalike.commands.options import Json, command, flag
+from unalike.commands.options import Json, command, examples, flag
 
 app = typer.Typer()
-network = typer.Typer(no_args_is_help=True, help="Run the hub of a network of sites, and say which sites are admitted.")
+network = typer.Typer(
+    no_args_is_help=True,
+    help="Run the hub of a network of sites, and say which sites are admitted.",
+    epilog=examples("unalike network init hub --name clinic --address hub.example.org:8443", "unalike network hub hub"),
+)
 app.add_typer(network, name="network")
 INSTALL = "a network needs gRPC, which is not installed: pip install 'unalike[network]'"
 Folder = Annotated[Path, typer.Argument(metavar="DIR", hidden=True)]
@@ -31,7 +35,10 @@ def init(
     address: Annotated[str, flag("Where sites dial: HOST:PORT.")],
     listen: Annotated[str | None, flag("Where the hub listens, HOST:PORT. (default: the address)")] = None,
 ) -> None:
-    """Make the authority and the server key of a new network in the folder DIR."""
+    """Make the authority and the server key of a new network.
+
+    DIR is its folder, which is made.
+    """
     from unalike.deploy import keys
 
     authority = keys.init_network(folder, name, address, listen)
@@ -48,7 +55,10 @@ def admit(
     request: Annotated[Path, typer.Argument(metavar="REQUEST", hidden=True)],
     days: Annotated[float | None, flag("How long its certificate is valid. (default: 730)")] = None,
 ) -> None:
-    """Admit the site that made REQUEST to the network in DIR, and write the bundle for it.
+    """Admit a site to a network, and write the bundle for it.
+
+    DIR is the folder of the network.
+    REQUEST is the file that the site sent.
 
     To revoke a site, delete its line in DIR/admitted; its stream ends within a second.
     """
@@ -64,7 +74,10 @@ def admit(
 
 @command(network, "unalike network renew hub")
 def renew(folder: Folder) -> None:
-    """Make a new server key and certificate for the hub in DIR; start the hub anew. Sites need nothing."""
+    """Make a new server key and certificate for a hub; start it anew. Sites need nothing.
+
+    DIR is the folder of the network.
+    """
     from unalike.deploy import keys
 
     keys.renew_hub(folder)
@@ -73,7 +86,10 @@ def renew(folder: Folder) -> None:
 
 @command(network, "unalike network hub hub")
 def hub(folder: Folder) -> None:
-    """Serve the network in DIR until stopped: sites dial in, and runs on this machine reach them."""
+    """Serve a network until stopped: sites dial in, and runs on this machine reach them.
+
+    DIR is the folder of the network.
+    """
     import asyncio
 
     from unalike.deploy import keys
@@ -94,7 +110,10 @@ def hub(folder: Folder) -> None:
 
 @command(network, "unalike network status hub")
 def status(folder: Folder, as_json: Json = False) -> None:
-    """Say which sites are connected to the hub of the network in DIR, since when, and with which version."""
+    """Say which sites are connected to a hub, since when, and with which version.
+
+    DIR is the folder of the network.
+    """
     from rich.table import Table
 
     from unalike.runs.errors import UserError

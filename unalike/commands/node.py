@@ -10,10 +10,14 @@ import typer
 
 from unalike.commands.console import say
 from unalike.commands.network import INSTALL, Folder, log
-from unalike.commands.options import Json, command, flag
+from unalike.commands.options import Json, command, examples, flag
 
 app = typer.Typer()
-node = typer.Typer(no_args_is_help=True, help="Run a site of a network, by its own policy.")
+node = typer.Typer(
+    no_args_is_help=True,
+    help="Run a site of a network, by its own policy.",
+    epilog=examples("unalike node init site --name clinic-a --data rows.csv", "unalike node run site"),
+)
 app.add_typer(node, name="node")
 
 
@@ -23,7 +27,9 @@ def init(
     name: Annotated[str, flag("Of the site: lower-case letters, digits and -.")],
     data: Annotated[Path, flag("The file or folder with the rows of its clients.")],
 ) -> None:
-    """Make a site's key and its request to be admitted, in the folder DIR.
+    """Make a site's key and its request to be admitted.
+
+    DIR is the site's folder, which is made.
 
     The key stays here. Send DIR/request.pem to whoever runs the hub.
     """
@@ -44,7 +50,11 @@ def init(
 
 @command(node, "unalike node join site clinic-a.bundle.json")
 def join(folder: Folder, bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", hidden=True)]) -> None:
-    """Take the BUNDLE that the hub sent into the site's folder DIR."""
+    """Take what the hub sent.
+
+    DIR is the site's folder.
+    BUNDLE is the file that `unalike network admit` wrote.
+    """
     from unalike.deploy import keys
 
     facts = keys.join(folder, bundle)
@@ -57,7 +67,10 @@ def join(folder: Folder, bundle: Annotated[Path, typer.Argument(metavar="BUNDLE"
 
 @command(node, "unalike node run site")
 def run(folder: Folder) -> None:
-    """Connect the site in DIR to its hub and answer what its policy allows, until stopped."""
+    """Connect a site to its hub and answer what its policy allows, until stopped.
+
+    DIR is the site's folder.
+    """
     import asyncio
 
     import torch
@@ -85,10 +98,13 @@ def run(folder: Folder) -> None:
 @command(node, "unalike node approve site", "unalike node approve site recipe.toml")
 def approve(
     folder: Folder,
-    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", hidden=True)] = None,
+    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", hidden=True)] = None,
     schema: Annotated[Path | None, flag("The schema file that comes with the recipe.")] = None,
 ) -> None:
-    """Allow the site in DIR to run RECIPE: a file, or the digest of one that waits. Without it, list those that wait.
+    """Allow a site to run a recipe; without one, list those that wait.
+
+    DIR is the site's folder.
+    RECIPE is a file, or the digest of one that waits.
 
     What is approved is the recipe with its schema and the code that is installed here: after an update of
     Unalike it has to be approved again.
@@ -119,7 +135,10 @@ def ledger(
     verify: Annotated[bool, flag("Check that no line was changed, and count ε again.", "--verify")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show what has left the site in DIR, what was refused, and the ε of it by the site's own count."""
+    """Show what has left a site, what was refused, and the ε of it by the site's own count.
+
+    DIR is the site's folder.
+    """
     from unalike.deploy.node.ledger import SiteLedger
     from unalike.deploy.node.policy import Policy
 
