@@ -29,8 +29,12 @@ _SERIALS = 6  # that one ask may use: its own, and those of the exchanges of a s
 
 
 @runtime_checkable
-class KeepsElsewhere(Protocol):
-    """A runtime whose shards save by themselves what clients keep, and go back to it."""
+class OnWorkers(Protocol):
+    """A runtime whose shards are elsewhere: they save what clients keep by themselves, and tell how they are doing."""
+
+    waiting: Callable[[list[int], float], None]
+
+    def report(self) -> list[dict[str, Any]]: ...
 
     def commit(self, run: str, serial: int) -> Sequence[Mapping[str, Any]]: ...
 
@@ -82,7 +86,7 @@ class Checkpoint:
         federation.ledger = Ledger.from_state(about.ledger)
         federation.transcript = Transcript.from_rows(about.transcript)
         federation.traffic = Traffic.from_state(about.traffic)
-        if isinstance(federation.runtime, KeepsElsewhere):
+        if isinstance(federation.runtime, OnWorkers):
             federation.runtime.rollback(federation.run, about.serial, about.plans)
         elif isinstance(federation.runtime, Simulation):
             if about.kept and not self.kept:
@@ -113,7 +117,7 @@ def save(
     (folder / CLIENTS).mkdir(exist_ok=True)
     if kept:  # the clients' own files, which only a simulation has in one place with the server's
         write_whole(folder / CLIENTS / f"{federation.round}.safetensors", safetensors.torch.save(_whole(kept)))
-    if isinstance(runtime, KeepsElsewhere):  # before the server's own: it keeps the commit before this one, too
+    if isinstance(runtime, OnWorkers):  # before the server's own: it keeps the commit before this one, too
         plans = runtime.commit(federation.run, federation.serial)
     elif isinstance(runtime, Simulation):
         plans = runtime.plans()

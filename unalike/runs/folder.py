@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
@@ -27,6 +28,7 @@ from unalike.core.disk import part_file, write_whole
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema
 from unalike.runs.errors import UserError
+from unalike.runs.recipe.keys import flatten
 from unalike.runs.recipe.recipe import CODE, Recipe, code_paths
 from unalike.runs.recipe.recipe import RECIPE as RECIPE
 from unalike.runs.words import no_formula
@@ -150,16 +152,8 @@ def _short(content: Any) -> str:
 
 def write_table(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """CSV with the columns of all rows; nested values as ``group.name``."""
-    table = pd.DataFrame([_flat(row) for row in rows], dtype=object)  # so that whole numbers stay whole beside gaps
+    table = pd.DataFrame([flatten(row) for row in rows], dtype=object)  # so that whole numbers stay whole beside gaps
     write_whole(file, table.map(no_formula).to_csv(index=False, lineterminator="\n").encode())
-
-
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in row.items():
-        inner = {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, Mapping) else {name: value}
-        flat.update(inner)
-    return flat
 
 
 def check_free(path: Path) -> None:
@@ -186,7 +180,7 @@ def create(path: Path, recipe: Recipe | None = None, label: str = "") -> None:
 
 def save_roster(path: Path, roster: Roster) -> None:
     """Who trains, and how their rows are read: with these two files a run is of use where its data are not."""
-    save_schema(path / SCHEMA, roster.schema)
+    write_json(path / SCHEMA, json.loads(roster.schema.to_json()))  # a person can read and edit it
     write_whole(path / ROSTER, roster.encode())
 
 
@@ -229,16 +223,6 @@ def _again(path: Path) -> str:
     )
 
 
-def save_schema(file: Path, schema: Schema) -> None:
-    """A schema as JSON that a person can read and edit."""
-    write_json(file, json.loads(schema.to_json()))
-
-
-def label_of(path: Path) -> str:
-    """What a run is called in tables; empty: nobody said."""
-    return str(read_json(path / ABOUT).get("label", ""))
-
-
 def plain_name(text: str) -> str:
     """The text as the name of a folder that is easy to type: ``ε = 8`` is ``epsilon-8``."""
     spelled = (
@@ -251,11 +235,8 @@ def plain_name(text: str) -> str:
 
 def fresh_name(base: Path) -> Path:
     """``base``, or ``base-2``, ``base-3``, ...: the first that does not exist."""
-    number, path = 1, base
-    while path.exists():
-        number += 1
-        path = base.with_name(f"{base.name}-{number}")
-    return path
+    names = itertools.chain([base.name], (f"{base.name}-{number}" for number in itertools.count(2)))
+    return next(path for path in map(base.with_name, names) if not path.exists())
 
 
 def versions() -> dict[str, str]:

@@ -183,7 +183,8 @@ def resume(
         folder.check_run(path)
         recipe = read_run_recipe(path)
         title, seeds = "", 1
-        runs = [_Run(folder.label_of(path) or recipe.method.rpartition(":")[2], recipe, path)]
+        label = read_json(path / folder.ABOUT).get("label") or recipe.method.rpartition(":")[2]
+        runs = [_Run(label, recipe, path)]
     if address is not None:
         runs = [run._replace(recipe=_at_address(run.recipe, address)) for run in runs]
     with Loader(data, start=start_workers) as loader:

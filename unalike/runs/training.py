@@ -7,10 +7,10 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from torch import Tensor
 
@@ -98,15 +98,6 @@ def train(
             return Training.start(prepared, context, files, workers).run()
 
 
-@runtime_checkable
-class HasWorkers(Protocol):
-    """A runtime that can tell how each of its workers is doing."""
-
-    waiting: Callable[[list[int], float], None]
-
-    def report(self) -> list[dict[str, Any]]: ...
-
-
 class Training:
     """A run between two rounds: the server's state, its federation, the files that it writes, and its clock."""
 
@@ -138,7 +129,7 @@ class Training:
             self._check_selection()
         self._first_loss: float | None = None  # of squares, which may begin above any bound
         self._ran_away = self._measured_less = False
-        self._workers = federation.runtime if isinstance(federation.runtime, HasWorkers) else None
+        self._workers = federation.runtime if isinstance(federation.runtime, checkpoint.OnWorkers) else None
         if self._workers is not None:
             self._workers.waiting = self._show_workers
 
