@@ -21,7 +21,7 @@ from unalike.commands.options import Json, Quiet, command, flag
 if TYPE_CHECKING:
     from reproductions.runner import Watch
 
-_STYLES = {"holds": "green", "differs": "red", "not comparable": "yellow"}
+_STYLES = {"holds": "green", "differs": "red", "not decided": "magenta", "not comparable": "yellow"}
 
 
 class _Command(typer.core.TyperCommand):
@@ -86,7 +86,7 @@ def reproduce(
         progress_console().print(kept, soft_wrap=True, markup=False)
         raise typer.Exit(130) from None
     if store:
-        runner.store(verdict)
+        runner.store(verdict, folder)
     if as_json:
         typer.echo(json.dumps(verdict, ensure_ascii=False))
         return

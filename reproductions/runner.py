@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 import time
 from collections.abc import Callable
 from functools import cache
@@ -13,7 +14,8 @@ from typing import Any, Protocol
 import pandas as pd
 
 import unalike
-from reproductions.item import Item, Numbers, Planned, overall
+from reproductions.item import Choice, Item, Numbers, Planned, overall
+from reproductions.item import smaller as size_told
 from unalike.core.disk import write_whole
 from unalike.report.figures.file import save
 from unalike.runs.errors import UserError
@@ -45,11 +47,18 @@ class Parts:
     """The parts of an item, each a file of ``parts/`` under its name and settings; those that are there are read."""
 
     def __init__(self, folder: Path, full: bool, watch: Watch) -> None:
-        self._folder, self._watch = folder / PARTS, watch
-        self.full = full
+        self._folder, self._watch, self._full = folder / PARTS, watch, full
+        self.chosen: dict[str, Any] = {}
+        self.smaller: dict[str, str] = {}  # in what the run is smaller than the paper's, and how
         self.seconds = 0.0
         self.older = 0  # parts that other code than today's computed
         self._folder.mkdir(parents=True, exist_ok=True)
+
+    def choose(self, what: str, paper: Choice, smaller: Choice) -> Choice:
+        here = self.chosen[what] = paper if self._full else smaller
+        if text := size_told(what, paper, here):
+            self.smaller[what] = text
+        return here
 
     def part(self, name: str, compute: Callable[..., Numbers], **settings: Any) -> Numbers:
         asked = {"name": name, "settings": json.loads(json.dumps(settings))}  # as it will be read again
@@ -88,18 +97,14 @@ def reproduce(item: Item | Planned, folder: Path, *, full: bool = False, watch: 
         verdict = {**nothing, "verdict": None, "why": item.why, "rows": []}
         _write(folder / VERDICT, verdict)
         return verdict
-    scaled = "" if full else item.scaled
     declared: dict[str, Any] = {
         "id": item.id,
         "title": item.title,
         "claim": item.claim,
-        "scale": item.scale(full),
-        **({"scaled": scaled} if scaled else {}),
         "seeds": list(item.seeds),
         "settings": dict(item.settings),
     }
-    rows = [{key: row.compare(None, scaled)[key] for key in ("what", "paper", "tolerance")} for row in item.rows]
-    _write(folder / DECLARED, {**declared, "rows": rows})
+    _write(folder / DECLARED, {**declared, "rows": [row.declared() for row in item.rows]})
     (folder / VERDICT).unlink(missing_ok=True)  # of an earlier run, perhaps with other tolerances
     parts = Parts(folder, full, watch or Unwatched())
     begin = time.perf_counter()
@@ -107,6 +112,7 @@ def reproduce(item: Item | Planned, folder: Path, *, full: bool = False, watch: 
     strange = set(found.values) - {row.what for row in item.rows}
     if strange:
         raise ValueError(f"{item.id} computed {sorted(strange)}, of which it declares no row")
+    scaled = "; ".join([*parts.smaller.values(), *item.lacks])
     compared = [row.compare(found.values.get(row.what), scaled) for row in item.rows]
     pd.DataFrame(found.table).to_csv(folder / NUMBERS, index=False)
     if found.chart is not None:
@@ -119,6 +125,10 @@ def reproduce(item: Item | Planned, folder: Path, *, full: bool = False, watch: 
         )
     verdict = {
         **declared,
+        "seeds": list(parts.chosen.get("seeds", item.seeds)),
+        "scale": "scaled" if scaled else "paper",
+        **({"scaled": scaled} if scaled else {}),
+        "commit": commit(),
         "seconds": round(max(parts.seconds, time.perf_counter() - begin), 1),
         "verdict": overall(compared),
         "rows": compared,
@@ -134,11 +144,17 @@ def forget(folder: Path) -> None:
         file.unlink()
 
 
-def store(verdict: dict[str, Any]) -> Path:
-    """Keep a verdict in the package, for the list."""
-    file = STORED / f"{verdict['id']}.json"
-    _write(file, verdict)
-    return file
+def store(verdict: dict[str, Any], folder: Path) -> None:
+    """Keep a verdict and its figure beside this code, for the list and the page."""
+    _write(STORED / f"{verdict['id']}.json", verdict)
+    figure = folder / FIGURE
+    if figure.exists():
+        write_whole(stored_figure(verdict["id"]), figure.read_bytes())
+
+
+def stored_figure(id: str) -> Path:
+    """Where the figure of a stored verdict is, if it has one."""
+    return STORED / f"{id}.svg"
 
 
 def stored(id: str) -> dict[str, Any] | None:
@@ -165,6 +181,16 @@ def listing(items: dict[str, Item | Planned]) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+@cache
+def commit() -> str | None:
+    """The commit of this checkout, with a plus where files differ from it; None outside of one."""
+    words = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        return subprocess.run(words, cwd=STORED, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 @cache

@@ -15,24 +15,30 @@ from unalike.report.figures.file import Figure
 # How ψ moves: told in the text of §4, without a figure
 
 
+_SEEDS = (0, 1, 2)
+
+
+def _named(name: str, seed: int) -> str:
+    return name if seed == 0 else f"{name}, seed {seed}"
+
+
 def _psi_curves(work: Work) -> Found:
-    rounds = 240 if work.full else 60
-    settings: dict[str, Any] = {"source": "femnist", "cohort": 1 / 3, "rounds": rounds, "seed": 0}
-    plain = work.part("AdaPeD", trained, method="AdaPeD", **settings)
-    private = work.part("DP-AdaPeD, ε = 5", trained, method="AdaPeD", continued=False, epsilon=5.0, **settings)
-    moved = {"AdaPeD": plain["psi"], "DP-AdaPeD, ε = 5": private["psi"]}
-    table = [
-        {"method": method, "round": 6 * (number + 1), "psi": psi}
-        for method, curve in moved.items()
-        for number, psi in enumerate(curve)
-    ]
-    noisy = moved["DP-AdaPeD, ε = 5"]
-    values = {
-        _FALLS: [moved["AdaPeD"][-1] - 4.0],
-        _FALLS_FIRST: [min(noisy) - 4.0],
-        _RISES: [noisy[-1] - min(noisy)],
-    }
-    return Found(values, table, curves(table, alt.X("round:Q"), alt.Y("psi:Q", title="ψ"), "method"))
+    rounds = work.choose("rounds", 240, 60)
+    table: list[dict[str, Any]] = []
+    values: dict[str, list[float]] = {_FALLS: [], _FALLS_FIRST: [], _RISES: []}
+    for seed in work.choose("seeds", _SEEDS, _SEEDS[:1]):
+        settings: dict[str, Any] = {"source": "femnist", "cohort": 1 / 3, "rounds": rounds, "seed": seed}
+        plain = work.part(_named("AdaPeD", seed), trained, method="AdaPeD", **settings)["psi"]
+        name, private = "DP-AdaPeD, ε = 5", {"continued": False, "epsilon": 5.0, **settings}
+        noisy = work.part(_named(name, seed), trained, method="AdaPeD", **private)["psi"]
+        for method, curve in (("AdaPeD", plain), (name, noisy)):
+            for number, psi in enumerate(curve, start=1):
+                table.append({"method": method, "seed": seed, "round": 6 * number, "psi": psi})
+        values[_FALLS].append(plain[-1] - 4.0)
+        values[_FALLS_FIRST].append(min(noisy) - 4.0)
+        values[_RISES].append(noisy[-1] - min(noisy))
+    shown = [row for row in table if row["seed"] == 0]
+    return Found(values, table, curves(shown, alt.X("round:Q"), alt.Y("psi:Q", title="ψ"), "method"))
 
 
 _FALLS = "ψ at the end, less its start at 4, AdaPeD"
@@ -60,30 +66,38 @@ def _private(
     """DP-AdaPeD over ε, against local training or DP-FedEM; share: of the rounds in a scaled run, samples: of rows."""
 
     def compute(work: Work) -> Found:
-        rounds = 240 if source == "femnist" else 300
-        table, values = [], {}
-        settings: dict[str, Any] = {"source": source, "cohort": cohort, "rounds": rounds, "seed": 0}
-        if not work.full:
-            settings |= {"rounds": rounds // share, **({"samples": samples} if samples else {})}
+        whole = 240 if source == "femnist" else 300
+        rounds = work.choose("rounds", whole, whole // share)
+        seeds = work.choose("seeds", _SEEDS, _SEEDS[:1])
+        table: list[dict[str, Any]] = []
+        values: dict[str, list[float]] = {_above(epsilon, other): [] for epsilon in _EPSILONS}
+        settings: dict[str, Any] = {"source": source, "cohort": cohort, "rounds": rounds}
+        if samples is not None and work.choose("rows of a client to train on", 1200, samples * 6 // 7) < 1200:
+            settings["samples"] = samples
         same = {"continued": True} if continued else {}  # as many steps as the clients of AdaPeD have
-        local = work.part("Local", trained, method="Local", **same, **settings) if other == "Local" else None
-        for epsilon in _EPSILONS:
-            private = {**settings, "epsilon": epsilon}
-            ours = work.part(f"DP-AdaPeD, ε = {epsilon:g}", trained, method="AdaPeD", continued=continued, **private)
-            theirs = local or work.part(f"DP-FedEM, ε = {epsilon:g}", trained, method="FedEM", **private)
-            values[_above(epsilon, other)] = [ours["accuracy"] - theirs["accuracy"]]
-            shown = [("DP-AdaPeD", ours), (other, theirs)]
-            if work.full:  # beside ours, which noises the whole change once: the mechanism that the paper prints
-                how: dict[str, Any] = {"method": "AdaPeD", "continued": continued, "noisy_steps": "apart", **private}
-                shown.append((_EVERY_STEP, work.part(f"{_EVERY_STEP}, ε = {epsilon:g}", trained, **how)))
-            for method, numbers in shown:
-                table.append({"method": method, "epsilon": epsilon, **flat(numbers)})
+        for seed in seeds:
+            settings["seed"] = seed
+            name = _named("Local", seed)
+            local = work.part(name, trained, method="Local", **same, **settings) if other == "Local" else None
+            for epsilon in _EPSILONS:
+                private = {**settings, "epsilon": epsilon}
+                how: dict[str, Any] = {"method": "AdaPeD", "continued": continued, **private}
+                ours = work.part(_named(f"DP-AdaPeD, ε = {epsilon:g}", seed), trained, **how)
+                name = _named(f"DP-FedEM, ε = {epsilon:g}", seed)
+                theirs = local or work.part(name, trained, method="FedEM", **private)
+                values[_above(epsilon, other)].append(ours["accuracy"] - theirs["accuracy"])
+                shown = [("DP-AdaPeD", ours), (other, theirs)]
+                if rounds == whole:  # beside ours, which noises the whole change once: what the paper prints
+                    name = _named(f"{_EVERY_STEP}, ε = {epsilon:g}", seed)
+                    shown.append((_EVERY_STEP, work.part(name, trained, noisy_steps="apart", **how)))
+                for method, numbers in shown:
+                    table.append({"method": method, "epsilon": epsilon, "seed": seed, **flat(numbers)})
         common = [f"{row['common']:.0f} % (ε = {row['epsilon']:g})" for row in table if row["method"] == "DP-AdaPeD"]
         note = (
             f"The common model μ itself is right in {', '.join(common)} of its answers; a model that guesses in 10 %. "
             "Where μ knows nothing, a lead does not come from collaboration"
         )
-        return Found(values, table, _curves(table), [note])
+        return Found(values, table, _curves([row for row in table if row["seed"] == 0]), [note])
 
     return compute
 
@@ -113,7 +127,6 @@ def _private_item(
     cohort: float,
     other: str,
     what: str,
-    scaled: str,
     continued: bool = False,
     share: int = 4,
     samples: int | None = None,
@@ -128,8 +141,8 @@ def _private_item(
             for epsilon in _EPSILONS
         ),
         compute=_private(source, cohort, other, continued, share, samples),
+        seeds=_SEEDS,
         settings={**OPEN, **_PRIVATE},
-        scaled=scaled,
     )
 
 
@@ -152,13 +165,13 @@ ITEMS = (
             ),
         ),
         compute=_psi_curves,
+        seeds=_SEEDS,
         settings={
             **OPEN,
             **_PRIVATE,
             "ε": "5; the paper names none",
             "data": "FEMNIST, ξ = .33; the paper names none",
         },
-        scaled="a quarter of the rounds, one seed",
     ),
     _private_item(
         1,
@@ -167,7 +180,6 @@ ITEMS = (
         1 / 3,
         "Local",
         "DP-AdaPeD outperforms local training even for low ε",
-        "a quarter of the rounds, one seed",
     ),
     _private_item(
         2,
@@ -176,7 +188,6 @@ ITEMS = (
         1 / 3,
         "Local",
         "with local fine-tuning, DP-AdaPeD is above local training at every ε",
-        "80 of 240 rounds, one seed",
         continued=True,
         share=3,
     ),
@@ -187,7 +198,6 @@ ITEMS = (
         1.0,
         "DP-FedEM",
         "DP-FedEM performs poorly beside DP-AdaPeD",
-        "60 of 300 rounds, 120 of 1,200 rows of a client to train on, one seed",
         share=5,
         samples=140,
     ),

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from reproductions.item import Numbers, Tick
+from reproductions.item import Numbers, Tick, Work
 from unalike import data
 from unalike.core.federation import Federation
 from unalike.core.method import Method, State, train
@@ -24,8 +24,15 @@ from unalike.runs.recipe.hyperparameters import PAPER, Hyperparameters
 from unalike.runs.simulate import simulate
 
 SCORED = 20  # training clients that a scaled run scores: some methods train a model for each of them
-SMALL: dict[str, Any] = {"samples": 180, "newcomers": 20, "hidden": 16}  # so that hundreds of rounds take minutes
-SMALLER = "an MLP of 49,338 parameters for LeNet, 150 of 500 rows of a client to train on, 20 newcomers of 100 clients"
+
+
+def size(work: Work) -> dict[str, Any]:
+    """LeNet, all rows and ten newcomers of 100 clients as in the papers, or less."""
+    network = work.choose("network", "LeNet", "an MLP of 49,338 parameters")
+    rows = work.choose("rows of a client to train on", 500, 150)
+    newcomers = work.choose("newcomers of 100 clients", "10", "20 newcomers")
+    small = {"samples": 180, "newcomers": 20, "hidden": 16}  # so that hundreds of rounds take minutes
+    return {} if (network, rows, newcomers) == ("LeNet", 500, "10") else small
 
 
 @functools.cache

@@ -108,10 +108,14 @@ ITEMS = (
         two_cores="yes",
         rows=(
             claim(
-                _NEAREST, "P(w) is the point of C nearest to w", "rounding: no point of the grid is nearer", high=1e-12
+                _NEAREST,
+                "P(w) is the point of C nearest to w",
+                "rounding: no point of the grid is nearer",
+                high=1e-12,
+                exact=True,
             ),
-            claim(_MIRROR, "R(v) is the reflection of v", _ROUNDING, high=1e-12),
-            claim(_SHRINKS, "a reflector is nonexpansive", _ROUNDING, high=1 + 1e-12),
+            claim(_MIRROR, "R(v) is the reflection of v", _ROUNDING, high=1e-12, exact=True),
+            claim(_SHRINKS, "a reflector is nonexpansive", _ROUNDING, high=1 + 1e-12, exact=True),
         ),
         compute=_figure_2_1,
         settings={"sets": "the unit disc and the half-plane .6x + .8y ≤ .5: the drawing has no scale"},

@@ -24,6 +24,9 @@ class Canned:
         self.full, self._numbers = full, numbers
         self.asked: dict[str, dict[str, Any]] = {}
 
+    def choose(self, what: str, paper: Any, smaller: Any) -> Any:
+        return paper if self.full else smaller
+
     def part(self, name: str, compute: Callable[..., Numbers], **settings: Any) -> Numbers:
         self.asked[name] = settings
         return self._numbers(name, settings)
@@ -31,7 +34,7 @@ class Canned:
 
 def verdicts(item: Item, work: Canned) -> dict[str, str]:
     found = item.compute(work)
-    scaled = "" if work.full else item.scaled
+    scaled = "" if work.full else "fewer rounds"
     return {row.what: row.compare(found.values.get(row.what), scaled)["verdict"] for row in item.rows}
 
 
@@ -51,10 +54,11 @@ def test_the_papers_own_numbers_hold_and_others_differ() -> None:
         assert set(verdicts(BY_ID[name], Canned(True, of_paper)).values()) == {"holds"}
     short = Canned(False, of_paper)
     found = verdicts(BY_ID["t1-table-4.1"], short)
-    assert [what for what, verdict in found.items() if verdict == "holds"] == [
+    assert {what for what, verdict in found.items() if verdict != "not comparable"} == {
         "PeFLL minus FedAvg, seen (points)",
         "PeFLL minus FedAvg, unseen (points)",
-    ]
+    }
+    assert set(found.values()) == {"not comparable", "not decided"}  # one seed, and not the main claim
     assert len(short.asked) == 8 and short.asked["Local, seed 0"]["rounds"] == 0
 
     def worse(name: str, settings: dict[str, Any]) -> Numbers:
@@ -75,11 +79,10 @@ def test_newcomers_of_every_split_are_compared_with_every_baseline() -> None:
 
     short, full = Canned(False, even), Canned(True, even)
     found = verdicts(BY_ID["p2-table-1"], short)
-    assert found["ODPFL-HN minus PFL-sampled, pathological (points)"] == "holds"
-    assert found["ODPFL-HN minus FedMA, α = 0.1 (points)"] == "holds"
+    assert {found[what] for what in found if "minus" in what} == {"not decided"}  # one seed
     assert found["FedAvg, pathological (%)"] == "not comparable" and len(short.asked) == 20
     found = verdicts(BY_ID["p2-table-1"], full)
-    assert len([what for what in found if "minus" in what]) == 18 and len(full.asked) == 20
+    assert len([what for what in found if "minus" in what]) == 18 and len(full.asked) == 60
     assert {found[what] for what in found if "minus" in what} == {"holds"}
     assert found["PFL-sampled, pathological (%)"] == "differs" and found["FedAvg, pathological (%)"] == "holds"
 

@@ -1,5 +1,7 @@
 import json
 import math
+import statistics
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
@@ -20,28 +22,76 @@ def made(rows, values, **more):
     [
         (near("a", 10, 1, "±1"), [9.2, 11.6], "", "holds"),  # the mean counts
         (near("a", 10, 1, "±1"), [12.0], "", "differs"),
-        (claim("a", "below 1", "any", high=1), [0.5, 1.5], "", "differs"),  # each seed counts
-        (claim("a", "below 1", "any", high=1), [0.5, 0.9], "", "holds"),
-        (claim("a", "below 1", "any", high=1), [math.nan], "", "differs"),
-        (claim("a", "above 1", "any", low=1), [math.inf], "", "differs"),
         (near("a", 10, 1, "±1", not_comparable="searched"), [10.0], "", "not comparable"),
         (near("a", 10, 1, "±1", full_only=True), [10.0], "fewer rounds", "not comparable"),
         (near("a", 10, 1, "±1", full_only=True), [10.0], "", "holds"),
         (near("a", 10, 1, "±1"), None, "", "not comparable"),
+        (claim("a", "below 1", "any", high=1, exact=True), [0.5, 1.5], "", "differs"),  # each value counts
+        (claim("a", "below 1", "any", high=1, exact=True), [0.5], "", "holds"),
+        (claim("a", "above 0", "any", low=0), [5.0], "", "not decided"),  # however large, one seed says little,
+        (claim("a", "above 0", "any", low=0), [5.0, 5.1], "", "not decided"),  # and two no more,
+        (claim("a", "above 0", "any", low=0), [-5.0, -5.1], "", "not decided"),  # in either direction
+        (claim("a", "above 0", "any", low=0), [0.02, 0.41, -0.37], "", "not decided"),
+        (claim("a", "above 0", "any", low=0), [0.9, 1.0, 1.1], "", "holds"),
+        (claim("a", "above 0", "any", low=0), [-0.9, -1.0, -1.1], "", "differs"),
+        (claim("a", "the same", "any", low=-1, high=1), [0.8, 0.85, 0.75], "", "holds"),
+        (claim("a", "the same", "any", low=-1, high=1), [0.9, 1.3, 0.5], "", "not decided"),
+        (claim("a", "below 1", "any", high=1), [0.5, 0.5, math.nan], "", "differs"),
+        (claim("a", "above 1", "any", low=1), [math.inf], "", "differs"),
     ],
 )
 def test_a_row_is_judged_by_its_own_bounds(row, values, scaled, expected):
     found = row.compare(values, scaled)
     assert found["verdict"] == expected
-    assert bool(found.get("why")) == (expected == "not comparable") or expected == "differs"
+    assert bool(found.get("why")) == (expected in ("not decided", "not comparable")) or expected == "differs"
     json.dumps(found, allow_nan=False)
 
 
-def test_an_item_differs_if_a_row_does_and_holds_if_one_does():
-    words = ["holds", "differs", "not comparable"]
-    assert overall([{"verdict": word} for word in words]) == "differs"
-    assert overall([{"verdict": word} for word in ("not comparable", "holds")]) == "holds"
-    assert overall([{"verdict": "not comparable"}]) == "not comparable"
+def test_the_margin_is_two_standard_errors_of_the_mean():
+    def verdict(shift):
+        values = [shift + one for one in (-1.0, 0.0, 1.0)]  # deviation 1, so two standard errors are 2/√3 = 1.1547
+        return claim("a", "above 0", "any", low=0).compare(values, "")["verdict"]
+
+    assert [verdict(shift) for shift in (-1.16, -1.15, 1.15, 1.16)] == [
+        "differs",
+        "not decided",
+        "not decided",
+        "holds",
+    ]
+
+
+def of(*words, main=()):
+    return [{"verdict": word, **({"main": True} if i in main else {})} for i, word in enumerate(words)]
+
+
+def test_an_item_holds_only_with_its_main_claim():
+    assert overall(of("holds", "differs", "not comparable")) == "differs"
+    assert overall(of("not comparable", "holds")) == "holds"
+    assert overall(of("not comparable")) == "not comparable"
+    assert overall(of("holds", "not decided")) == "not decided"
+    assert overall(of("holds", "not decided", main=[0])) == "holds"
+    assert overall(of("holds", "not comparable", main=[1])) == "not comparable"
+    assert overall(of("holds", "not decided", main=[1])) == "not decided"
+    assert overall(of("holds", "differs", main=[0])) == "differs"
+
+
+def test_the_scale_is_that_of_what_was_run(tmp_path):
+    def compute(work):
+        work.choose("rounds", 200, 10)
+        work.choose("methods", ("a", "b"), ("a",))
+        work.choose("network", "CNN", "MLP")
+        work.choose("clients", 20, 20)
+        return Found({"a": [10.0] * len(work.choose("seeds", (0, 1, 2), (0,)))}, [])
+
+    rows = (near("a", 10, 1, "any"),)
+    item = Item("x-table-1", "t", "c", "yes", rows, compute, seeds=(0, 1, 2))
+    small = runner.reproduce(item, tmp_path / "small")
+    assert small["scale"] == "scaled" and small["seeds"] == [0]
+    assert small["scaled"] == "10 of 200 rounds; 1 of 2 methods; MLP for CNN; 1 of 3 seeds"
+    whole = runner.reproduce(item, tmp_path / "whole", full=True)
+    assert whole["scale"] == "paper" and "scaled" not in whole and whole["seeds"] == [0, 1, 2]
+    lacking = runner.reproduce(replace(item, lacks=("no CNN",)), tmp_path / "lacking", full=True)
+    assert (lacking["scale"], lacking["scaled"]) == ("scaled", "no CNN")
 
 
 def test_a_tolerance_without_a_reason_and_rows_of_one_name_are_refused():
@@ -49,6 +99,8 @@ def test_a_tolerance_without_a_reason_and_rows_of_one_name_are_refused():
         near("a", 1, 1, "")
     with pytest.raises(ValueError, match="nothing lies between"):
         Row("a", 1, 2, 1, "any")
+    with pytest.raises(ValueError, match="tests nothing"):
+        claim("a", "anything", "any")
     with pytest.raises(ValueError, match="a name of its own"):
         made((near("a", 1, 1, "any"), near("a", 2, 1, "any")), {})
 
@@ -60,9 +112,10 @@ def test_tolerances_are_on_disk_before_anything_is_computed(tmp_path):
         declared = json.loads((tmp_path / "declared.json").read_text())
         assert declared["rows"][0]["tolerance"] == {"low": 9, "high": 11, "because": "±1 of the paper"}
         assert not (tmp_path / "verdict.json").exists()
+        work.choose("rounds", 2, 1)
         return Found({"a": [10.5]}, [{"seed": 0, "a": 10.5}])
 
-    verdict = runner.reproduce(Item("x-table-1", "t", "c", "yes", rows, compute, scaled="half of it"), tmp_path)
+    verdict = runner.reproduce(Item("x-table-1", "t", "c", "yes", rows, compute), tmp_path)
     written = json.loads((tmp_path / "verdict.json").read_text())
     assert written == verdict and verdict["verdict"] == "holds" and verdict["scale"] == "scaled"
     declared = json.loads((tmp_path / "declared.json").read_text())
@@ -114,16 +167,31 @@ def test_an_item_that_was_stopped_goes_on_where_it_was(tmp_path):
     assert runner.reproduce(item, tmp_path)["verdict"] == "holds" and begun == [0, 1, 1]
 
 
-def test_every_stored_verdict_is_of_the_item_as_it_stands():
+def seeds_with(mean, spread, count):
+    """So many numbers with this mean and deviation."""
+    if not spread:
+        return [mean] * count
+    shape = [1.0, -1.0, *[0.0] * (count - 2)]
+    return [mean + spread * one / statistics.stdev(shape) for one in shape]
+
+
+def test_every_stored_verdict_is_of_the_item_as_it_stands_and_obeys_the_rules():
     known = catalog.items()
     for file in runner.STORED.glob("*.json"):
         verdict, item = json.loads(file.read_text()), known[file.stem]
         assert isinstance(item, Item) and verdict["verdict"] == overall(verdict["rows"])
-        scaled = verdict.get("scaled", "")
+        assert verdict["commit"] and (verdict["scale"] == "scaled") == bool(verdict.get("scaled"))
+        assert not item.lacks or verdict["scale"] == "scaled"
         for row, stored in zip(item.rows, verdict["rows"], strict=True):
-            assert {key: row.compare(None, scaled)[key] for key in ("what", "paper", "tolerance")} == {
-                key: stored[key] for key in ("what", "paper", "tolerance")
-            }, f"{item.id} changed since its verdict was stored: python -m reproductions {item.id} --store"
+            declared = row.declared()
+            assert declared == {key: stored.get(key) for key in declared}, (
+                f"{item.id} changed since its verdict was stored: python -m reproductions {item.id} --store"
+            )
+            if stored["ours"] is None or row.test == "every":
+                continue
+            count = 1 if stored["spread"] is None else max(2, len(verdict["seeds"]))
+            values = stored.get("values") or seeds_with(stored["ours"], stored["spread"], count)
+            assert row.judge(values, verdict.get("scaled", ""))[0] == stored["verdict"], f"{item.id}: {row.what}"
 
 
 def test_the_list_has_every_item_once_with_a_verdict_or_a_reason():
@@ -135,7 +203,7 @@ def test_the_list_has_every_item_once_with_a_verdict_or_a_reason():
     assert len(set(titles)) == len(titles)
     for entry in entries:
         assert {"id", "title", "two_cores", "verdict", "scale", "command"} <= set(entry)
-        assert entry["verdict"] in ("holds", "differs", "not comparable") or entry["why"]
+        assert entry["verdict"] in ("holds", "differs", "not decided", "not comparable") or entry["why"]
 
 
 def test_the_command_writes_and_prints(tmp_path):
