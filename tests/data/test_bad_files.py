@@ -296,7 +296,11 @@ def test_a_row_with_more_cells_than_the_header_is_refused_by_its_line(more: str,
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
-        ("0,1,1\n0,2,5\n1,3,18446744073709551615\n", {}, r"a label is 1.84467e\+19 in size, .* beyond 64 bits are no classes"),
+        (
+            "0,1,1\n0,2,5\n1,3,18446744073709551615\n",
+            {},
+            r"a label is 1.84467e\+19 in size, .* beyond 64 bits are no classes",
+        ),
         ("0,1,1\n0,2,x\n0,3,123456789012345678901\n", {"task": "regression"}, "needs numbers, but a label is 'x'"),
         (f"0,1,1\n0,2,0\n1,{'9' * 60},1\n", {}, r"column 'a' holds a number .* too large .*, the first in data row 3"),
         ("0,1,1\n0,123456789012345678901,0\n1,x,0\n1,5,1\n", {}, "'a' should hold numbers, but data row 3 holds 'x'"),
