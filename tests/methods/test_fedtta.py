@@ -75,7 +75,7 @@ def test_outer_gradient_matches_finite_differences() -> None:
     x, y = clients_of().rows(1)
     state, batch = method.start(0), Batch(x.double(), y, None)
     params = {"theta": state.theta.double(), "phi": state.phi.double()}
-    objective, random = method.objective(), torch.Generator().manual_seed(1)
+    objective, random = method.objective, torch.Generator().manual_seed(1)
     gradient = torch.func.grad(objective)(params, batch)
     for name, value in params.items():
         way = torch.randn(value.shape, generator=random, dtype=torch.float64)

@@ -1,8 +1,7 @@
-"""FedTTA: a common model that adapts itself to a client's unlabeled data by one learned gradient step.
+"""FedTTA: a common model θ that adapts itself to unlabeled data by one learned gradient step (Ye et al., SDM 2024).
 
-Ye, Chen, Wang, Li and Gao, *UPFL: unsupervised personalized federated learning towards new clients*, SDM 2024, in the
-form in which T1 §5.6.1 compares FLowDUP with it (hyperparameters in C.1.2).
-Symbols: θ the common model, φ the adaptation network, which reads a sample's logits and gives a number.
+In the form in which T1 §5.6.1 compares FLowDUP with it (C.1.2). φ, the adaptation network, gives a number for a
+sample's logits.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from unalike.core.checks import at_least
 from unalike.core.release import SIZE, Release
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
-from unalike.learn.objective import Batch, Objective, Params, loss_of
+from unalike.learn.objective import Batch, Params, loss_of
 from unalike.learn.schedules import Schedule
 from unalike.methods.averaging import Averaging
 from unalike.methods.problem import Problem
@@ -32,9 +31,9 @@ PARTS = ("theta", "phi")
 class FedTTA(Averaging):
     """θ and φ are trained so that θ' = θ − η·∇_θ ‖φ(f(x; θ))‖₂ over a batch is good on that batch's labels.
 
-    Training differentiates through the inner step. Both networks are averaged as in FedAvg. ``adapt_lr``: η.
-    A newcomer takes the same step on all its rows, the norm scaled to that of a training batch. ``schedule``: factor of
-    the local rate. ``clip``, ``noise`` and ``secure`` are as in FedAvg, on the changes of both as one vector.
+    Training differentiates through the inner step. ``adapt_lr``: η. A newcomer takes the same step on all its rows, the
+    norm scaled to that of a training batch. ``schedule``: factor of the local rate. The other fields are those of
+    ``Averaging``, for the changes of both networks as one vector.
     """
 
     problem: Problem
@@ -64,7 +63,7 @@ class FedTTA(Averaging):
     def fit(self, client: Client, theta: Tensor, phi: Tensor, rate: Tensor) -> Sent:
         """Local SGD on both networks; sends what changed."""
         start = {"theta": theta, "phi": phi}
-        fitted, loss = self.local.minimise(self.objective(), start, client, labels=True, rate=rate)
+        fitted, loss = self.local.minimise(self.objective, start, client, labels=True, rate=rate)
         assert isinstance(fitted, dict)
         return send(update=torch.cat([fitted["theta"] - theta, fitted["phi"] - phi]), loss=loss)
 
@@ -89,15 +88,11 @@ class FedTTA(Averaging):
         step: Tensor = grad(inner)(theta)
         return theta - self.adapt_lr * step
 
-    def objective(self) -> Objective:
+    def objective(self, params: Params, batch: Batch) -> Tensor:
         """The outer loss of a batch: that of the adapted model on the same batch."""
-
-        def objective(params: Params, batch: Batch) -> Tensor:
-            assert isinstance(params, dict) and batch.y is not None
-            adapted = self.adapted(params["theta"], params["phi"], batch.x, batch.weight)
-            return batch.mean(loss_of(self.model(adapted, batch.x), batch.y))
-
-        return objective
+        assert isinstance(params, dict) and batch.y is not None
+        adapted = self.adapted(params["theta"], params["phi"], batch.x, batch.weight)
+        return batch.mean(loss_of(self.model(adapted, batch.x), batch.y))
 
     # The server's side
 

@@ -1,6 +1,5 @@
-"""FLowDUP: personal models in a low-dimensional subspace, made from unlabeled data.
+"""FLowDUP: personal models in a low-dimensional subspace, made from unlabeled data (Scott, 2026: T1 ch. 5, C.1).
 
-J. Scott, *Data Heterogeneity and Personalization in Federated Learning*, 2026 (T1), chapter 5 and appendix C.1.
 Symbols: h = h2(mean h1(x)) with parameters ψ_h = (h1, h2), learned regulariser ψ_r, v = h(X) in R^k, θ = θ0 + P·v.
 """
 
@@ -21,7 +20,7 @@ from unalike.core.release import Mean, Release, Sum
 from unalike.core.torch_internals import to_device_of
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
-from unalike.learn.objective import Batch, Objective, Params, loss_of
+from unalike.learn.objective import Batch, Params, loss_of
 from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.averaging import ProtectedMean
@@ -55,26 +54,24 @@ class Lift:
 
 @dataclass(frozen=True)
 class FLowDUP(ProtectedMean):
-    """A hypernetwork at the client makes its model from unlabeled data (Scott, 2026, Alg. 9-10).
+    """A hypernetwork at the client makes its model from unlabeled data (T1 Alg. 9-10).
 
-    The objective (5.4) is loss + λ·‖v − ψ_r‖². Half of every batch makes v, the other half measures the loss of
-    θ0 + P·v; unlabeled clients have the regulariser only. The loss is a mean over the half batch where Scott has a
-    sum, which scales ``local.lr`` and ``penalty`` alike; a row that lacks its label helps to make v and adds 0 to the
-    loss. The halves are every other row of a batch: random where batches are shuffled (``local.epochs``), always the
-    same with ``local.batch=None``, and overlapping where ``local.steps`` draws rows with replacement.
+    The objective (5.4) is loss + λ·‖v − ψ_r‖². Every other row of a batch makes v, the others measure the loss of
+    θ0 + P·v; unlabeled clients have the regulariser only. The loss is a mean over the half batch where T1 has a sum,
+    which scales ``local.lr`` and ``penalty`` alike; a row that lacks its label helps to make v and adds 0 to the loss.
+    With ``local.batch=None`` the halves are always the same; where ``local.steps`` draws rows anew they overlap.
 
     - ``cohort``: clients per round, a share ``labeled_share`` (α) of them labeled; where one kind is missing, all are
       of the other.
     - ``subspace``, ``dimension``, ``agreed_seed``: P, its k (None: 10,000, or d/2 if less) and the seed of P and θ0.
     - ``features``: outputs of h1, which is the client model with another head, or with ``extractor`` the network of
-      that name with so many outputs (Table 5.3 has a CNN for h1 beside a ResNet18 for f, and the reverse). The choice
-      of f costs no communication, that of h1 does. ``problem``: the shape of what ``extractor`` reads.
+      that name (Table 5.3). The choice of f costs no communication, that of h1 does. ``problem``: the shape of what
+      ``extractor`` reads.
     - ``width``: hidden units of h2; h2's last layer has width · k weights and is most of what is sent. ``begin``: the
       factor of its initial values.
-    - ``penalty``: λ.
+    - ``penalty``: λ. ``learn_prior``: False is Table C.4's variant with ψ_r = 0.
     - ``schedule``: factor of the server's rate. ``rates``: more such factors, for parts of ψ by name (h1, hidden, last,
       bias, prior).
-    - ``learn_prior``: False is Table C.4's variant with ψ_r = 0.
     - ``clip``, ``noise``, ``secure``: those of ``ProtectedMean``, of the change of ψ as one vector. With ``noise``
       unlabeled clients are not asked: they move ψ by the regulariser alone, and their sum would need noise of its own.
       Without it labeled and unlabeled clients are two sums, so the server learns both.
@@ -188,7 +185,7 @@ class FLowDUP(ProtectedMean):
     @task(stays="theta")
     def generate(self, client: Client, h1: Tensor, hidden: Tensor, last: Tensor, bias: Tensor) -> Sent:
         """A client's own model (§5.4.3), which stays there."""
-        psi = {"h1": h1, "hidden": hidden, "last": last, "bias": bias}
+        psi = {"hidden": hidden, "last": last, "bias": bias}
         return send(theta=self.lift(self.v_of(psi, client.mean(self.h1(h1, client.x)))))
 
     def v_of(self, psi: Mapping[str, Tensor], r: Tensor) -> Tensor:
@@ -196,27 +193,25 @@ class FLowDUP(ProtectedMean):
         return psi["last"] @ self.hidden(psi["hidden"], r) + psi["bias"]
 
     def _update(self, client: Client, start: dict[str, Tensor], labels: bool) -> Sent:
-        fitted, loss = self.local.minimise(self.objective(), start, client, labels=labels, lacking=True)
+        fitted, loss = self.local.minimise(self.objective, start, client, labels=labels, lacking=True)
         assert isinstance(fitted, dict)
         return send(update=torch.cat([(fitted[name] - start[name]).flatten() for name in PARTS]), loss=loss)
 
-    def objective(self) -> Objective:
+    def objective(self, psi: Params, batch: Batch) -> Tensor:
         """Alg. 10, lines 6-12."""
-
-        def objective(psi: Params, batch: Batch) -> Tensor:
-            assert isinstance(psi, dict)
-            first, second = batch.part(slice(0, None, 2)), batch.part(slice(1, None, 2))
-            with dropout_from(None):  # of the client model, not of what describes its data
-                features = self.h1(psi["h1"], first.x)
-            v = self.v_of(psi, _mean(features, first.weight))
-            prior = psi["prior"] if self.learn_prior else torch.zeros(())
-            omega = self.penalty * (v - prior).square().sum()
-            if second.y is None or len(second.x) == 0:  # no labels, or a last batch without a second half
-                return omega
-            losses = loss_of(self.model(self.lift(v), second.x), second.y)
-            return second.mean(losses if second.known is None else losses * second.known) + omega
-
-        return objective
+        assert isinstance(psi, dict)
+        first, second = batch.part(slice(0, None, 2)), batch.part(slice(1, None, 2))
+        with dropout_from(None):  # of the client model, not of what describes its data
+            features = self.h1(psi["h1"], first.x)
+        weight = first.weight
+        r = features.mean(0) if weight is None else (weight[:, None] * features).sum(0) / weight.sum().clamp(min=1)
+        v = self.v_of(psi, r)
+        prior = psi["prior"] if self.learn_prior else torch.zeros(())
+        omega = self.penalty * (v - prior).square().sum()
+        if second.y is None or len(second.x) == 0:  # no labels, or a last batch without a second half
+            return omega
+        losses = loss_of(self.model(self.lift(v), second.x), second.y)
+        return second.mean(losses if second.known is None else losses * second.known) + omega
 
     # The server's side
 
@@ -287,8 +282,3 @@ class Representation:
     @task
     def read(self, client: Client, h1: Tensor) -> Sent:
         return send(r=client.mean(self.h1(h1, client.x)))
-
-
-def _mean(values: Tensor, weight: Tensor | None) -> Tensor:
-    """The mean of rows [B, e] that count."""
-    return values.mean(0) if weight is None else (weight[:, None] * values).sum(0) / weight.sum().clamp(min=1)

@@ -1,9 +1,8 @@
-"""R-DPCFL: clusters of clients, found from updates that each client has made private.
+"""R-DPCFL: clusters of clients, found from updates that each client has made private (T2 chapter 4, Algorithm 2).
 
-S. Malekmohammadi's thesis, chapter 4, Algorithm 2. Its symbols: M clusters with models θ_m, E rounds, K local epochs,
-z_i the noise of client i, b¹ and b^{>1} the batch sizes of the first and of later rounds, π_i the probabilities of its
-clusters, R(i) its cluster, MSS and MPO the separation and the overlap of a Gaussian mixture (§4.5.5). IFCA: Ghosh et
-al., NeurIPS 2020.
+Symbols: M clusters with models θ_m, E rounds, K local epochs, z_i the noise of client i, b¹ and b^{>1} the batch sizes
+of the first and of later rounds, π_i the probabilities of its clusters, R(i) its cluster, MSS and MPO the separation
+and the overlap of a Gaussian mixture (§4.5.5). IFCA: Ghosh et al., NeurIPS 2020.
 """
 
 from __future__ import annotations
@@ -11,13 +10,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from unalike.core.checks import at_least
+from unalike.core.checks import at_least, one_of
 from unalike.core.release import Each, Release
 from unalike.core.roster import Declarations
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, each, send, task
@@ -85,16 +84,12 @@ class RDPCFL:
     )
 
     def __post_init__(self) -> None:
-        if self.clustering not in get_args(Clustering):
-            raise ValueError(f"clustering={self.clustering!r}; expected one of {', '.join(get_args(Clustering))}")
+        one_of(self, "clustering")
         if self.clustering == "selection" and self.clusters is None:
             raise ValueError("selection (IFCA) begins with M models: give clusters")
-        if (self.clusters or 1) < 1 or self.most_clusters < 2 or self.rounds < 1 or not 0 < self.selection <= 1:
-            raise ValueError(
-                f"clusters={self.clusters}, most_clusters={self.most_clusters}, rounds={self.rounds}, selection="
-                f"{self.selection}; expected at least 1, 2 and 1, and a share above 0 up to 1"
-            )
-        at_least(self, selection_rounds=1)
+        at_least(self, clusters=1, most_clusters=2, rounds=1, selection_rounds=1)
+        if not 0 < self.selection <= 1:
+            raise ValueError(f"selection={self.selection}; expected a share above 0, up to 1")
         _ = self.first_local
 
     @cached_property
@@ -151,8 +146,8 @@ class RDPCFL:
     @fit.derive
     def privacy_inputs(self, declared: Declarations) -> dict[str, Tensor]:
         """z_i, and b_i where clients declare their own."""
-        found = dict(self.first_noise(declared))
-        if self.local.private is not None and self.local.private.batches is not None and declared.batch is not None:
+        found, private = self.first_noise(declared), self.local.private
+        if private is not None and private.batches is not None and declared.batch is not None:
             found["batch"] = declared.batch
         return found
 
@@ -202,9 +197,9 @@ class RDPCFL:
     def round(self, state: State, federation: Federation) -> State:
         """``cluster`` of the state has the cluster of each client in ``ids``, −1 where it has none yet."""
         if not len(state.ids):
-            state = self._first_round(state, federation)
             if self.clustering == "mixture":
-                return state
+                return self._fit_mixture(state, federation)
+            state = self._given_clusters(state, federation)
         cohort = federation.sample(self.cohort, labeled=True).within_budget(self.fit)
         state = self._assign(state, cohort, federation)
         cohort = cohort.only((state.cluster[cohort.positions] >= 0).nonzero().flatten())
@@ -218,18 +213,18 @@ class RDPCFL:
         means = member.T @ updates / member.sum(0).clamp(min=1)[:, None]
         return state.replace(models=state.models + means)
 
-    def _first_round(self, state: State, federation: Federation) -> State:
-        """Clusters before the first of the later rounds."""
+    def _given_clusters(self, state: State, federation: Federation) -> State:
+        """Clusters that no round finds: known, one, each; none yet for IFCA."""
         ids, count = federation.roster.ids, len(federation.roster)
         cluster, models = torch.full((count,), -1), state.models
         if self.clustering == "known":
             if len(self.known) != count:
                 raise ValueError(f"known has the clusters of {len(self.known)} clients, but there are {count}")
             cluster = torch.tensor(self.known)
-        elif self.clustering in ("one", "each"):
-            cluster = torch.zeros(count, dtype=torch.int64) if self.clustering == "one" else torch.arange(count)
-        elif self.clustering == "mixture":
-            return self._fit_mixture(state, federation)
+        elif self.clustering == "one":
+            cluster = torch.zeros(count, dtype=torch.int64)
+        elif self.clustering == "each":
+            cluster = torch.arange(count)
         if self.clustering != "selection":
             models = models.expand(int(cluster.max()) + 1, -1).clone()
         pi = torch.full((count, len(models)), 1 / len(models), dtype=torch.float64)
@@ -247,15 +242,9 @@ class RDPCFL:
         place = torch.full((count, COMPONENTS), torch.nan, dtype=torch.float64)
         place[cohort.positions[replies.answered]] = found.points
         federation.report(clusters=m, mss=found.mss, mpo=found.mpo)
-        return state.replace(
-            ids=federation.roster.ids,
-            models=state.models.expand(m, -1).clone(),
-            pi=pi,
-            place=place,
-            cluster=torch.full((count,), -1),
-            mss=torch.tensor(found.mss),
-            mpo=torch.tensor(found.mpo),
-        )
+        state = state.replace(ids=federation.roster.ids, cluster=torch.full((count,), -1), pi=pi, place=place)
+        models = state.models.expand(m, -1).clone()
+        return state.replace(models=models, mss=torch.tensor(found.mss), mpo=torch.tensor(found.mpo))
 
     def _assign(self, state: State, cohort: Cohort, federation: Federation) -> State:
         """The state with R(i) of the cohort in this round."""

@@ -1,19 +1,18 @@
-"""Robust-HDP and other ways to weigh clients that train by DP-SGD with unequal noise.
+"""Robust-HDP and other ways to weigh clients that train by DP-SGD with unequal noise (T2 chapter 3, Algorithm 1).
 
-S. Malekmohammadi's thesis, chapter 3, Algorithm 1. Its symbols: Δθ_i the clients' updates, M = [Δθ_1 | … | Δθ_n] the
-matrix of them, σ_i² the variance of the noise in one of them, w_i the weights. WeiAvg and PFA: Liu et al., VLDB 2022.
-DPFedAvg: Noble, Bellet and Dieuleveut, AISTATS 2022.
+Symbols: Δθ_i the clients' updates, M = [Δθ_1 | … | Δθ_n], σ_i² the variance of the noise in one of them, w_i the
+weights. WeiAvg and PFA: Liu et al., VLDB 2022. DPFedAvg: Noble, Bellet and Dieuleveut, AISTATS 2022.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from unalike.core.checks import at_least
+from unalike.core.checks import at_least, one_of
 from unalike.core.release import Each, Release
 from unalike.core.roster import Declarations
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
@@ -39,11 +38,11 @@ class RobustHDP:
       size (DPFedAvg): w_i ∝ N̄_i. uniform: all the same. oracle: w_i ∝ 1/σ_i² from what clients declare (Eq. 3.6).
     - ``rows``: p′. Larger models are decomposed in blocks of p′ rows, whose estimates are averaged (§3.5.5).
       ``blocks``: Q, the number of blocks, from the first on; None: all. The experiments have Q = 1.
-    - ``least_epsilon``: the noise of all clients is made for the smallest ε of all, Malekmohammadi's "minimum ε"; a
-      recipe's ``[privacy] epsilons`` obeys it.
+    - ``least_epsilon``: the noise of all clients is made for the smallest ε of all; a recipe's ``[privacy] epsilons``
+      obeys it.
 
-    Neighbours: one point of a client is added or removed, and N̄ is public. Malekmohammadi speaks of replacement, but
-    the accountants there assume add/remove, too. Without ``local.private`` nothing is protected.
+    Neighbours: one point of a client is added or removed, and N̄ is public. Without ``local.private`` nothing is
+    protected.
     """
 
     model: Model
@@ -71,8 +70,7 @@ class RobustHDP:
     )
 
     def __post_init__(self) -> None:
-        if self.weights not in get_args(Weights):
-            raise ValueError(f"weights={self.weights!r}; expected one of {', '.join(get_args(Weights))}")
+        one_of(self, "weights")
         at_least(self, rows=1, blocks=1, dimensions=1)
 
     @task
