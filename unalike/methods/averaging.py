@@ -1,8 +1,6 @@
 """What methods that average share: how a mean of updates is protected, and the server's step along it.
 
-A method gets client-level privacy, secure sums and server optimizers by inheriting from ``Averaging``, or the first two
-from ``ProtectedMean`` where the server does something else with the mean. Both bring fields, which are given by name,
-and verbs; they call nothing of the class that inherits.
+Both classes bring fields, which are given by name, and verbs; they call nothing of the class that inherits.
 """
 
 from __future__ import annotations

@@ -22,11 +22,9 @@ from unalike.privacy.mechanisms import AdditiveNoise
 class FedAvg(Averaging):
     """One model for all: the mean of the clients' updates, weighted by their numbers of samples.
 
-    With ``noise`` (client-level privacy) the cohort is a Poisson sample, every update is clipped to ``clip`` and counts
-    the same, and no loss is shown. With ``local.private`` (point-level privacy) clients train by DP-SGD; again updates
-    count the same and no loss is shown. ``secure`` sums the updates under masks, for which they are clipped. ``server``
-    is what the server does with their mean. With ``finetune`` every client, a newcomer too, trains the final model a
-    little further on its own labels.
+    With ``local.private`` (point-level privacy) clients train by DP-SGD; then, as with ``noise`` or ``secure``, updates
+    count the same and no loss is shown. With ``finetune`` every client, a newcomer too, trains the final model a little
+    further on its own labels. The other fields are those of ``Averaging``.
     """
 
     model: Model
@@ -37,9 +35,9 @@ class FedAvg(Averaging):
     point_private: ClassVar[Literal[True]] = True
     presets: ClassVar[Presets] = {
         "paper": {
-            "cohort": 0.05,
+            "cohort": 0.05,  # T1 §4.4; lr is ours
             "local": {"epochs": 1, "batch": 32, "lr": 0.01, "momentum": 0.9},
-        },  # T1 §4.4; lr is ours
+        },
         "ozkara2022": ozkara2022(),  # P3 §4.1
     }
 

@@ -1,7 +1,6 @@
-"""FedEM: every client's model is its own mixture of a few common ones.
+"""FedEM: every client's model is its own mixture of a few common ones (Marfoq et al., NeurIPS 2021, Algorithm 1).
 
-Marfoq, Neglia, Bellet, Kameni and Vidal, *Federated multi-task learning under a mixture of distributions*, NeurIPS
-2021, Algorithm 1. Symbols: θ_m the components, π_i the client's weights of them, q_m(s) the share of θ_m in sample s.
+Symbols: θ_m the components, π_i the client's weights of them, q_m(s) the share of θ_m in sample s.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class FedEM(Averaging):
 
     ``components``: M; each starts from its own seed. Every client, seen or new, mixes the final components by
     ``weight_steps`` steps of EM on π, from the π that it kept (uniform at first). This needs labels. With ``noise`` the
-    M changes are clipped together, as one vector. Ozkara et al. (2022) have M = 2.
+    M changes are clipped together, as one vector.
     """
 
     problem: Problem

@@ -1,7 +1,4 @@
-"""FedMA: an average of networks whose neurons were matched first.
-
-Wang, Yurochkin, Sun, Papailiopoulos and Khazaeni, *Federated learning with matched averaging*, ICLR 2020, Algorithm 1.
-"""
+"""FedMA: an average of networks whose neurons were matched first (Wang et al., ICLR 2020, Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -35,8 +32,7 @@ class FedMA:
     of inner products of a client's neurons with the sums of those already matched. ``passes`` goes over the clients
     again. A model is a chain of linear or convolutional layers with biases: MLP, LeNet, CNN.
 
-    Every layer of a round is one exchange with one run of ``local``. The server sees every client's weights and class
-    counts, so there is no private or secure variant. Every client gets the common model.
+    Every layer of a round is one exchange with one run of ``local``. Every client gets the common model.
     """
 
     problem: Problem

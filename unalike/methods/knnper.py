@@ -1,7 +1,6 @@
-"""kNN-Per: a common model, and beside it the client's own nearest neighbours.
+"""kNN-Per: a common model, and beside it the client's own nearest neighbours (Marfoq et al., ICML 2022).
 
-Marfoq, Neglia, Kameni and Vidal, *Personalized federated learning through local memorization*, ICML 2022. Symbols:
-φ the representation, which is the common model without its last layer, λ_i the weight of the neighbours at client i.
+φ is the representation, the common model without its last layer; λ_i is the weight of the neighbours at client i.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from unalike.core.checks import above
 from unalike.core.release import SIZE, Release
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
@@ -102,7 +102,7 @@ class KNNPer(Averaging):
     - ``rows``: the most samples that a client remembers; if it has more, it draws this many of them.
     - ``neighbours``: candidates for k. λ is one of 0, 0.1, …, 1. Both are chosen by the client, on its validation rows,
       or where it has none on its training rows, each without itself.
-    - ``scale``: of the kernel. Scott (2026) found 100 to be the best of 0.1, 1, 10, 100.
+    - ``scale``: of the kernel. T1 found 100 to be the best of 0.1, 1, 10, 100.
 
     A newcomer needs no training. A client without labels gets the common model.
     """
@@ -123,11 +123,9 @@ class KNNPer(Averaging):
         self.check_privacy(self.local)
         if self.problem.classes is None:
             raise ValueError("kNN-Per mixes probabilities of classes, but the targets are numbers; use another method")
-        if not self.neighbours or min(self.neighbours) < 1 or max(self.neighbours) > self.rows or not self.scale > 0:
-            raise ValueError(
-                f"neighbours={self.neighbours}, rows={self.rows}, scale={self.scale}; expected numbers from 1 to rows, "
-                "and a scale above 0"
-            )
+        above(self, scale=0)
+        if not self.neighbours or min(self.neighbours) < 1 or max(self.neighbours) > self.rows:
+            raise ValueError(f"neighbours={self.neighbours}, rows={self.rows}; expected numbers from 1 to rows")
         _ = self.model
 
     @cached_property

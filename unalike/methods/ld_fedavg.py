@@ -1,4 +1,4 @@
-"""LD-FedAvg: FedAvg in the random subspace of FLowDUP (Scott, 2026 (T1), §5.6.1)."""
+"""LD-FedAvg: FedAvg in the random subspace of FLowDUP (Scott, 2026; T1 §5.6.1)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ from unalike.networks.subspace import Kind
 
 @dataclass(frozen=True)
 class LDFedAvg(Averaging):
-    """FedAvg on v instead of θ = θ0 + P·v (Scott, 2026, §5.6.1): one model for all, in the subspace that FLowDUP uses.
+    """FedAvg on v instead of θ = θ0 + P·v: one model for all, in the subspace that FLowDUP uses.
 
-    ``subspace``, ``dimension`` and ``agreed_seed`` are those of FLowDUP, ``schedule`` is a factor of the local rate;
-    the other fields are those of ``Averaging``. With ``scale_rate``, ``local.lr`` is the rate of the whole space: steps
-    on v are d/k times as long, because the subspace holds about k/d of a gradient's square. Scott (2026) names no such
-    factor, and ``--preset paper`` leaves it out.
+    ``subspace``, ``dimension`` and ``agreed_seed`` are those of FLowDUP; the other fields are those of ``Averaging``.
+    With ``scale_rate``, which is not in the paper, ``local.lr`` is the rate of the whole space: steps on v are d/k
+    times as long, because the subspace holds about k/d of a gradient's square.
     """
 
     model: Model

@@ -1,4 +1,4 @@
-"""Clusters of clients as a Gaussian mixture of their first updates (S. Malekmohammadi's thesis, §4.5.5)."""
+"""Clusters of clients as a Gaussian mixture of their first updates (T2 §4.5.5)."""
 
 from __future__ import annotations
 

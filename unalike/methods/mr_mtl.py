@@ -1,6 +1,5 @@
-"""MR-MTL: a model of its own for every client, held near the mean of all (mean-regularised multi-task learning).
+"""MR-MTL, mean-regularised multi-task learning (Liu, Hu, Wu and Smith, NeurIPS 2022, Algorithm 1).
 
-Liu, Hu, Wu and Smith, *On privacy and personalization in cross-silo federated learning*, NeurIPS 2022, Algorithm 1.
 Symbols: w_k the client's model, w̄ the mean of all, λ how strongly they are held together.
 """
 

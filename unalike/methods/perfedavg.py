@@ -1,8 +1,7 @@
 """Per-FedAvg: a common model from which one gradient step gives every client a good one.
 
-Fallah, Mokhtari and Ozdaglar, *Personalized federated learning with theoretical guarantees: a model-agnostic
-meta-learning approach*, NeurIPS 2020, Algorithm 1. Symbols: w the common model, α the rate of the client's own step, β
-the rate of training (``local.lr``), F_i(w) = f_i(w − α∇f_i(w)) what is minimised.
+Fallah, Mokhtari and Ozdaglar, NeurIPS 2020, Algorithm 1. Symbols: w the common model, α the rate of the client's own
+step, β the rate of training (``local.lr``), F_i(w) = f_i(w − α∇f_i(w)) what is minimised.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""pFedMe: personal models that are held near a common one by Moreau envelopes.
+"""pFedMe: personal models near a common one, by Moreau envelopes (Dinh, Tran and Nguyen, NeurIPS 2020, Algorithm 1).
 
-Dinh, Tran and Nguyen, *Personalized federated learning with Moreau envelopes*, NeurIPS 2020, Algorithm 1. Symbols: w
-the common model, θ̂_i(w) = argmin f_i(θ) + λ/2·‖θ − w‖² the personal one, η the rate of w (``local.lr``).
+w is the common model, θ̂_i(w) = argmin f_i(θ) + λ/2·‖θ − w‖² the personal one, η the rate of w (``local.lr``).
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ class PFedMe(Averaging):
     """A step at a client: θ̃ ≈ θ̂_i(w) on a batch by ``inner_steps`` (K) steps of ``inner_lr``, then w ← w − ηλ(w − θ̃).
 
     The server moves w by β times the mean change of the clients' w, which all count the same; ``server.lr`` is β. The
-    model of every client, seen or new, is θ̂_i(w) of the final w, found by ``personal`` from w (Scott, 2026: 20
-    epochs); the authors' code scores the θ̃ of the last batch instead. The other defaults are the authors'; Scott (2026)
-    has K = 3, Ozkara et al. (2022) have K = 3, λ = 0.5 and η = 0.2.
+    model of every client, seen or new, is θ̂_i(w) of the final w, found by ``personal`` from w (T1: 20 epochs); the
+    authors' code scores the θ̃ of the last batch instead. The other defaults are the authors'.
     """
 
     model: Model

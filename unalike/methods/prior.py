@@ -1,6 +1,5 @@
-"""Personal models under a prior that is learned with them: Gaussian, Laplace, or a mixture of Gaussians.
+"""Personal models under a prior that is learned with them: Gaussian, Laplace, or a mixture of Gaussians (P3 §3).
 
-Ozkara, Girgis, Data and Diggavi, *A Generative Framework for Personalized Learning and Estimation*, 2022 (P3), §3:
 Σ_i f_i(θ_i) + R({θ_i}; Γ) is minimised over the models θ_i and the prior's parameters Γ in turns, (12) and (22).
 Symbols: μ_l centres, σ_l² variances of a coordinate, p_l weights; for the Laplace prior μ and b.
 """
@@ -8,6 +7,7 @@ Symbols: μ_l centres, σ_l² variances of a coordinate, p_l weights; for the La
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -99,7 +99,7 @@ class LearnedPrior(ProtectedMean, PersonalModels):
         def moves(params: dict[str, Tensor], batch: Batch) -> Moves:
             theta = params["theta"]
             gradient, loss = of_data(theta, batch)
-            yield {"theta": self.direction(gradient, theta, share, eta, **gamma)}
+            yield {"theta": self.direction(gradient, theta, share, eta, gamma)}
             total: Tensor = loss + share * self.penalty(theta, **gamma)
             return total
 
@@ -108,21 +108,15 @@ class LearnedPrior(ProtectedMean, PersonalModels):
         return after["theta"], loss
 
     def direction(
-        self,
-        gradient: Tensor,
-        theta: Tensor,
-        share: Tensor,
-        eta: Tensor,
-        weights: Tensor,
-        centers: Tensor,
-        scale: Tensor,
+        self, gradient: Tensor, theta: Tensor, share: Tensor, eta: Tensor, gamma: Mapping[str, Tensor]
     ) -> Tensor:
         """The gradient of f, with that of R·share, such that a step at the rate η does not overshoot the prior."""
+        centers, scale = gamma["centers"], gamma["scale"]
         away = theta - centers
         if self.prior == "laplace":
             most = share / scale[0]
             return gradient + torch.clamp(away[0] / eta.clamp(min=1e-30), -most, most)
-        precise = share * torch.softmax(responsibilities(theta, weights, centers, scale), 0) / scale.square()
+        precise = share * torch.softmax(responsibilities(theta, **gamma), 0) / scale.square()
         return (gradient + precise @ away) / (eta * precise.sum()).clamp(min=1.0)
 
     @task
@@ -149,8 +143,7 @@ class LearnedPrior(ProtectedMean, PersonalModels):
     @task
     def join(self, client: Client, weights: Tensor, centers: Tensor, scale: Tensor) -> Sent:
         """The model of a newcomer; a client that has one keeps it."""
-        gamma = {"weights": weights, "centers": centers, "scale": scale}
-        local = self.local.repeat(self.newcomer_rounds)
+        gamma, local = {"weights": weights, "centers": centers, "scale": scale}, self.local.repeat(self.newcomer_rounds)
         theta, _ = self._train(client, weights @ centers, gamma, local)
         return send(keep={"theta": client.kept.get("theta", theta)})
 
@@ -158,12 +151,8 @@ class LearnedPrior(ProtectedMean, PersonalModels):
 
     def start(self, seed: int) -> State:
         count = len(self.first)
-        return State(
-            weights=torch.full((count,), 1 / count),
-            centers=self.first,
-            scale=torch.full((count,), self.scale),
-            ids=NOBODY,
-        )
+        weights, scale = torch.full((count,), 1 / count), torch.full((count,), self.scale)
+        return State(weights=weights, centers=self.first, scale=scale, ids=NOBODY)
 
     def round(self, state: State, federation: Federation) -> State:
         cohort = self.sample(federation, self.cohort)

@@ -146,7 +146,7 @@ class RDPCFL:
     @fit.derive
     def privacy_inputs(self, declared: Declarations) -> dict[str, Tensor]:
         """z_i, and b_i where clients declare their own."""
-        found, private = self.first_noise(declared), self.local.private
+        found, private = dict(self.first_noise(declared)), self.local.private
         if private is not None and private.batches is not None and declared.batch is not None:
             found["batch"] = declared.batch
         return found
