@@ -5,15 +5,18 @@ Both classes bring fields, which are given by name, and verbs; they call nothing
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
 from unalike.core.federation import Cohort, Federation, Replies
 from unalike.core.method import State
-from unalike.core.release import Mean, Release
+from unalike.core.release import SIZE, Mean, Release
+from unalike.core.roster import Declarations
 from unalike.learn.local import LocalSGD
+from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
 from unalike.privacy.mechanisms import AdditiveNoise
 
@@ -28,11 +31,13 @@ class ProtectedMean:
     - ``clip``: the bound on an update's length.
     - ``noise``: client-level privacy. The cohort is a Poisson sample, updates count the same, and no loss is shown.
     - ``secure``: updates are summed under masks, and no loss is shown.
+    - ``schedule``: by round, a factor of the local rate.
     """
 
     clip: float | None = None
     noise: AdditiveNoise | None = None
     secure: bool = False
+    schedule: Schedule = field(default_factory=Schedule)
     asks_unlabeled: ClassVar[bool] = False
     client_private: ClassVar[Literal[True]] = True
 
@@ -59,6 +64,24 @@ class ProtectedMean:
         if self.noise is not None or self.secure:
             return [Mean("update", clip=self.clip, noise=self.noise, secure=self.secure)]
         return [Mean("update", clip=self.clip, weight=weight), Mean("loss", weight=weight)]
+
+
+# What a task declares: @fit.into, @fit.derive
+
+
+def mean(method: Any) -> list[Release]:
+    """The mean of ``update``, in which clients count the same."""
+    return method.mean_update(method.local)
+
+
+def mean_by_size(method: Any) -> list[Release]:
+    """The mean of ``update``, weighted by sizes where nothing is to be protected."""
+    return method.mean_update(method.local, weight=SIZE)
+
+
+def private_inputs(method: Any, declared: Declarations) -> Mapping[str, Tensor]:
+    """DP-SGD's noise multiplier, and where each has its own the batch size, which each client finds for itself."""
+    return method.local.private_inputs(declared)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from unalike.core.release import SIZE, Release
-from unalike.core.roster import Declarations
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
 from unalike.methods import Presets, ozkara2022
-from unalike.methods.averaging import ONE_PASS, Averaging
+from unalike.methods.averaging import ONE_PASS, Averaging, mean_by_size, private_inputs
 from unalike.privacy.mechanisms import AdditiveNoise
 
 
@@ -30,7 +28,6 @@ class FedAvg(Averaging):
     model: Model
     cohort: int | float = 10
     local: LocalSGD = ONE_PASS
-    schedule: Schedule = field(default_factory=Schedule)
     finetune: LocalSGD | None = None
     point_private: ClassVar[Literal[True]] = True
     presets: ClassVar[Presets] = {
@@ -56,14 +53,8 @@ class FedAvg(Averaging):
         fitted, loss = self.local.train(self.model, theta, client, rate=rate, noise=noise, batch=batch)
         return send(update=fitted - theta, loss=loss)
 
-    @fit.into
-    def releases(self) -> list[Release]:
-        return self.mean_update(self.local, weight=SIZE)
-
-    @fit.derive
-    def privacy_inputs(self, declared: Declarations) -> dict[str, Tensor]:
-        """DP-SGD's noise multiplier, and where each has its own the batch size, which each client finds for itself."""
-        return self.local.private_inputs(declared)
+    fit.into(mean_by_size)
+    fit.derive(private_inputs)
 
     @task(stays="theta")
     def adapt(self, client: Client, theta: Tensor) -> Sent:

@@ -5,7 +5,7 @@ Symbols: θ_m the components, π_i the client's weights of them, q_m(s) the shar
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -14,13 +14,11 @@ from torch import Tensor
 from torch.func import vmap
 
 from unalike.core.checks import at_least
-from unalike.core.release import SIZE, Release
 from unalike.core.vocabulary import Client, Cohort, Federation, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Params, loss_of
-from unalike.learn.schedules import Schedule
 from unalike.methods import Presets, ozkara2022
-from unalike.methods.averaging import ONE_PASS, Averaging
+from unalike.methods.averaging import ONE_PASS, Averaging, mean_by_size
 from unalike.methods.problem import Problem
 from unalike.networks.ensemble import Ensemble
 
@@ -40,7 +38,6 @@ class FedEM(Averaging):
     local: LocalSGD = ONE_PASS
     components: int = 3
     weight_steps: int = 10
-    schedule: Schedule = field(default_factory=Schedule)
     serves_unlabeled: ClassVar[bool] = False
     presets: ClassVar[Presets] = {
         "paper": {"components": 3, "local": {"epochs": 1, "batch": 128, "lr": 0.03}},  # the authors' code, for CIFAR-10
@@ -60,8 +57,7 @@ class FedEM(Averaging):
 
     def losses(self, theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """[M, rows] the loss of each component on each sample."""
-        found: Tensor = vmap(lambda own: loss_of(self.problem.model(own, x), y))(theta)
-        return found
+        return vmap(lambda own: loss_of(self.problem.model(own, x), y))(theta)
 
     def shares(self, losses: Tensor, pi: Tensor) -> Tensor:
         """q [M, rows] (E-step)."""
@@ -87,9 +83,7 @@ class FedEM(Averaging):
         fitted, loss = self.local.train(weighted, theta, client, rate=rate)
         return send(update=(fitted - theta).reshape(-1), loss=loss, keep={"pi": after})
 
-    @fit.into
-    def releases(self) -> list[Release]:
-        return self.mean_update(self.local, weight=SIZE)
+    fit.into(mean_by_size)
 
     @task(stays="theta")
     def mix(self, client: Client, theta: Tensor) -> Sent:

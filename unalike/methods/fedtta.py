@@ -6,7 +6,7 @@ sample's logits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
@@ -15,12 +15,10 @@ from torch import Tensor
 from torch.func import grad
 
 from unalike.core.checks import at_least
-from unalike.core.release import SIZE, Release
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Params, loss_of
-from unalike.learn.schedules import Schedule
-from unalike.methods.averaging import Averaging
+from unalike.methods.averaging import Averaging, mean_by_size
 from unalike.methods.problem import Problem
 from unalike.networks.classifiers import MLP
 
@@ -39,7 +37,6 @@ class FedTTA(Averaging):
     problem: Problem
     cohort: int | float = 100
     local: LocalSGD = LocalSGD(epochs=1, batch=50, lr=0.1)
-    schedule: Schedule = field(default_factory=Schedule)
     adapt_lr: float = 0.01
     serves_unlabeled: ClassVar[bool] = True
 
@@ -67,9 +64,7 @@ class FedTTA(Averaging):
         assert isinstance(fitted, dict)
         return send(update=torch.cat([fitted["theta"] - theta, fitted["phi"] - phi]), loss=loss)
 
-    @fit.into
-    def releases(self) -> list[Release]:
-        return self.mean_update(self.local, weight=SIZE)
+    fit.into(mean_by_size)
 
     @task(stays="theta")
     def adapt(self, client: Client, theta: Tensor, phi: Tensor) -> Sent:

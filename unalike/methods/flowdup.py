@@ -21,7 +21,6 @@ from unalike.core.torch_internals import to_device_of
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Params, loss_of
-from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.averaging import ProtectedMean
 from unalike.methods.problem import Problem
@@ -82,7 +81,6 @@ class FLowDUP(ProtectedMean):
     labeled_share: float = 0.9
     local: LocalSGD = LocalSGD(epochs=1, batch=50, lr=0.1)
     server: ServerOptimizer = ServerOptimizer("adam", lr=5e-3, adaptivity=1e-10)
-    schedule: Schedule = field(default_factory=Schedule)
     rates: Mapping[str, float] = field(default_factory=lambda: {"h1": 0.25, "hidden": 0.25})
     subspace: Kind = "signs"
     dimension: int | None = None

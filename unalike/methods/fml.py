@@ -7,13 +7,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from unalike.core.release import SIZE, Release
 from unalike.core.vocabulary import Client, Cohort, Federation, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Params, divergence, loss_of, scores
-from unalike.learn.schedules import Schedule
 from unalike.methods import Presets, ozkara2022
-from unalike.methods.averaging import Averaging
+from unalike.methods.averaging import Averaging, mean_by_size
 from unalike.methods.newcomers import NOBODY, PersonalModels, kept_or, with_answered
 
 
@@ -30,7 +28,6 @@ class FML(Averaging, PersonalModels):
     local: LocalSGD = field(default_factory=lambda: LocalSGD(epochs=5, lr=0.01, momentum=0.9))
     alpha: float = 0.5
     beta: float = 0.5
-    schedule: Schedule = field(default_factory=Schedule)
     presets: ClassVar[Presets] = {
         "paper": {},  # the defaults
         "ozkara2022": ozkara2022(alpha=0.25, beta=0.25),  # P3 §4.1
@@ -51,9 +48,7 @@ class FML(Averaging, PersonalModels):
         assert isinstance(after, dict)
         return send(update=after["meme"] - meme, loss=loss, keep={"theta": after["private"]})
 
-    @fit.into
-    def releases(self) -> list[Release]:
-        return self.mean_update(self.local, weight=SIZE)
+    fit.into(mean_by_size)
 
     @task
     def join(self, client: Client, meme: Tensor) -> Sent:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
@@ -14,12 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from unalike.core.checks import above
-from unalike.core.release import SIZE, Release
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
-from unalike.learn.schedules import Schedule
 from unalike.methods import Presets
-from unalike.methods.averaging import ONE_PASS, Averaging
+from unalike.methods.averaging import ONE_PASS, Averaging, mean_by_size
 from unalike.methods.problem import Problem
 from unalike.networks.heads import without_head
 
@@ -110,7 +108,6 @@ class KNNPer(Averaging):
     problem: Problem
     cohort: int | float = 10
     local: LocalSGD = ONE_PASS
-    schedule: Schedule = field(default_factory=Schedule)
     neighbours: tuple[int, ...] = (5, 10)
     scale: float = 1.0
     rows: int = 512
@@ -141,9 +138,7 @@ class KNNPer(Averaging):
         fitted, loss = self.local.train(self.problem.model, theta, client, rate=rate)
         return send(update=fitted - theta, loss=loss)
 
-    @fit.into
-    def releases(self) -> list[Release]:
-        return self.mean_update(self.local, weight=SIZE)
+    fit.into(mean_by_size)
 
     @task(stays="theta")
     def remember(self, client: Client, theta: Tensor) -> Sent:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from unalike.core.release import SIZE, Release
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Supervised
-from unalike.learn.schedules import Schedule
 from unalike.methods import Presets
-from unalike.methods.averaging import Averaging
+from unalike.methods.averaging import Averaging, mean_by_size
 from unalike.methods.flowdup import Lift
 from unalike.networks.subspace import Kind
 
@@ -32,7 +30,6 @@ class LDFedAvg(Averaging):
     model: Model
     cohort: int | float = 100
     local: LocalSGD = LocalSGD(epochs=1, batch=50, lr=0.1)
-    schedule: Schedule = field(default_factory=Schedule)
     subspace: Kind = "signs"
     dimension: int | None = None
     agreed_seed: int = 0
@@ -56,9 +53,7 @@ class LDFedAvg(Averaging):
         fitted, loss = self.local.train(objective, v, client, rate=rate * factor)
         return send(update=fitted - v, loss=loss)
 
-    @fit.into
-    def releases(self) -> list[Release]:
-        return self.mean_update(self.local, weight=SIZE)
+    fit.into(mean_by_size)
 
     def start(self, seed: int) -> State:
         return self.first_state("v", torch.zeros(self.lift.k))

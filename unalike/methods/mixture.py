@@ -42,8 +42,7 @@ def principal(updates: Tensor) -> Tensor:
     squares, vectors = torch.linalg.eigh(centred @ centred.T)
     points = vectors[:, -COMPONENTS:].flip(1) * squares[-COMPONENTS:].flip(0).clamp(min=0).sqrt()
     points = points * points.gather(0, points.abs().argmax(0, keepdim=True)).sign()  # a sign that no rounding changes
-    scaled: Tensor = points / points.std(correction=0).clamp(min=1e-300)
-    return scaled
+    return points / points.std(correction=0).clamp(min=1e-300)
 
 
 def _mixture(points: Tensor, count: int, seed: int) -> SoftClusters:

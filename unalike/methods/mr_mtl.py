@@ -12,12 +12,11 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from unalike.core.release import Mean, Release
-from unalike.core.roster import Declarations
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Supervised
 from unalike.learn.schedules import Schedule
-from unalike.methods.averaging import ONE_PASS
+from unalike.methods.averaging import ONE_PASS, private_inputs
 
 
 @dataclass(frozen=True)
@@ -65,10 +64,7 @@ class MRMTL:
     def releases(self) -> list[Release]:
         return [Mean("update", cost=None if self.local.private is None else self.local.cost)]
 
-    @fit.derive
-    def privacy_inputs(self, declared: Declarations) -> dict[str, Tensor]:
-        """DP-SGD's noise and batch size, from what a client declares."""
-        return self.local.private_inputs(declared)
+    fit.derive(private_inputs)
 
     @task(stays="theta")
     def personal_model(self, client: Client, mean: Tensor) -> Sent:

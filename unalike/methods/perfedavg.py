@@ -6,7 +6,7 @@ step, β the rate of training (``local.lr``), F_i(w) = f_i(w − α∇f_i(w)) wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -14,13 +14,11 @@ from torch import Tensor
 from torch.func import grad
 
 from unalike.core.checks import at_least, one_of
-from unalike.core.release import Release
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Params, Supervised
-from unalike.learn.schedules import Schedule
 from unalike.methods import Presets, ozkara2022
-from unalike.methods.averaging import ONE_PASS, Averaging
+from unalike.methods.averaging import ONE_PASS, Averaging, mean
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,6 @@ class PerFedAvg(Averaging):
     model: Model
     cohort: int | float = 10
     local: LocalSGD = ONE_PASS
-    schedule: Schedule = field(default_factory=Schedule)
     alpha: float = 0.1
     order: Literal["first", "exact"] = "first"
     adapt_steps: int = 1
@@ -69,9 +66,7 @@ class PerFedAvg(Averaging):
         fitted, value = self.local.train(adapted_loss, w, client, rate=rate)
         return send(update=fitted - w, loss=value)
 
-    @fit.into
-    def releases(self) -> list[Release]:
-        return self.mean_update(self.local)
+    fit.into(mean)
 
     @task(stays="theta")
     def adapt(self, client: Client, w: Tensor) -> Sent:

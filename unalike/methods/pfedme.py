@@ -5,20 +5,18 @@ w is the common model, θ̂_i(w) = argmin f_i(θ) + λ/2·‖θ − w‖² the p
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 from torch.func import grad_and_value
 
 from unalike.core.checks import above, at_least
-from unalike.core.release import Release
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Objective, Params, Supervised, penalised
-from unalike.learn.schedules import Schedule
 from unalike.methods import Presets, ozkara2022
-from unalike.methods.averaging import Averaging
+from unalike.methods.averaging import Averaging, mean
 
 
 @dataclass(frozen=True)
@@ -37,7 +35,6 @@ class PFedMe(Averaging):
     inner_steps: int = 5
     inner_lr: float = 0.1
     personal: LocalSGD = LocalSGD(epochs=20, batch=10, lr=0.05)
-    schedule: Schedule = field(default_factory=Schedule)
     serves_unlabeled: ClassVar[bool] = False
     presets: ClassVar[Presets] = {
         "paper": {"personal": {"epochs": 20, "batch": 20, "lr": 0.1}},  # all else is theirs
@@ -76,9 +73,7 @@ class PFedMe(Averaging):
         fitted, loss = self.local.train(envelope, w, client, rate=rate)
         return send(update=fitted - w, loss=loss)
 
-    @fit.into
-    def releases(self) -> list[Release]:
-        return self.mean_update(self.local)
+    fit.into(mean)
 
     @task(stays="theta")
     def adapt(self, client: Client, w: Tensor) -> Sent:

@@ -17,12 +17,10 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from unalike.core.checks import above, at_least, one_of
-from unalike.core.release import Release
 from unalike.core.vocabulary import Client, Cohort, Federation, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, InTurns, Moves, Supervised
-from unalike.learn.schedules import Schedule
-from unalike.methods.averaging import ProtectedMean
+from unalike.methods.averaging import ProtectedMean, mean
 from unalike.methods.newcomers import NOBODY, PersonalModels, one_rate, with_answered
 
 _EMPTY = 1e-3  # a component with a smaller share of the cohort stays as it is
@@ -61,7 +59,6 @@ class LearnedPrior(ProtectedMean, PersonalModels):
     strength: float = 1.0
     scale: float = 0.1
     floor: float = 0.01
-    schedule: Schedule = field(default_factory=Schedule)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,8 +97,7 @@ class LearnedPrior(ProtectedMean, PersonalModels):
             theta = params["theta"]
             gradient, loss = of_data(theta, batch)
             yield {"theta": self.direction(gradient, theta, share, eta, gamma)}
-            total: Tensor = loss + share * self.penalty(theta, **gamma)
-            return total
+            return loss + share * self.penalty(theta, **gamma)
 
         after, loss = local.minimise(InTurns(moves), {"theta": start}, client, labels=True, rate=rate)
         assert isinstance(after, dict)
@@ -136,9 +132,7 @@ class LearnedPrior(ProtectedMean, PersonalModels):
         belongs = torch.softmax(responsibilities(theta, weights, centers, scale), 0)[:, None]
         return belongs * torch.cat([away, away.square().mean(1, keepdim=True), one], 1)
 
-    @fit.into
-    def releases(self) -> list[Release]:
-        return self.mean_update(self.local)
+    fit.into(mean)
 
     @task
     def join(self, client: Client, weights: Tensor, centers: Tensor, scale: Tensor) -> Sent:

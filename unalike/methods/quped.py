@@ -9,13 +9,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from unalike.core.checks import at_least
-from unalike.core.release import Release
 from unalike.core.vocabulary import Client, Cohort, Federation, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, InTurns, Moves, Params, scores, teacher_gradient
 from unalike.learn.schedules import Schedule
 from unalike.methods import Presets
-from unalike.methods.averaging import Averaging
+from unalike.methods.averaging import Averaging, mean
 from unalike.methods.distillation import distillation_loss, student_gradient
 from unalike.methods.newcomers import NOBODY, PersonalModels, kept_or, one_rate, with_answered
 
@@ -59,9 +58,7 @@ class QuPeD(Averaging, PersonalModels):
         assert isinstance(after, dict)
         return send(update=after["w"] - w, loss=loss, keep={"theta": after["x"]})
 
-    @fit.into
-    def releases(self) -> list[Release]:
-        return self.mean_update(self.local)
+    fit.into(mean)
 
     @task
     def join(self, client: Client, w: Tensor) -> Sent:

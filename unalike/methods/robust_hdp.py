@@ -21,7 +21,7 @@ from unalike.learn.robust_pca import robust_pca
 from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
 from unalike.methods import Presets
-from unalike.methods.averaging import ONE_PASS
+from unalike.methods.averaging import ONE_PASS, private_inputs
 
 Weights = Literal["robust", "epsilon", "projected", "size", "uniform", "oracle"]
 
@@ -85,10 +85,7 @@ class RobustHDP:
         """The server sees every update, which its client has made private."""
         return [Each("update", cost=None if self.local.private is None else self.local.cost)]
 
-    @fit.derive
-    def privacy_inputs(self, declared: Declarations) -> dict[str, Tensor]:
-        """A client's noise z_i and batch size b_i, from what it declares."""
-        return self.local.private_inputs(declared)
+    fit.derive(private_inputs)
 
     def start(self, seed: int) -> State:
         theta = self.model.init(seed)

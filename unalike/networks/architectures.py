@@ -37,9 +37,7 @@ class _Entry:
 
 _CATALOG = {
     "logistic": _Entry(Logistic, "one linear map: logistic or linear regression"),
-    "linear": _Entry(
-        Linear, "one weight for each feature and no intercept, for convex problems (Malekmohammadi et al. 2021)"
-    ),
+    "linear": _Entry(Linear, "one weight for each feature and no intercept, for convex problems (T2 chapter 2)"),
     "mlp": _Entry(MLP, "ReLU network, hidden=(64,); for features"),
     "dense": _Entry(Dense, "two layers of 500 and dropout, for features (Amosy et al. 2022, App. C)"),
     "small-cnn": _Entry(SmallCNN, "two 3x3 convolutions; for tiny images such as 8x8 digits"),
@@ -82,7 +80,7 @@ def build(name: str, input_shape: Sequence[int], classes: int, kind: str | None 
     if not shape or min(shape) < 1:
         raise ValueError(f"one input must have a shape of positive sizes, got {shape}")
     if is_path(name):
-        return _from_outside(name, shape, classes, options)
+        return _from_outside(name, options, input_shape=shape, classes=classes)
     known = name.lower().replace("_", "-")
     if known not in _CATALOG:
         raise ValueError(
@@ -95,12 +93,11 @@ def build(name: str, input_shape: Sequence[int], classes: int, kind: str | None 
     return _call(known, entry.make, {"input_shape": shape, "classes": classes, **options})
 
 
-def _from_outside(path: str, input_shape: tuple[int, ...], classes: int, options: dict[str, object]) -> nn.Module:
+def _from_outside(path: str, options: dict[str, object], **sizes: object) -> nn.Module:
     make = load(path)
     if not callable(make):
         raise ValueError(f"{path} is no class or function that makes a module, but {make!r}")
     accepted = inspect.signature(make).parameters
-    sizes: dict[str, object] = {"input_shape": input_shape, "classes": classes}
     module = _call(path, make, {key: value for key, value in sizes.items() if key in accepted} | options)
     if not isinstance(module, nn.Module):
         raise ValueError(f"{path} must make a torch.nn.Module, but made {type(module).__name__}")

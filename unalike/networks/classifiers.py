@@ -1,11 +1,8 @@
 """The architectures of the papers, as plain modules that ``torch.func.vmap`` can run for a block of clients at once.
 
-Hence no batch norm (``unalike.Model`` refuses it), and an LSTM written out in linear maps, because the
-fused one has no batching rule. "Thesis" is J. Scott, *Data Heterogeneity and Personalization in Federated Learning*,
-2026. Everything that draws initial values does so in ``reset_parameters``, which ``Model.init`` calls under its seed.
-
-Pooling comes before the ReLU. Both orders give the same result, as both are monotone, but this one rectifies a quarter
-of the values.
+Hence no batch norm (``unalike.Model`` refuses it). Everything that draws initial values does so in
+``reset_parameters``, which ``Model.init`` calls under its seed. Pooling comes before the ReLU: both orders give the
+same result, but this one rectifies a quarter of the values.
 """
 
 from __future__ import annotations
@@ -51,14 +48,12 @@ class Logistic(nn.Module):
         self.linear = nn.Linear(math.prod(input_shape), classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        scores: Tensor = self.linear(x.flatten(1))
-        return scores
+        return self.linear(x.flatten(1))
 
 
 class Linear(nn.Module):
-    """⟨w, x⟩ in double precision, from w = 0: linear regression, or logistic regression of two classes.
+    """⟨w, x⟩ in double precision, from w = 0: the least-squares and logistic problems of T2 chapter 2.
 
-    The least-squares and logistic problems of Malekmohammadi (thesis, ch. 2), which are solved to rounding.
     The first of two classes has the score 0, so that the softmax is the logistic function and w is all there is.
     """
 
@@ -75,10 +70,7 @@ class Linear(nn.Module):
 
 
 class MLP(nn.Module):
-    """Linear layers with a ReLU after each but the last, on the flattened input.
-
-    ``dropout``: the share of the last hidden units that is dropped in training.
-    """
+    """Linear layers with a ReLU after each but the last, on the flattened input; dropout of the last hidden units."""
 
     def __init__(
         self, input_shape: Sequence[int], classes: int, hidden: Sequence[int] = (64,), dropout: float = 0.0
@@ -92,8 +84,7 @@ class MLP(nn.Module):
         x = x.flatten(1)
         for layer in self.layers[:-1]:
             x = layer(x).relu()
-        scores: Tensor = self.layers[-1](self.dropout(x))
-        return scores
+        return self.layers[-1](self.dropout(x))
 
 
 class Dense(MLP):
@@ -125,8 +116,7 @@ class SmallCNN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = max_pool(self.conv1(x)).relu()
         x = max_pool(self.conv2(x)).relu()
-        scores: Tensor = self.head(x.flatten(1))
-        return scores
+        return self.head(x.flatten(1))
 
 
 class SignalCNN(nn.Module):
@@ -150,8 +140,7 @@ class SignalCNN(nn.Module):
         x = x.reshape(len(x), self.channels, 1, -1)
         x = nn.functional.avg_pool2d(self.conv1(x).relu(), (1, 4))
         x = nn.functional.avg_pool2d(self.conv2(x).relu(), (1, 4))
-        scores: Tensor = self.head(x.flatten(1))
-        return scores
+        return self.head(x.flatten(1))
 
 
 def _quarter(length: int, kernel: int) -> int:
@@ -165,10 +154,7 @@ def side_after_two(side: int) -> int:
 
 
 class LeNet(nn.Module):
-    """Client model of PeFLL (thesis Table B.1): 5x5 convolutions to 16 and 32 channels, no padding, then 120-84-C.
-
-    FC1 has the table's 800 inputs for 32x32 images and 512 for 28x28 ones.
-    """
+    """Client model of PeFLL (T1 Table B.1): 5x5 convolutions to 16 and 32 channels, no padding, then 120-84-C."""
 
     smallest = 16
     widths = (16, 32)
@@ -194,18 +180,14 @@ class LeNet(nn.Module):
     def after_convolutions(self, x: Tensor) -> Tensor:
         """The linear layers."""
         x = self.fc2(self.fc1(x.flatten(1)).relu()).relu()
-        scores: Tensor = self.fc3(x)
-        return scores
+        return self.fc3(x)
 
     def pool(self, x: Tensor) -> Tensor:
         return max_pool(x)
 
 
 class LeNet5(LeNet):
-    """Client model of AdaPeD (P3 §4.1), with LeNet-5's widths: convolutions to 6 and 16 channels, then 120-84-C.
-
-    It has 44,426 parameters on 28x28 images of ten classes.
-    """
+    """Client model of AdaPeD (P3 §4.1), with LeNet-5's widths: convolutions to 6 and 16 channels, then 120-84-C."""
 
     widths = (6, 16)
 
@@ -229,10 +211,9 @@ class LeNet5(LeNet):
 
 
 class LeNetEmbedding(LeNet):
-    """Embedding network of PeFLL (thesis Table B.2): LeNet with l linear outputs that also sees the label.
+    """Embedding network of PeFLL (T1 Table B.2): LeNet with l linear outputs that also sees the label.
 
-    The label enters as C one-hot planes behind the image's channels. ``labels=False`` is the variant for unlabeled
-    clients (thesis Table 4.2), which has no such planes.
+    The label enters as C one-hot planes behind the image's channels. ``labels=False`` (Table 4.2) has no such planes.
     """
 
     def __init__(self, input_shape: Sequence[int], classes: int, *, descriptor: int, labels: bool = True) -> None:
@@ -256,10 +237,10 @@ class LeNetEmbedding(LeNet):
 
 
 class CNN(nn.Module):
-    """Client model of FLowDUP with about 150,000 parameters, so that k = 10,000 is its "15x reduction" (thesis ch. 5).
+    """Client model of FLowDUP with about 150,000 parameters (T1 ch. 5), in the layers of McMahan et al. (2017).
 
-    The layers are those of McMahan et al. (2017), 5x5 convolutions to 32 and 64 channels and one hidden layer. By
-    default the hidden layer's weights number about 98,000, whatever the image's size (width 96 on 28x28, 61 on 32x32).
+    5x5 convolutions to 32 and 64 channels and one hidden layer. By default its weights number about 98,000, whatever
+    the image's size (width 96 on 28x28, 61 on 32x32).
     """
 
     smallest = 16
@@ -277,5 +258,4 @@ class CNN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = max_pool(convolve(x, self.conv1)).relu()
         x = max_pool(convolve(x, self.conv2)).relu()
-        scores: Tensor = self.fc2(self.fc1(x.flatten(1)).relu())
-        return scores
+        return self.fc2(self.fc1(x.flatten(1)).relu())

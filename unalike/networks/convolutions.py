@@ -68,8 +68,7 @@ def _gradient(g: Tensor, x: Tensor, weight: Tensor, of: Literal[0, 1]) -> Tensor
     """Of an unpadded convolution in its images (0) or in its weight (1), as PyTorch has it."""
     wanted = [of == 0, of == 1, False]
     made = torch.ops.aten.convolution_backward(g, x, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, wanted)
-    found: Tensor = made[of]
-    return found
+    return made[of]
 
 
 class _OfEachClient(torch.autograd.Function):

@@ -46,15 +46,11 @@ class VectorEmbedding(nn.Module):
         if self.labels:
             assert y is not None
             x = torch.cat([x, self.label(label_vectors(y, self.classes))], dim=1)
-        embedded: Tensor = self.network(x)
-        return embedded
+        return self.network(x)
 
 
 class LabelEmbedding(nn.Module):
-    """One linear map of the label, whatever the input: T1 §4.4's other choice, which it takes for CIFAR-100.
-
-    A descriptor is then a linear map of the client's label shares.
-    """
+    """One linear map of the label, whatever the input: T1 §4.4's choice for CIFAR-100."""
 
     def __init__(self, classes: int | None, descriptor: int) -> None:
         super().__init__()
@@ -62,8 +58,7 @@ class LabelEmbedding(nn.Module):
         self.label = nn.Linear(classes or 1, descriptor)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        embedded: Tensor = self.label(label_vectors(y, self.classes))
-        return embedded
+        return self.label(label_vectors(y, self.classes))
 
 
 class SumEmbedding(nn.Module):

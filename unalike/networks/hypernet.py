@@ -38,8 +38,7 @@ class Head(nn.Linear):
 class Hypernetwork(nn.Module):
     """h: R^l → R^d (T1 §4.4, B.1.5): hidden layers of ``width`` with ReLU, then one linear head.
 
-    A linear head for each tensor of the model, as in pFedHN and ODPFL-HN, is the same function: the heads lie side by
-    side in one matrix.
+    A head for each tensor of the model, as in pFedHN and ODPFL-HN, is the same function.
 
     The papers leave the first values to PyTorch (``initial="pytorch"``). Then three layers shrink the differences
     between descriptors to a few percent, and a generated model starts as no network would be started. With "near" the
@@ -60,8 +59,7 @@ class Hypernetwork(nn.Module):
         """Descriptors [C, l] to models [C, d]."""
         for layer in self.trunk:
             v = layer(v).relu()
-        theta: Tensor = self.head(v)
-        return theta
+        return self.head(v)
 
 
 def hypernetwork(

@@ -46,11 +46,10 @@ class LSTMLayer(nn.Module):
 
 
 class CharLSTM(nn.Module):
-    """Next-character model of LEAF (Caldas et al. 2018), used for Shakespeare in thesis B.1.3.
+    """Next-character model of LEAF (Caldas et al. 2018), used for Shakespeare in T1 B.1.3.
 
-    Tokens [batch, length] go through an embedding of 8 numbers and two layers of 256 units; the last state gives the
-    scores of the next character. ``classes`` is the size of the alphabet, the same for inputs and outputs unless
-    ``alphabet`` says otherwise.
+    The last state gives the scores of the next character. ``classes`` is the size of the alphabet, the same for inputs
+    and outputs unless ``alphabet`` says otherwise.
     """
 
     def __init__(
@@ -72,5 +71,4 @@ class CharLSTM(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         states = self.layers(self.embedding(x))
-        scores: Tensor = self.head(states[:, -1])
-        return scores
+        return self.head(states[:, -1])

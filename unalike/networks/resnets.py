@@ -52,12 +52,11 @@ def _stages(widths: Sequence[int], depths: Sequence[int], groups: int = 0, scale
 
 
 class ResNet20(nn.Module):
-    """ResNet20 for CIFAR without batch norm (thesis B.1.3, Fig. B.4): 3 stages of 3 blocks, 16-32-64 channels.
+    """ResNet20 for CIFAR without batch norm (T1 B.1.3, Fig. B.4): 3 stages of 3 blocks, 16-32-64 channels.
 
-    With nothing to normalise them, nine full-size branches raise the activations' mean square about a hundredfold at
-    the start. So each branch is multiplied by the constant 1/√9, and it stays of order one. The constant belongs to the
-    function and not to the initial values, so it also serves parameters that a hypernetwork makes. ``branch_scale=1``
-    leaves it out.
+    Nine full-size branches would raise the activations' mean square about a hundredfold at the start. So each is
+    multiplied by 1/√9, in the function itself, so that it also serves parameters that a hypernetwork makes.
+    ``branch_scale=1`` leaves it out.
     """
 
     smallest = 8
@@ -71,8 +70,7 @@ class ResNet20(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.blocks(self.stem(x).relu())
-        scores: Tensor = self.head(x.mean((2, 3)))
-        return scores
+        return self.head(x.mean((2, 3)))
 
 
 class ResNet18(nn.Module):
@@ -101,8 +99,7 @@ class ResNet18(nn.Module):
         x = self.norm(self.stem(x)).relu()
         if self.large:
             x = F.max_pool2d(x, 3, stride=2, padding=1)
-        scores: Tensor = self.head(self.blocks(x).mean((2, 3)))
-        return scores
+        return self.head(self.blocks(x).mean((2, 3)))
 
 
 class ResNet34(ResNet18):

@@ -55,8 +55,7 @@ class DeepSet(nn.Module):
         self.psi = MLP((width,), descriptor, hidden=() if lenet_reads(input_shape) else (250,))
 
     def forward(self, x: Tensor, own: Tensor) -> Tensor:
-        descriptor: Tensor = self.psi(_mean_and_max(self.phi(x).relu(), own)[None])[0]
-        return descriptor
+        return self.psi(_mean_and_max(self.phi(x).relu(), own)[None])[0]
 
 
 class DeepSetOnce(nn.Module):
@@ -73,8 +72,7 @@ class DeepSetOnce(nn.Module):
 
     def forward(self, x: Tensor, own: Tensor) -> Tensor:
         points = self.phi(x if isinstance(self.phi, LeNet) else x.flatten(1)).relu()
-        descriptor: Tensor = self.psi(_mean_and_max(points, own)[None])[0]
-        return descriptor
+        return self.psi(_mean_and_max(points, own)[None])[0]
 
 
 class DeepSetEvery(nn.Module):
@@ -104,8 +102,7 @@ class DeepSetEvery(nn.Module):
             _mean_and_max(layer(maps.flatten(1)).relu(), own)
             for layer, maps in ((self.flat1, first), (self.flat2, second))
         ]
-        descriptor: Tensor = self.psi(torch.cat(pooled)[None])[0]
-        return descriptor
+        return self.psi(torch.cat(pooled)[None])[0]
 
 
 class DSS(nn.Module):
@@ -130,16 +127,14 @@ class DSS(nn.Module):
 
     def forward(self, x: Tensor, own: Tensor) -> Tensor:
         def layer(first: nn.Module, second: nn.Module, x: Tensor) -> Tensor:
-            result: Tensor = first(x) + second(mean_over(x, own)[None])
-            return result
+            return first(x) + second(mean_over(x, own)[None])
 
         if self.images:
             x = F.max_pool2d(layer(self.own1, self.set1, x), 2).relu()
             x = F.max_pool2d(layer(self.own2, self.set2, x), 2).relu()
         x = layer(self.own3, self.set3, x.flatten(1)).relu()
         x = layer(self.own4, self.set4, x).relu()
-        descriptor: Tensor = self.psi(_mean_and_max(x, own))
-        return descriptor
+        return self.psi(_mean_and_max(x, own))
 
 
 class Attention(nn.Module):
@@ -162,8 +157,7 @@ class Attention(nn.Module):
         scores = torch.where(own, q @ k.transpose(1, 2) / math.sqrt(q.shape[-1]), -1e9)
         seen = (scores.softmax(-1) @ v).transpose(0, 1).reshape(queries.shape)
         x = self.norm1(queries + seen)
-        mixed: Tensor = self.norm2(x + self.mix(x).relu())
-        return mixed
+        return self.norm2(x + self.mix(x).relu())
 
 
 class SetTransformer(nn.Module):
@@ -181,8 +175,7 @@ class SetTransformer(nn.Module):
         points = self.phi(x).relu()
         points = self.among(points, points, own)
         pooled = self.pool(self.question.weight.T, points, own)[0]
-        descriptor: Tensor = self.psi(pooled)
-        return descriptor
+        return self.psi(pooled)
 
 
 class Sphere(nn.Module):

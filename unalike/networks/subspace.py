@@ -110,11 +110,7 @@ def _kronecker(rows: int, columns: int, seed: int) -> Kronecker:
 
 
 def _orthonormal(draws: Draws, rows: int, columns: int) -> Tensor:
-    """A Gaussian matrix made orthonormal; of the possible ones that whose R has a positive diagonal, so it is unique.
-
-    A plain Gaussian factor of these shapes (√d × √k) has singular values from about 0.5 to 1.5, and a product of two
-    squares that range.
-    """
+    """A Gaussian matrix made orthonormal; of the possible ones that whose R has a positive diagonal: it is unique."""
     q, r = torch.linalg.qr(draws.normal(rows, columns).to(torch.float64))
     factor: Tensor = q * torch.sign(torch.diagonal(r))
     return factor.to(torch.float32)
