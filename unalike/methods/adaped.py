@@ -30,7 +30,7 @@ from unalike.privacy.sampling import Poisson
 
 @dataclass(frozen=True)
 class AdaPeD(ProtectedMean, PersonalModels):
-    """Every client has a model θ of its own; a common model μ teaches it, as much as ψ says (P3 Alg. 5).
+    """Every client has a model θ of its own; a common model μ teaches it, as much as ψ says (Ozkara et al. Alg. 5).
 
     A client's loss is f(θ) + ½·log 2ψ + KD(θ, μ)/2ψ with KD = KL(p_μ ‖ p_θ), means over a batch. In each of the τ local
     steps θ moves, then μ at the new θ, then ψ at both. θ stays; the server averages what became of μ and ψ.

@@ -16,7 +16,6 @@ from unalike.core.method import State
 from unalike.core.release import SIZE, Mean, Release
 from unalike.core.roster import Declarations
 from unalike.learn.local import LocalSGD
-from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
 from unalike.privacy.mechanisms import AdditiveNoise
 
@@ -31,13 +30,11 @@ class ProtectedMean:
     - ``clip``: the bound on an update's length.
     - ``noise``: client-level privacy. The cohort is a Poisson sample, updates count the same, and no loss is shown.
     - ``secure``: updates are summed under masks, and no loss is shown.
-    - ``schedule``: by round, a factor of the local rate.
     """
 
     clip: float | None = None
     noise: AdditiveNoise | None = None
     secure: bool = False
-    schedule: Schedule = field(default_factory=Schedule)
     asks_unlabeled: ClassVar[bool] = False
     client_private: ClassVar[Literal[True]] = True
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -28,6 +28,7 @@ class FedAvg(Averaging):
     model: Model
     cohort: int | float = 10
     local: LocalSGD = ONE_PASS
+    schedule: Schedule = field(default_factory=Schedule)
     finetune: LocalSGD | None = None
     point_private: ClassVar[Literal[True]] = True
     presets: ClassVar[Presets] = {

@@ -5,7 +5,7 @@ Symbols: θ_m the components, π_i the client's weights of them, q_m(s) the shar
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -17,6 +17,7 @@ from unalike.core.checks import at_least
 from unalike.core.vocabulary import Client, Cohort, Federation, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Params, loss_of
+from unalike.learn.schedules import Schedule
 from unalike.methods import Presets, ozkara2022
 from unalike.methods.averaging import ONE_PASS, Averaging, mean_by_size
 from unalike.methods.problem import Problem
@@ -38,6 +39,7 @@ class FedEM(Averaging):
     local: LocalSGD = ONE_PASS
     components: int = 3
     weight_steps: int = 10
+    schedule: Schedule = field(default_factory=Schedule)
     serves_unlabeled: ClassVar[bool] = False
     presets: ClassVar[Presets] = {
         "paper": {"components": 3, "local": {"epochs": 1, "batch": 128, "lr": 0.03}},  # the authors' code, for CIFAR-10

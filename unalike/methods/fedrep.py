@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Objective, Supervised
+from unalike.learn.schedules import Schedule
 from unalike.methods import Presets
 from unalike.methods.averaging import Averaging, mean
 from unalike.methods.newcomers import NOBODY, kept_or, newcomers, with_answered
@@ -32,6 +33,7 @@ class FedRep(Averaging):
     local: LocalSGD = LocalSGD(epochs=1, batch=10, lr=0.1, momentum=0.5)
     local_head: LocalSGD = LocalSGD(epochs=5, batch=10, lr=0.1, momentum=0.5)
     newcomer: LocalSGD = LocalSGD(epochs=20, batch=10, lr=0.1, momentum=0.5)
+    schedule: Schedule = field(default_factory=Schedule)
     head: int = 2
     agreed_seed: int = 0
     serves_unlabeled: ClassVar[bool] = False

@@ -6,7 +6,7 @@ sample's logits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
@@ -18,6 +18,7 @@ from unalike.core.checks import at_least
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Params, loss_of
+from unalike.learn.schedules import Schedule
 from unalike.methods.averaging import Averaging, mean_by_size
 from unalike.methods.problem import Problem
 from unalike.networks.classifiers import MLP
@@ -37,6 +38,7 @@ class FedTTA(Averaging):
     problem: Problem
     cohort: int | float = 100
     local: LocalSGD = LocalSGD(epochs=1, batch=50, lr=0.1)
+    schedule: Schedule = field(default_factory=Schedule)
     adapt_lr: float = 0.01
     serves_unlabeled: ClassVar[bool] = True
 

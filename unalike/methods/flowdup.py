@@ -21,6 +21,7 @@ from unalike.core.torch_internals import to_device_of
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Params, loss_of
+from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.averaging import ProtectedMean
 from unalike.methods.problem import Problem
@@ -53,11 +54,11 @@ class Lift:
 
 @dataclass(frozen=True)
 class FLowDUP(ProtectedMean):
-    """A hypernetwork at the client makes its model from unlabeled data (T1 Alg. 9-10).
+    """A hypernetwork at the client makes its model from unlabeled data (Scott, 2026, Alg. 9-10).
 
     The objective (5.4) is loss + λ·‖v − ψ_r‖². Every other row of a batch makes v, the others measure the loss of
-    θ0 + P·v; unlabeled clients have the regulariser only. The loss is a mean over the half batch where T1 has a sum,
-    which scales ``local.lr`` and ``penalty`` alike; a row that lacks its label helps to make v and adds 0 to the loss.
+    θ0 + P·v; unlabeled clients have the regulariser only. The loss is a mean over the half batch where Scott has a
+    sum, which scales ``local.lr`` and ``penalty`` alike; a row that lacks its label helps to make v and adds 0 to the loss.
     With ``local.batch=None`` the halves are always the same; where ``local.steps`` draws rows anew they overlap.
 
     - ``cohort``: clients per round, a share ``labeled_share`` (α) of them labeled; where one kind is missing, all are
@@ -81,6 +82,7 @@ class FLowDUP(ProtectedMean):
     labeled_share: float = 0.9
     local: LocalSGD = LocalSGD(epochs=1, batch=50, lr=0.1)
     server: ServerOptimizer = ServerOptimizer("adam", lr=5e-3, adaptivity=1e-10)
+    schedule: Schedule = field(default_factory=Schedule)
     rates: Mapping[str, float] = field(default_factory=lambda: {"h1": 0.25, "hidden": 0.25})
     subspace: Kind = "signs"
     dimension: int | None = None

@@ -10,6 +10,7 @@ from torch import Tensor
 from unalike.core.vocabulary import Client, Cohort, Federation, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Params, divergence, loss_of, scores
+from unalike.learn.schedules import Schedule
 from unalike.methods import Presets, ozkara2022
 from unalike.methods.averaging import Averaging, mean_by_size
 from unalike.methods.newcomers import NOBODY, PersonalModels, kept_or, with_answered
@@ -28,6 +29,7 @@ class FML(Averaging, PersonalModels):
     local: LocalSGD = field(default_factory=lambda: LocalSGD(epochs=5, lr=0.01, momentum=0.9))
     alpha: float = 0.5
     beta: float = 0.5
+    schedule: Schedule = field(default_factory=Schedule)
     presets: ClassVar[Presets] = {
         "paper": {},  # the defaults
         "ozkara2022": ozkara2022(alpha=0.25, beta=0.25),  # P3 §4.1

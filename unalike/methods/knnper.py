@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from unalike.core.checks import above
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
+from unalike.learn.schedules import Schedule
 from unalike.methods import Presets
 from unalike.methods.averaging import ONE_PASS, Averaging, mean_by_size
 from unalike.methods.problem import Problem
@@ -100,7 +101,7 @@ class KNNPer(Averaging):
     - ``rows``: the most samples that a client remembers; if it has more, it draws this many of them.
     - ``neighbours``: candidates for k. λ is one of 0, 0.1, …, 1. Both are chosen by the client, on its validation rows,
       or where it has none on its training rows, each without itself.
-    - ``scale``: of the kernel. T1 found 100 to be the best of 0.1, 1, 10, 100.
+    - ``scale``: of the kernel. Scott (2026) found 100 to be the best of 0.1, 1, 10, 100.
 
     A newcomer needs no training. A client without labels gets the common model.
     """
@@ -108,6 +109,7 @@ class KNNPer(Averaging):
     problem: Problem
     cohort: int | float = 10
     local: LocalSGD = ONE_PASS
+    schedule: Schedule = field(default_factory=Schedule)
     neighbours: tuple[int, ...] = (5, 10)
     scale: float = 1.0
     rows: int = 512

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Supervised
+from unalike.learn.schedules import Schedule
 from unalike.methods import Presets
 from unalike.methods.averaging import Averaging, mean_by_size
 from unalike.methods.flowdup import Lift
@@ -30,6 +31,7 @@ class LDFedAvg(Averaging):
     model: Model
     cohort: int | float = 100
     local: LocalSGD = LocalSGD(epochs=1, batch=50, lr=0.1)
+    schedule: Schedule = field(default_factory=Schedule)
     subspace: Kind = "signs"
     dimension: int | None = None
     agreed_seed: int = 0

@@ -30,7 +30,7 @@ _TABLE = 1  # domain of the seed
 
 @dataclass(frozen=True)
 class ODPFL(GeneratedModels, ClientDescriptors):
-    """A set encoder describes a client by its unlabeled samples, a hypernetwork makes its model (P2 Alg. 1).
+    """A set encoder describes a client by its unlabeled samples, a hypernetwork makes its model (Amosy et al., Alg. 1).
 
     - ``encoder``: "deepset" (for images that of App. C), "deepset-once" (App. C for feature vectors, too),
       "deepset-every" (pooling after every convolution, as a sentence of §6.3 can be read), "dss", "set-transformer", or

@@ -6,7 +6,7 @@ step, β the rate of training (``local.lr``), F_i(w) = f_i(w − α∇f_i(w)) wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -17,6 +17,7 @@ from unalike.core.checks import at_least, one_of
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Params, Supervised
+from unalike.learn.schedules import Schedule
 from unalike.methods import Presets, ozkara2022
 from unalike.methods.averaging import ONE_PASS, Averaging, mean
 
@@ -35,6 +36,7 @@ class PerFedAvg(Averaging):
     model: Model
     cohort: int | float = 10
     local: LocalSGD = ONE_PASS
+    schedule: Schedule = field(default_factory=Schedule)
     alpha: float = 0.1
     order: Literal["first", "exact"] = "first"
     adapt_steps: int = 1

@@ -5,7 +5,7 @@ w is the common model, θ̂_i(w) = argmin f_i(θ) + λ/2·‖θ − w‖² the p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from torch import Tensor
@@ -15,6 +15,7 @@ from unalike.core.checks import above, at_least
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Objective, Params, Supervised, penalised
+from unalike.learn.schedules import Schedule
 from unalike.methods import Presets, ozkara2022
 from unalike.methods.averaging import Averaging, mean
 
@@ -24,7 +25,7 @@ class PFedMe(Averaging):
     """A step at a client: θ̃ ≈ θ̂_i(w) on a batch by ``inner_steps`` (K) steps of ``inner_lr``, then w ← w − ηλ(w − θ̃).
 
     The server moves w by β times the mean change of the clients' w, which all count the same; ``server.lr`` is β. The
-    model of every client, seen or new, is θ̂_i(w) of the final w, found by ``personal`` from w (T1: 20 epochs); the
+    model of every client, seen or new, is θ̂_i(w) of the final w, found by ``personal`` from w; the
     authors' code scores the θ̃ of the last batch instead. The other defaults are the authors'.
     """
 
@@ -35,6 +36,7 @@ class PFedMe(Averaging):
     inner_steps: int = 5
     inner_lr: float = 0.1
     personal: LocalSGD = LocalSGD(epochs=20, batch=10, lr=0.05)
+    schedule: Schedule = field(default_factory=Schedule)
     serves_unlabeled: ClassVar[bool] = False
     presets: ClassVar[Presets] = {
         "paper": {"personal": {"epochs": 20, "batch": 20, "lr": 0.1}},  # all else is theirs

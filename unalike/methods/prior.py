@@ -20,6 +20,7 @@ from unalike.core.checks import above, at_least, one_of
 from unalike.core.vocabulary import Client, Cohort, Federation, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, InTurns, Moves, Supervised
+from unalike.learn.schedules import Schedule
 from unalike.methods.averaging import ProtectedMean, mean
 from unalike.methods.newcomers import NOBODY, PersonalModels, one_rate, with_answered
 
@@ -59,6 +60,7 @@ class LearnedPrior(ProtectedMean, PersonalModels):
     strength: float = 1.0
     scale: float = 0.1
     floor: float = 0.01
+    schedule: Schedule = field(default_factory=Schedule)
 
     def __post_init__(self) -> None:
         super().__post_init__()

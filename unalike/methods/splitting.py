@@ -25,6 +25,7 @@ from unalike.core.roster import Declarations
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Replies, Sent, State, each, send, task
 from unalike.learn.anderson import Anderson, client_weights, next_point
 from unalike.learn.local import LocalSGD
+from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
 from unalike.methods import Presets
 from unalike.methods.averaging import ONE_PASS, Averaging
@@ -74,6 +75,7 @@ class Splitting(Averaging):
     eta: float = _ETA
     mu: float | None = None
     mu_step: float = 0.0
+    schedule: Schedule = field(default_factory=Schedule)
     schedules: Schedules = field(default_factory=Schedules)
     ergodic: bool = False
     losses: Literal["mean", "sum"] = "mean"

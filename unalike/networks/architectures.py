@@ -37,7 +37,7 @@ class _Entry:
 
 _CATALOG = {
     "logistic": _Entry(Logistic, "one linear map: logistic or linear regression"),
-    "linear": _Entry(Linear, "one weight for each feature and no intercept, for convex problems (T2 chapter 2)"),
+    "linear": _Entry(Linear, "one weight for each feature and no intercept, for convex problems (Malekmohammadi)"),
     "mlp": _Entry(MLP, "ReLU network, hidden=(64,); for features"),
     "dense": _Entry(Dense, "two layers of 500 and dropout, for features (Amosy et al. 2022, App. C)"),
     "small-cnn": _Entry(SmallCNN, "two 3x3 convolutions; for tiny images such as 8x8 digits"),
