@@ -58,7 +58,7 @@ class FLowDUP(ProtectedMean):
 
     The objective (5.4) is loss + λ·‖v − ψ_r‖². Every other row of a batch makes v, the others measure the loss of
     θ0 + P·v; unlabeled clients have the regulariser only. The loss is a mean over the half batch where Scott has a
-    sum, which scales ``local.lr`` and ``penalty`` alike; a row that lacks its label helps to make v and adds 0 to the loss.
+    sum, which scales ``local.lr`` and ``penalty`` alike; a row that lacks its label helps to make v and adds 0 to it.
     With ``local.batch=None`` the halves are always the same; where ``local.steps`` draws rows anew they overlap.
 
     - ``cohort``: clients per round, a share ``labeled_share`` (α) of them labeled; where one kind is missing, all are
