@@ -120,7 +120,7 @@ class ClientDescriptors:
       newcomer how far it is from them. The transcript says so. It never does where ``newcomer_epsilon`` is set.
     - ``secure``: the clients' gradients of that network are summed under masks, each clipped to ``gradient_clip``.
     - ``newcomer_epsilon``, ``newcomer_delta``: a newcomer protects each of its rows by noise on its descriptor. On the
-      unit sphere one of n rows moves the mean by at most 2/n (P2, Lemma 2). ``newcomer_noise``: "gaussian" is made for
+      unit sphere one of n rows moves the mean by at most 2/n. ``newcomer_noise``: "gaussian" is made for
       this L2 distance; "laplace" needs the L1 distance, which is up to 2√l/n in l coordinates, and has δ = 0.
     """
 
