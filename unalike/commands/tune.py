@@ -2,28 +2,68 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from unalike.commands.console import print_files, progress_console, say
+from unalike.commands.console import errors_told, guarantee, print_files, progress_console, say
 from unalike.commands.options import Dealing, Quiet, Running, Training, command, flag, planned
 
+if TYPE_CHECKING:
+    from unalike.runs.rehearsal import Rehearsal
+
 app = typer.Typer()
+_rehearsal = partial(flag, panel="Simulated clients")
+
+
+@dataclass(frozen=True)
+class Simulating:
+    """Clients to search on in place of the real ones."""
+
+    on: Annotated[
+        str | None,
+        _rehearsal("mdm: clients like the real ones, by a mixture of their label histograms. (default: the real ones)"),
+    ] = None
+    server_data: Annotated[
+        str | None, _rehearsal("With --on mdm: the server's own rows, which are dealt out: a name or a file.")
+    ] = None
+    mdm_epsilon: Annotated[float | None, _rehearsal("What the mixture may cost the real clients.")] = None
+    mdm_delta: Annotated[float | None, _rehearsal("δ of the mixture. (default: n^-1.1 for n clients)")] = None
+    mdm_unit: Annotated[str, _rehearsal("Whom its noise protects: client, or point (one of its rows).")] = "client"
+    largest: Annotated[int | None, _rehearsal("The most rows that a client may have; for --mdm-unit client.")] = None
+    simulated: Annotated[int | None, _rehearsal("How many to simulate. (default: as many as real ones)", min=2)] = None
+
+    def rehearsal(self) -> Rehearsal | None:
+        from unalike.runs.errors import UserError
+        from unalike.runs.rehearsal import Rehearsal
+
+        if self.on is None:
+            if self != Simulating():
+                raise UserError("--server-data, --mdm-..., --largest and --simulated go with --on mdm")
+            return None
+        if self.on != "mdm" or self.server_data is None:
+            raise UserError(f"--on {self.on}: expected --on mdm and --server-data, whose rows the clients are made of")
+        how: dict[str, Any] = {"unit": self.mdm_unit, "largest": self.largest, "clients": self.simulated}
+        return Rehearsal(self.server_data, self.mdm_epsilon, self.mdm_delta, **how)
 
 
 @command(
     app,
     "unalike tune fedavg --trials 3 --rounds 2 --clients 8 --out runs/search",
     "unalike tune fedavg local --trials 2 --rounds 2 --clients 8 --search local.lr=0.01:1 --out runs/two",
+    "unalike tune fedavg --data femnist:writers=1302 --on mdm --server-data femnist:writers=-1302 --mdm-epsilon 2 "
+    "--largest 500 --out runs/rehearsed",
 )
 def tune(
     targets: Annotated[list[str], typer.Argument(metavar="METHODS...", hidden=True)],
     dealing: Dealing,
     training: Training,
     running: Running,
+    simulating: Simulating,
     out: Annotated[Path, flag("A folder for the search; where it holds one already, that goes on.")],
     trials: Annotated[int, flag("How many for each method.", min=1)] = 20,
     search: Annotated[
@@ -38,8 +78,9 @@ def tune(
 
     Trials that lag behind end early. The search ends in a recipe, tuned.toml in its
     folder, that `unalike compare` runs; test rows choose nothing. A search before a
-    private run would look at exact scores, so one with an ε is refused. Needs Optuna:
-    pip install 'unalike\\[tune]'.
+    private run would look at exact scores, so one with an ε is refused, unless it is on
+    clients that are simulated (--on mdm): then the real ones give a mixture of their
+    label histograms, and train once. Needs Optuna: pip install 'unalike\\[tune]'.
     """
     from unalike.commands.progress import Lines
     from unalike.runs.errors import UserError
@@ -58,10 +99,17 @@ def tune(
             raise UserError(f"--search {wanted}: expected KEY=LOW:HIGH with two numbers above 0") from None
         ranges[key] = (low, high)
     watcher = Watcher() if quiet else Lines(progress_console())
-    found = run_search(planned(targets, dealing, training, running), trials, out, ranges, watcher)
+    plan = planned(targets, dealing, training, running)
+    with errors_told():
+        found = run_search(plan, trials, out, ranges, watcher, simulating.rehearsal())
     table = Table("method", "validation", "found", "trials", "ended early")
     for one in found:
         values = ", ".join(f"{key} = {value:.3g}" for key, value in one.values.items())
         table.add_row(one.label, f"{one.score:.4g}", values, str(one.trials), str(one.pruned))
     say(table)
+    if (cost := found[0].cost) is not None:
+        clients = f"{cost['clients']:,} clients, a mixture of {cost['components']}"
+        what = "each client" if cost["unit"] == "client" else "each row of a client"
+        told = "not private" if cost["epsilon"] is None else guarantee(cost).replace("each client", what)
+        say(f"searched on clients like the real ones ({clients}): {told}")
     print_files(recipe=out / RECIPE)

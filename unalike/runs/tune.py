@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from unalike.runs.errors import FLAG, Diverged, UserError
 from unalike.runs.recipe.hyperparameters import Hyperparameters, plain
 from unalike.runs.recipe.keys import flatten, merge, nest
 from unalike.runs.recipe.recipe import Plan, Recipe
+from unalike.runs.rehearsal import Rehearsal
 from unalike.runs.run import Loader
 from unalike.runs.training import Context, train
 from unalike.runs.watcher import Watcher
@@ -46,28 +47,42 @@ class Found:
     score: float  # mean over seen clients on validation rows
     pruned: int  # of the trials were ended early
     trials: int
+    cost: Mapping[str, Any] | None = None  # of the real clients' mixture, where the search was on simulated ones
 
 
 def tune(
-    plan: Plan, trials: int, out: Path, ranges: Mapping[str, tuple[float, float]], watcher: Watcher
+    plan: Plan,
+    trials: int,
+    out: Path,
+    ranges: Mapping[str, tuple[float, float]],
+    watcher: Watcher,
+    rehearsal: Rehearsal | None = None,
 ) -> list[Found]:
     """Search each method of a plan; writes the recipe, with what was found, that `unalike compare` runs.
 
     ranges: of hyperparameters by dotted key. Without any, all learning rates of a method are searched.
+    rehearsal: search on simulated clients; the recipe that is written is of the real ones.
     """
+    found = []
     with Loader() as loader:
-        found = [_search(label, _checked(recipe), trials, out, ranges, watcher, loader) for label, recipe in plan.runs]
+        for label, recipe in plan.runs:
+            searched, cost = _checked(recipe, rehearsal is not None), None
+            if rehearsal is not None:
+                searched, cost = rehearsal.prepare(searched, loader.load(recipe), out)
+            one = _search(label, searched, trials, out, ranges, watcher, loader)
+            found.append(one if rehearsal is None else replace(one, recipe=_with(recipe, one.values), cost=cost))
     entries = [{"label": one.label, **one.recipe.model_dump(exclude_none=True, exclude_defaults=True)} for one in found]
-    write_whole(out / RECIPE, tomli_w.dumps({"title": plan.title or "tuned", "compare": entries}).encode())
+    title = (plan.title or "tuned") + ("" if rehearsal is None else ", chosen on clients simulated by MDM")
+    write_whole(out / RECIPE, tomli_w.dumps({"title": title, "compare": entries}).encode())
     return found
 
 
-def _checked(recipe: Recipe) -> Recipe:
-    """The recipe with validation rows, which the search is by."""
-    if recipe.privacy.promises:
+def _checked(recipe: Recipe, simulated: bool) -> Recipe:
+    """The recipe with validation rows, which the search is by. Clients that are ``simulated`` may be looked at."""
+    if recipe.privacy.promises and not simulated:
         raise UserError(
-            f"a search looks at exact scores of the clients, which no ε counts{FLAG}: search on public data, or on "
-            "data that need no ε, and give the private run what was found",
+            f"a search looks at exact scores of the clients, which no ε counts{FLAG}: search on simulated clients, on "
+            "public data, or on data that need no ε, and give the private run what was found",
             "privacy.epsilon",
         )
     if recipe.runtime.name != "simulate":
