@@ -215,7 +215,14 @@ def test_centres_are_in_the_datas_units_and_each_row_has_its_cluster(tmp_path: P
         "--starts",
         "0",
     )
-    command(*words, "--server", str(public), "--centers", str(centers), "--assignments", str(rows))
+    ranges = ("--range", "age=0:40", "--range", "income=0:1e5")
+    shown = command(*words, "--server", str(public), *ranges, "--centers", str(centers), "--assignments", str(rows))
+    assert "has age = " in shown and "outside its range, 0 to 40" in shown and shown.count("note:") == 1
+    table = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines() if "│" in line]
+    printed = {round(float(row[1])) for row in table if len(row) == 3 and row[0] in ("0", "1")}
+    assert printed == {20, 70}  # by the columns' names, in their units
+    refused = ("--range", "ages=0:40"), "has no column 'ages'; it has age, income"
+    assert refused[1] in failure(*words, "--server", str(public), *refused[0])
     found = pd.read_csv(centers).sort_values("age")
     expected = frame.assign(group=group).groupby("group")[["age", "income"]].mean()
     np.testing.assert_allclose(found[["age", "income"]], expected, rtol=2e-3)

@@ -8,12 +8,13 @@ from typing import Any
 from unalike.core.client import Clients
 from unalike.core.failure import Failure
 from unalike.core.request import Part
-from unalike.data import Population, load, load_lazily
+from unalike.data import DataError, Population, load, load_lazily
 from unalike.data.lazy import LazyPopulation
 
 _PIECE = 1 << 14  # rows that are looked at together
 _SHOWN = 5
 
+Ranges = Mapping[str, tuple[float, float]]  # of some columns; they are public
 Groups = Iterable[Mapping[Part, Clients]]
 
 
@@ -29,6 +30,13 @@ def read_population(data: str, pieces: bool, **options: Any) -> tuple[Population
         return lazy.facts, lazy.groups(_PIECE), lazy
     population = load(data, **options)
     return population, [population.parts], None
+
+
+def check_ranges(data: str, ranges: Ranges, columns: Sequence[str] | None) -> None:
+    """Refuse public ranges of columns that are not there."""
+    unknown = [name for name in ranges if name not in (columns or [])]
+    if unknown:
+        raise DataError(f"{data} has no column {unknown[0]!r}; it has {', '.join(columns or ['no names'])}")
 
 
 def bad_rows(failures: Sequence[Failure], advice: str) -> list[str]:

@@ -24,7 +24,7 @@ from unalike.commands.console import (
     write,
     write_figure,
 )
-from unalike.commands.options import command, examples, expect, flag
+from unalike.commands.options import command, examples, flag
 from unalike.runs.errors import UserError
 
 if TYPE_CHECKING:
@@ -53,10 +53,7 @@ class Job(options.TableFlags, options.Where):
     clients: options.ClientCount = None
     test: Annotated[float, _data("Share of each client's rows to score by, where no truth is known.")] = 0.0
     seed: Annotated[int, _data("Of data and noise.")] = 0
-    range_: Annotated[
-        list[str] | None,
-        _data("NAME=LOW:HIGH, public: warn of means outside. (default: of the rows, without ε)", "--range"),
-    ] = None
+    range_: options.Range = None
     plot: Annotated[Path | None, _output("A new file for the figures: .html, .pdf, .png, .svg.")] = None
     out: Annotated[Path | None, _output("Write the estimates to this new CSV file.")] = None
     as_json: options.Json = False
@@ -65,7 +62,7 @@ class Job(options.TableFlags, options.Where):
         """The clients of a data set, or of a file of counts."""
         how: dict[str, Any] = {"seed": self.seed, "clients": self.clients, "test": self.test, "check": check}
         if self.range_:
-            how["ranges"] = dict(_range(text) for text in self.range_)
+            how["ranges"] = options.ranges_of(self.range_)
         file = None if counts is None else str(counts)
         found: Samples = place.read("samples", data=data, counts=file, **how, **self.options())
         return found
@@ -418,14 +415,6 @@ def _first_estimates(result: EstimationResult) -> Table:
         numbers = [f"{float(one[row, 0]):.4g}" for one in (found.local, found.estimate, found.deviation)]
         table.add_row(samples.clients.name(position), str(int(samples.clients.size[position])), *numbers)
     return table
-
-
-def _range(text: str) -> tuple[str, tuple[float, float]]:
-    """``age=0:120``."""
-    name, _, ends = text.partition("=")
-    with expect("--range", text, "NAME=LOW:HIGH, for example age=0:120"):
-        low, high = (float(end) for end in ends.split(":"))
-    return name, (low, high)
 
 
 def _named(value: Any, columns: list[str] | None) -> str:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _data, _method, _privacy = (partial(flag, panel=one) for one in ("Data", "Method", "Privacy"))
 
+_COLUMNS = 8  # of centres that are printed
+
 
 @dataclass(frozen=True)
 class Reading(options.TableFlags):
@@ -47,12 +49,14 @@ class Reading(options.TableFlags):
     ] = None
     clients: options.ClientCount = None
     standardize: Annotated[bool, _data("Scale features by the server data.", "--standardize")] = False
+    range_: options.Range = None
 
     def settings(self) -> dict[str, Any]:
         """What to read, as plain values."""
         own = ("data", "server_points", "clients", "standardize")
         given = {name: getattr(self, name) for name in own} | self.options()
-        return {**given, "server": None if self.server is None else str(self.server)}
+        server = None if self.server is None else str(self.server)
+        return {**given, "server": server, "ranges": options.ranges_of(self.range_ or [])}
 
 
 @dataclass(frozen=True)
@@ -259,7 +263,12 @@ def _print(found: KMeansResult | ParetoResult) -> None:
         if sizes is not None:
             noisy = " (noisy)" if found.method.privacy is not None else ""
             say(f"points in each cluster{noisy}: {', '.join(f'{size:,.0f}' for size in sizes.tolist())}")
-        say(f"k = {found.clustering.k}; {gap}{found.seconds:.3f} s")
+        say(f"k = {found.clustering.k}; {gap}{found.seconds:.3f} s", *(f"note: {note}" for note in found.notes))
+        if points.columns is not None and len(points.names) <= _COLUMNS:
+            centers = Table("centre", *points.names)
+            for k, center in enumerate(points.in_units(found.centers).tolist()):
+                centers.add_row(str(k), *(f"{number:.4g}" for number in center))
+            say(centers)
     elif values["on_front"]:
         shares = ", ".join(f"{name} {share:.2f}" for name, share in values["on_front"]["shares"].items())
         steps = ", ".join(f"{share:.2f} took {count}" for count, share in values["on_front"]["lloyd_steps"].items())

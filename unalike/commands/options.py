@@ -37,6 +37,9 @@ Partition = Annotated[
         "for a data set by name that has none)"
     ),
 ]
+Range = Annotated[
+    list[str] | None, _data("NAME=LOW:HIGH, public: warn of what is found outside. (default: none)", "--range")
+]
 ClientCount = Annotated[
     int | None, _data("How many clients. (default: all of the data's own, else 100, or fewer of 40 rows)")
 ]
@@ -107,6 +110,17 @@ def expect(flag: str, text: str, form: str) -> Iterator[None]:
         from unalike.runs.errors import UserError
 
         raise UserError(f"{flag} must be {form}, got {text!r}") from error
+
+
+def ranges_of(texts: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """``age=0:120``, by the columns' names."""
+    found = {}
+    for text in texts:
+        name, _, ends = text.partition("=")
+        with expect("--range", text, "NAME=LOW:HIGH, for example age=0:120"):
+            low, high = (float(end) for end in ends.split(":"))
+        found[name] = (low, high)
+    return found
 
 
 def noise_told(epsilon: float | None, simulated: bool) -> dict[str, str | None]:

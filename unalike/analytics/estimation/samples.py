@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unalike.analytics.estimation.shared import Estimates, EstimationError, check_roster, mse
-from unalike.analytics.reading import coordinate_names, read_population
+from unalike.analytics.reading import Ranges, check_ranges, coordinate_names, read_population
 from unalike.core.client import Client, Clients
 from unalike.core.federation import Federation, each
 from unalike.core.release import Sum
@@ -41,7 +41,7 @@ class Samples:
     name: str = ""
     columns: list[str] | None = None  # of a table: what each coordinate of a row is called,
     target: str | None = None  # and the column to regress on
-    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # public, of some columns
+    ranges: Ranges = field(default_factory=dict)
 
     @property
     def parts(self) -> dict[Part, Clients]:
@@ -75,7 +75,7 @@ def open_samples(
     check: Check | None = None,
     *,
     pieces: bool = False,
-    ranges: Mapping[str, tuple[float, float]] = MappingProxyType({}),
+    ranges: Ranges = MappingProxyType({}),
     **how: Any,
 ) -> tuple[Samples, LazyPopulation | None]:
     """The same; with ``pieces`` sizes and names alone, and where to have the rows of some clients."""
@@ -98,11 +98,7 @@ def open_samples(
     if population.columns is not None:
         target = None if population.train.y is None else how.get("label_column") or "y"
         samples = replace(samples, columns=coordinate_names(population.columns), target=target)
-    unknown = [name for name in ranges if name not in (samples.columns or [])]
-    if unknown:
-        raise EstimationError(
-            f"{data} has no column {unknown[0]!r}; it has {', '.join(samples.columns or ['no names'])}"
-        )
+    check_ranges(data, ranges, samples.columns)
     for group in groups:
         check_rows(group["train"], check, samples.columns)
     return samples, lazy

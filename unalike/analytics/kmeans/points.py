@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from unalike.analytics.reading import Groups, coordinate_names, read_population
+from unalike.analytics.reading import Groups, Ranges, check_ranges, coordinate_names, read_population
 from unalike.core.client import Clients
 from unalike.core.request import Part
 from unalike.data import DataError, load
@@ -37,6 +38,7 @@ class Points:
     clients: Clients
     server: Tensor  # [points, d]; no rows: there is no server data
     columns: Mapping[str, Sequence[str] | None] | None = None  # of a table: what is clustered, text with its values
+    ranges: Ranges = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -89,6 +91,7 @@ def open_points(
     clients: int | None = None,
     seed: int = 0,
     standardize: bool = False,
+    ranges: Ranges = MappingProxyType({}),
     **options: Any,
 ) -> tuple[Points, ChosenRows | None]:
     """The points; with ``pieces`` sizes, names and server data alone, and where to have the rows of some clients.
@@ -97,6 +100,7 @@ def open_points(
     - ``server``: a file of public points with the same features; or ``server_points`` rows are drawn from the clients
       and are then public and nobody's; or there are ``none``. Else they come with the data set.
     - ``standardize``: scale features by the server data.
+    - ``ranges``: public ones of some columns, outside which a centre is warned of.
     """
     population, groups, rows = read_population(data, pieces, clients=clients, seed=seed, **options)
     name, everyone, columns = population.name, population.train, population.columns
@@ -125,6 +129,9 @@ def open_points(
             "points, server=..., or make some random points of the clients public, server_points=...; or do without "
             "them: ground=packing"
         )
+    if ranges:
+        check_ranges(name, ranges, points.names)
+        points = replace(points, ranges=ranges)
     return points.standardize() if standardize else points, chosen
 
 

@@ -85,6 +85,17 @@ class KMeansResult:
         table.insert(0, "cluster", range(found.k))
         return table
 
+    @property
+    def notes(self) -> list[str]:
+        """Warnings about centres outside the public range of their column, where noise may have put them."""
+        found, centers = [], self.points.in_units(self.centers)
+        for name, (low, high) in self.points.ranges.items():
+            for k, value in enumerate(centers[:, self.points.names.index(name)].tolist()):
+                if not low <= value <= high:
+                    where = f"its range, {low:g} to {high:g}"
+                    found.append(f"the centre of cluster {k} has {name} = {value:.4g}, which lies outside {where}")
+        return found
+
     def assignments(self) -> pd.DataFrame:
         """A row for each point: its client, its number at the client (from 0) and its cluster, as clients know it."""
         clients = self.points.clients
@@ -138,6 +149,9 @@ class KMeansResult:
             **describe(self.method, self.points, self.seed),
             "k": found.k,
             "sizes": None if found.sizes is None else found.sizes.tolist(),
+            "centers": self.points.in_units(self.centers).tolist(),
+            "columns": self.points.names,
+            "notes": self.notes,
             "radius": round(found.radius, 4),
             "server_points_used": found.server_points,
             "cost": self.cost,
