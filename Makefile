@@ -66,7 +66,7 @@ bench: $(STAMP) ## Measure speed and memory
 	$(BIN)/python -m benchmarks
 
 docs: $(STAMP) ## Build the documentation into site/
-	$(BIN)/python -m reproductions --page docs/results.md
+	$(BIN)/python -m reproductions --page
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean: ## Remove .venv, caches and built files

@@ -38,7 +38,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptio
 @command(
     app,
     "python -m reproductions --list",
-    "python -m reproductions --page docs/results.md",
+    "python -m reproductions --page",
     "python -m reproductions t2-figure-2.1",
     "python -m reproductions p3-section-4-bernoulli",
 )
@@ -46,10 +46,14 @@ def reproduce(
     id: Annotated[str | None, typer.Argument(hidden=True)] = None,
     list_: Annotated[bool, flag("List all tables and figures with their verdicts.", "--list")] = False,
     full: Annotated[bool, flag("At the paper's scale, where the default is smaller.", "--full")] = False,
-    out: Annotated[Path | None, flag("Folder; one that was begun goes on. (default: runs/reproduce/ID)")] = None,
-    page: Annotated[Path | None, flag("Write a page of all items and their verdicts to this Markdown file.")] = None,
+    out: Annotated[
+        Path | None, flag("Folder, or with --page a file. (default: runs/reproduce/ID, which goes on; docs/results.md)")
+    ] = None,
+    page: Annotated[bool, flag("Write a page of all items and their verdicts.", "--page")] = False,
     fresh: Annotated[bool, flag("Compute again what the folder has already.", "--fresh")] = False,
-    store: Annotated[bool, flag("Keep the verdict in the package, for --list.", "--store")] = False,
+    store: Annotated[
+        bool, flag("Keep verdict and figure in the repository, for --list and --page.", "--store")
+    ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -62,12 +66,13 @@ def reproduce(
     from unalike.runs.errors import UserError
     from unalike.runs.folder import explain_disk_errors
 
-    if page is not None:
-        from reproductions.page import page as whole_page
+    if page:
+        from reproductions.page import write_page
 
-        with explain_disk_errors(page):
-            page.write_text(whole_page(catalog.items()), encoding="utf-8")
-        say(f"page: {page}")
+        file = out or Path("docs") / "results.md"
+        with explain_disk_errors(file):
+            write_page(catalog.items(), file)
+        say(f"page: {file}")
         return
     if (id is None) != list_:
         raise UserError("give the id of one table or figure, or --list: see `python -m reproductions --help`")

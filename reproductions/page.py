@@ -1,17 +1,21 @@
-"""One page of all tables and figures: the document's claim, our numbers drawn beside its numbers, and the verdict."""
+"""One page of all tables and figures: the document's claim, our numbers drawn beside its numbers, and the verdict.
+
+Figures that were stored with a verdict lie in a folder beside the page.
+"""
 
 from __future__ import annotations
 
 import math
-import subprocess
 from collections import Counter
 from collections.abc import Mapping
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from reproductions.catalog import DOCUMENTS
 from reproductions.item import Item, Planned
-from reproductions.runner import STORED, stored
+from reproductions.runner import stored, stored_figure
+from unalike.core.disk import write_whole
 from unalike.runs.words import counted, duration
 
 VERDICTS = ("holds", "differs", "not decided", "not comparable")
@@ -23,24 +27,38 @@ _STYLE = """<style>
 .comparable { background: #f3e2b3; } .run { background: #dde1e6; }
 .rows td:nth-child(n+2):nth-child(-n+3) { text-align: right; white-space: nowrap; }
 .rows svg { vertical-align: middle; min-width: 220px; }
+.rows small { color: #5a6472; }
+.ours { max-width: 100%; background: white; padding: .5em; }
 </style>"""
+_HEAD = "".join(f"<th>{name}</th>" for name in ("what", "paper", "ours", "", "differs if ours is", ""))
+FIGURES = "figures"  # the folder beside the page
 
 
-def page(items: Mapping[str, Item | Planned]) -> str:
-    """The page in Markdown."""
+def write_page(items: Mapping[str, Item | Planned], file: Path) -> None:
+    """Write the page, and the stored figures into a folder beside it."""
+    folder = file.parent / f"{file.stem}-{FIGURES}"
+    for id in items:
+        if stored_figure(id).exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / f"{id}.svg", stored_figure(id).read_bytes())
+    write_whole(file, page(items, folder.name).encode())
+
+
+def page(items: Mapping[str, Item | Planned], figures: str) -> str:
+    """The page in Markdown; ``figures``: the folder of the figures, as seen from it."""
     kept = {id: stored(id) for id in items}
     parts = [
         "# Every table and figure",
         _STYLE,
         "Computed again by `python -m reproductions ID`. A row's drawing has a band for what counts as agreement, a "
-        "bar for the document's number, and a dot for ours with the spread of the seeds. [How a verdict is "
-        "reached](reproducing.md#verdicts).",
+        "bar for the document's number, and a dot for ours with the spread of the seeds; a row marked *main* is what "
+        "the document is cited for. [How a verdict is reached](reproducing.md#verdicts).",
         _summary(items, kept),
     ]
     for document, title in DOCUMENTS.items():
         mine = {id: item for id, item in items.items() if id.startswith(f"{document}-")}
         parts.append(f"## {document.upper()}: {title}")
-        parts += [_section(id, verdict) for id in mine if (verdict := kept[id])]
+        parts += [_section(id, verdict, figures) for id in mine if (verdict := kept[id])]
         missing = [item for id, item in mine.items() if not kept[id]]
         if missing:
             lines = [f"| `{one.id}` | {one.title} | {_why_not(one)} |" for one in missing]
@@ -63,11 +81,10 @@ def _summary(items: Mapping[str, Item | Planned], kept: Mapping[str, dict[str, A
     return "\n".join(lines)
 
 
-def _section(id: str, verdict: Mapping[str, Any]) -> str:
+def _section(id: str, verdict: Mapping[str, Any], figures: str) -> str:
     scale = "the paper's scale" if verdict["scale"] == "paper" else f"scaled: {verdict.get('scaled', '')}"
     facts = [scale, counted(len(verdict["seeds"]), "seed"), duration(verdict["seconds"])]
-    if commit := verdict.get("commit") or _commit(id):
-        facts.append(f"commit {commit}")
+    facts.append(f"computed by {verdict['commit']}")
     rows = "".join(_row(row) for row in verdict["rows"])
     reasons: dict[str, list[str]] = {}
     for row in verdict["rows"]:
@@ -82,8 +99,8 @@ def _section(id: str, verdict: Mapping[str, Any]) -> str:
     return (
         f"### {id} {{ #{id} }}\n\n{_badge(verdict['verdict'])} **{verdict['title']}.** {verdict['claim']}\n\n"
         f"{'; '.join(facts)}. `python -m reproductions {id}`\n\n"
-        '<table class="rows"><thead><tr><th>what</th><th>paper</th><th>ours</th><th></th><th></th></tr></thead>'
-        f"<tbody>{rows}</tbody></table>"
+        f'<table class="rows"><thead><tr>{_HEAD}</tr></thead><tbody>{rows}</tbody></table>'
+        + (f"\n\n![{escape(verdict['title'])}]({figures}/{id}.svg){{ .ours }}" if stored_figure(id).exists() else "")
         + (f"\n\n<details><summary>Settings and reasons</summary><ul>{more}</ul></details>" if more else "")
     )
 
@@ -92,12 +109,23 @@ def _row(row: Mapping[str, Any]) -> str:
     paper = row["paper"] if isinstance(row["paper"], str) else f"{row['paper']:.4g}"
     ours = "–" if row["ours"] is None else f"{row['ours']:.4g}"
     ours += "" if row["spread"] is None else f" ± {row['spread']:.2g}"
+    main = " <small>main</small>" if row.get("main") else ""
     if isinstance(row["paper"], str):  # a claim in words goes with what it is about
-        cells = [f"{escape(row['what'])}<br><small>{escape(paper)}</small>", "", ours]
+        cells = [f"{escape(row['what'])}{main}<br><small>{escape(paper)}</small>", "", ours]
     else:
-        cells = [escape(row["what"]), paper, ours]
-    cells += [_drawing(row), _badge(row["verdict"])]
+        cells = [f"{escape(row['what'])}{main}", paper, ours]
+    cells += [_drawing(row), _refuted(row), _badge(row["verdict"])]
     return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+
+
+def _refuted(row: Mapping[str, Any]) -> str:
+    """Which outcome would refute the row."""
+    low, high = row["tolerance"]["low"], row["tolerance"]["high"]
+    if low is None and high is None:
+        return ""
+    bounds = [f"{way} {bound:.4g}" for way, bound in (("below", low), ("above", high)) if bound is not None]
+    by = {"margin": " by two standard errors", "every": " once", "mean": ""}[row["test"]]
+    return f"<small>{' or '.join(bounds)}{by}</small>"
 
 
 def _drawing(row: Mapping[str, Any]) -> str:
@@ -131,13 +159,3 @@ def _drawing(row: Mapping[str, Any]) -> str:
 
 def _badge(verdict: str) -> str:
     return f'<span class="verdict {verdict.split()[-1]}">{verdict}</span>'
-
-
-def _commit(id: str) -> str:
-    """The commit that stored a verdict; empty where there is no checkout."""
-    words = ["git", "log", "-1", "--format=%h", "--follow", "--diff-filter=AM", "--", f"{id}.json"]
-    try:
-        done = subprocess.run(words, cwd=STORED, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return done.stdout.strip()
