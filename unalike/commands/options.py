@@ -267,6 +267,10 @@ class Training:
     accept_delta: Annotated[
         bool | None, _privacy("Allow a δ of 1/n or more, which protects little.", "--accept-delta")
     ] = None
+    total_epsilon: Annotated[
+        float | None,
+        _privacy("The most that all runs on this data file may cost together, for ever; kept in a ledger beside it."),
+    ] = None
 
 
 @dataclass(frozen=True)

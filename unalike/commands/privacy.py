@@ -190,6 +190,40 @@ def explain(run_folder: Annotated[Path, typer.Argument(metavar="RUN", hidden=Tru
 
 @command(
     app,
+    "unalike run fedavg --data shops.csv --client-column shop --label-column returned --epsilon 2 --total-epsilon 4",
+    "unalike privacy total shops.csv",
+)
+def total(
+    data: Annotated[Path, typer.Argument(metavar="DATA", hidden=True)],
+    as_json: Json = False,
+) -> None:
+    """Tell what all runs on the same data have cost together, from the ledger beside its file.
+
+    DATA is the file or folder that the runs were trained on.
+    Runs with an ε enter there what they cost; --total-epsilon of `unalike run` says how much that may be.
+    """
+    from unalike.runs import data_ledger
+    from unalike.runs.errors import UserError
+
+    file = data_ledger.file_of(str(data))
+    if file is None or not file.exists():
+        raise UserError(f"{data} has no ledger beside it: no run with an ε was trained on this file where it is")
+    content = data_ledger.read(file)
+    if as_json:
+        totals = [{"unit": one.unit, "epsilon": _finite(one.worst(content.delta))} for one in content.together()]
+        typer.echo(json.dumps({"runs": len(content.runs), "total_epsilon": content.total_epsilon, "spent": totals}))
+        return
+    table = Table("began", "method", "protects", "ε", "δ", box=box.SIMPLE_HEAD)
+    for one in content.runs:
+        spent = one.spent()
+        table.add_row(one.began, one.method, f"one {spent.unit}", f"{spent.worst(one.delta):.4g}", f"{one.delta:.3g}")
+    say(table, *(f"{line}." for line in content.words()))
+    if content.total_epsilon is not None:
+        say(f"All runs together may cost ε = {content.total_epsilon:g}.")
+
+
+@command(
+    app,
     "unalike privacy audit fedavg --clients 200 --cohort 20 --rounds 10 --epsilon 2",
     "unalike privacy audit fedavg --clients 200 --cohort 20 --rounds 10 --epsilon 2 --cut-noise 0.1",
     "unalike privacy audit kmeans --epsilon 2 --delta 1e-4 --unit point",

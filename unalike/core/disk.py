@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -38,3 +39,19 @@ def write_whole(file: Path, content: bytes, mode: int = 0o600, durable: bool = T
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time: of two that read a file here and replace it, the later would lose what the other wrote."""
+    try:
+        import fcntl
+    except ImportError:  # where there are no such locks
+        yield
+        return
+    handle = os.open(folder.absolute(), os.O_RDONLY)  # the folder, because its files are replaced when they are written
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

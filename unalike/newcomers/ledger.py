@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from unalike.core.disk import locked
 from unalike.data.source import Array
 from unalike.privacy import Ledger
 from unalike.runs import folder
@@ -51,22 +50,6 @@ def read_ledger(file: Path) -> tuple[Ledger, float]:
         ) from error
 
 
-@contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """One call at a time: of two that read the same ledger, the later to write would leave out the other's release."""
-    try:
-        import fcntl
-    except ImportError:  # where there are no such locks
-        yield
-        return
-    folder_of = os.open(file.absolute().parent, os.O_RDONLY)  # the ledger itself is replaced when it is written
-    try:
-        fcntl.flock(folder_of, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder_of)
-
-
 def add(file: Path, release: Ledger, rows: Sequence[str], delta: float) -> tuple[float, float]:
     """Add a release of these rows to a newcomer's ledger file; their (ε, δ) by all releases in there.
 
@@ -74,7 +57,7 @@ def add(file: Path, release: Ledger, rows: Sequence[str], delta: float) -> tuple
     same columns, and what was released of other rows does not count. δ is the smallest of all calls, because a total at
     a larger one could be less than what was told before.
     """
-    with _locked(file):
+    with locked(file.parent):
         before, smallest = read_ledger(file)
         ledger, delta = before + release, min(smallest, delta)
         folder.write_json(file, {"about": ABOUT_LEDGER, "delta": delta, **ledger.state()})

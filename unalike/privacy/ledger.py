@@ -175,6 +175,14 @@ class Ledger:
         """The largest ε of anybody, newcomers included; a ``coarseness`` above 1 is faster and errs upwards."""
         return _largest_epsilon(self._everybody(), delta, coarseness)
 
+    def worst_off(self, delta: float) -> Ledger:
+        """What somebody has paid who is the worst off, as a ledger that names nobody."""
+        from unalike.privacy import accountant
+
+        found = Ledger(self.unit, self.relation)
+        found._shared = max(self._everybody(), key=lambda spent: accountant.quick_bound(spent, delta))
+        return found
+
     def server_epsilon(self, delta: float, *, client: ClientId | None = None) -> float:
         """ε against a server that knows who was drawn: the largest over all clients, or that of one.
 
@@ -370,8 +378,7 @@ def epsilon_together(ledgers: Sequence[Ledger], delta: float) -> float:
     """ε of several runs on the same data, for somebody who is the worst off in each of them."""
     from unalike.privacy import accountant
 
-    worst = [max(one._everybody(), key=lambda spent: accountant.quick_bound(spent, delta)) for one in ledgers]
-    return accountant.epsilon(combine(*worst), delta)
+    return accountant.epsilon(combine(*(one.worst_off(delta)._shared for one in ledgers)), delta)
 
 
 @dataclass(frozen=True)
@@ -392,7 +399,8 @@ class Budget:
     def compare(self, before: Ledger, after: Ledger, client: ClientId | None = None) -> None:
         """Raise ``BudgetExceeded`` if ``after`` costs more than the budget: anybody, or this client."""
         if not self.allows(after, client):
-            raise BudgetExceeded(self, self._cost(before, client), self._cost(after, client), client)
+            whose = "" if client is None else f" of client {client}"
+            raise BudgetExceeded(self, self._cost(before, client), self._cost(after, client), whose)
 
     def allows(self, ledger: Ledger, client: ClientId | None = None) -> bool:
         """Does all that is in the ledger cost no more than this: anybody, or this client?"""
@@ -421,13 +429,12 @@ def _fits(released: Account, epsilon: float, delta: float) -> bool:
 class BudgetExceeded(RuntimeError):
     """The next release would cost more than the budget; it was not sent."""
 
-    def __init__(self, budget: Budget, spent: float, after: float, client: ClientId | None = None) -> None:
+    def __init__(self, budget: Budget, spent: float, after: float, whose: str = "") -> None:
         advice = (
             "the ask has no noise, so give it a release with clip and noise"
             if math.isinf(after)
             else "stop here, raise the noise, or plan fewer rounds"
         )
-        whose = "" if client is None else f" of client {client}"
         super().__init__(
             f"the budget{whose} is ε = {budget.epsilon:g} at δ = {budget.delta:g}; {spent:.4g} is spent and the next "
             f"ask would make it {after:.4g}; nothing was sent: {advice}"

@@ -181,15 +181,17 @@ def _kept_by_workers(folder: Path, serial: int) -> dict[str, Tensor]:
     return {name: torch.cat([part[name] for part in parts if name in part]) for name in names}
 
 
-def journal(folder: Path) -> Callable[[Federation], None]:
+def journal(folder: Path, beside: Callable[[Federation], None] | None = None) -> Callable[[Federation], None]:
     """For ``Federation.journal`` where noise is not seeded: saves what an ask costs before it is sent.
 
     A simulation with seeded noise that resumes makes the same noise again and releases nothing new. With the operating
     system's noise it makes fresh noise for fresh samples. So what was released after the last checkpoint stays in the
-    ledger that it goes on with, and what it asks again is charged again.
+    ledger that it goes on with, and what it asks again is charged again. ``beside``: saves it elsewhere, or refuses.
     """
 
     def save(federation: Federation) -> None:
+        if beside is not None:
+            beside(federation)
         content = {"ledger": federation.ledger.state(), "serial": federation.serial + _SERIALS}
         write_whole(folder / JOURNAL, json.dumps(content).encode())
 

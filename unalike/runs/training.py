@@ -22,6 +22,7 @@ from unalike.learn.metrics import score_name
 from unalike.privacy import BudgetExceeded
 from unalike.runs import checkpoint, fingerprint, folder, predictions
 from unalike.runs.absent import Absent
+from unalike.runs.data_ledger import DataLedger
 from unalike.runs.errors import FLAG, Diverged, Interrupted, Note, UserError
 from unalike.runs.finished import FinishedRun, Memory
 from unalike.runs.folder import RunFolder, explain_disk_errors
@@ -109,10 +110,12 @@ class Training:
         federation: Federation,
         state: State,
         clock: Clock,
+        data_ledger: DataLedger | None = None,
     ) -> None:
         self.prepared, self.recipe, self.method = prepared, prepared.recipe, prepared.method
         self.context, self.watcher, self.files = context, context.watcher, files
         self.federation, self.state, self.clock = federation, state, clock
+        self._data_ledger = data_ledger  # beside the data, of what all runs on them cost
         self.validation: float | None = None
         self.failures = 0  # replies that clients failed to give
         self.measured: list[Measured] | None = None
@@ -136,13 +139,15 @@ class Training:
     @classmethod
     def start(cls, prepared: Prepared, context: Context, files: RunFolder | None, workers: Workers | None) -> Training:
         """The run before its first round, or as its folder's last checkpoint has it."""
+        beside = DataLedger.of(prepared, None if files is None else files.path, context.watcher.note)
         if files is None:
-            federation = prepared.federation(workers)
-            return cls(prepared, context, None, federation, first_state(prepared.method, federation.seed), Clock())
+            federation = prepared.federation(workers, journal=beside)
+            state = first_state(prepared.method, federation.seed)
+            return cls(prepared, context, None, federation, state, Clock(), beside)
         path, saved = files.path, checkpoint.load(files.path)
         charges: dict[str, Any] = {}
         if noise_of(prepared.recipe) == "system":  # what is asked before there is a checkpoint counts, too
-            charges = {"journal": checkpoint.journal(path), **checkpoint.recalled(path)}
+            charges = {"journal": checkpoint.journal(path, beside), **checkpoint.recalled(path)}
         if saved is None:
             federation = prepared.federation(workers, path, **charges)
             state, clock = first_state(prepared.method, federation.seed), Clock()
@@ -152,7 +157,7 @@ class Training:
             for name, value in charges.items():
                 setattr(federation, name, value)
             state, clock = saved.state, Clock(saved.about.seconds, saved.about.measuring)
-        made = cls(prepared, context, files, federation, state, clock)
+        made = cls(prepared, context, files, federation, state, clock, beside)
         made.best = None if saved is None else saved.best
         made.failures = sum(int(record["failures"]) for record in files.keep_metrics(federation.round))
         if saved is None:  # the checkpoint comes last: where there is one, nobody is asked for scaling again
@@ -307,6 +312,8 @@ class Training:
                 self.files.add_metrics(self._record(exact=True), _by_group(self.measured).model_dump())
             self.files.sync_metrics()
             self._write_outcome(self.files.path, self.measured, result)
+        for line in [] if self._data_ledger is None else self._data_ledger.words():
+            self.watcher.note(line)
         return result
 
     def _record(self, exact: bool) -> dict[str, Any]:

@@ -20,7 +20,10 @@ _SECTIONS = {
     ),
     "hyperparameters.": ("cohort",),
     "hyperparameters.local.": ("batch", "lr"),
-    "privacy.": ("epsilon", "epsilons", "delta", "noise_multiplier", "clip", "unit", "trust", "accept_delta"),
+    "privacy.": (
+        *("epsilon", "epsilons", "delta", "noise_multiplier", "clip", "unit", "trust", "accept_delta"),
+        "total_epsilon",
+    ),
     "runtime.": ("block", "threads", "device", "drop", "workers", "address", "network", "deadline"),
 }
 # short name -> key of the recipe

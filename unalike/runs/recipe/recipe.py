@@ -65,6 +65,9 @@ class Privacy(_Section):
     trust: Literal["server", "nobody"] = "server"  # who sees a sum before it has its noise
     noise: Literal["system", "simulated"] | None = None  # None: the operating system's, where anything is promised
     accept_delta: bool = False  # also a δ of 1/n or more
+    total_epsilon: float | None = Field(
+        None, gt=0
+    )  # of all runs on the data together; see ``unalike.runs.data_ledger``
     scaling: float | None = Field(None, gt=0, lt=1)  # share of ε for private statistics of the inputs; None: 0.2
 
     @property
