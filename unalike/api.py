@@ -180,7 +180,7 @@ def evaluate(
     """Score the models that a method gives to clients that trained, to newcomers, and to newcomers without labels.
 
     Each model is made from a client's training rows and scored on its test rows: the share of right classes, or minus
-    the mean squared error. Only a simulation can do this.
+    the root mean squared error. Only a simulation can do this.
 
     - ``federation``: the one that the method was trained with, where clients keep what ``personalize`` needs. Without
       it the clients start afresh, as if they had kept nothing.

@@ -101,9 +101,7 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             torch.from_numpy(np.ascontiguousarray(X, dtype=np.float32)),
             None if y is None else torch.from_numpy(y),
             torch.tensor([len(X)]),
-            shift=finished.schema.shift,
-            scale=finished.schema.scale,
-        )
+        ).using(finished.schema)
         return replace(made, ids=made.ids + int(finished.roster.ids.max()) + 1)
 
 
@@ -154,8 +152,8 @@ class Unalike(ClassifierMixin, _Federated):  # type: ignore[misc]
 class UnalikeRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
     """A federated regression; ``fit`` and ``predict`` as of ``Unalike``.
 
-    Targets are standardised by their mean and deviation over all rows of ``fit``, but not where there is an ε: these
-    two numbers would be releases.
+    Targets are standardised by their mean and deviation, which the clients are asked for, but not where there is an ε:
+    these two numbers would be releases.
     """
 
     _task = "regression"
@@ -163,20 +161,13 @@ class UnalikeRegressor(RegressorMixin, _Federated):  # type: ignore[misc]
     def fit(self, X: Any, y: Any, clients: Any = None) -> Self:
         """Train; ``clients`` says for each row whose it is."""
         X, y = validate_data(self, X, y, dtype=np.float32, y_numeric=True)
-        plain = self.epsilon is not None
-        self.center_ = 0.0 if plain else float(np.mean(y))
-        self.deviation_ = 1.0 if plain else float(np.std(y)) or 1.0
-        return self._train(X, self._targets(y), clients)
+        return self._train(X, y.astype(np.float32), clients)
 
     def predict(self, X: Any, client: Any = None) -> Array:
         """The number predicted for each row, by the model of a client."""
-        found: Array = self._answers(X, client)[:, 0].numpy().astype(np.float64) * self.deviation_ + self.center_
+        found: Array = self._answers(X, client)[:, 0].numpy().astype(np.float64)
         return found
 
     def personalize(self, X: Any, y: Any = None) -> PersonalModel:
-        """The model of a newcomer with these rows, and their labels if the method needs them; for ``predict``."""
-        return self._newcomer(X, None if y is None else self._targets(y))
-
-    def _targets(self, y: Any) -> Array:
-        targets: Array = ((np.asarray(y, dtype=np.float64) - self.center_) / self.deviation_).astype(np.float32)
-        return targets
+        """The model of a newcomer with these rows, and their targets if the method needs them; for ``predict``."""
+        return self._newcomer(X, None if y is None else np.asarray(y, dtype=np.float32))

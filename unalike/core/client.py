@@ -12,7 +12,7 @@ from torch import Tensor
 from unalike.core.draws import Draws, key
 from unalike.core.dropout import Masks
 from unalike.core.roster import Roster
-from unalike.core.schema import Schema, Target
+from unalike.core.schema import SCALING, Schema, Target
 from unalike.privacy.mechanisms import DrawsLike
 from unalike.privacy.system import SystemDraws
 
@@ -40,6 +40,8 @@ class Clients:
     scale: Tensor | None = None
     known: Tensor | None = None  # [rows] bool: which rows of labeled clients have their label; None: all of them
     gaps: bool = False  # inputs may be missing (NaN): they count as ``shift``, so that a model gets 0 for them
+    target_center: float | None = None  # numbers to predict reach a task as (y - center) / deviation
+    target_deviation: float | None = None
 
     @classmethod
     def from_sizes(
@@ -82,6 +84,10 @@ class Clients:
             self, start=self.start[index], size=self.size[index], labeled=self.labeled[index], ids=self.ids[index]
         )
 
+    def using(self, schema: Schema) -> Clients:
+        """The same rows, whose inputs and targets are scaled as a schema says."""
+        return replace(self, **{name: getattr(schema, name) for name in SCALING})
+
     def without_labels(self) -> Clients:
         """The same clients with their labels out of every task's reach."""
         return replace(self, labeled=torch.zeros_like(self.labeled))
@@ -97,8 +103,8 @@ class Clients:
         """Who these clients are, for a server; each declares the number of its rows."""
         stored = str(self.x.dtype).removeprefix("torch.")
         target: Target = "none" if self.y is None else "number" if self.y.is_floating_point() else "class"
-        schema = Schema(tuple(self.x.shape[1:]), stored=stored, target=target, shift=self.shift, scale=self.scale)
-        schema = replace(schema, gaps=True) if self.gaps else schema
+        scaling = {name: getattr(self, name) for name in (*SCALING, "gaps")}
+        schema = Schema(tuple(self.x.shape[1:]), stored=stored, target=target, **scaling)
         return Roster(self.ids, self.size, self.labeled, schema, self.names)
 
     def name(self, position: int) -> str:
@@ -158,6 +164,8 @@ class Clients:
         x = self.x.index_select(0, flat).reshape(*rows.shape, *self.x.shape[1:])  # far faster than x[rows]
         x = self._scaled(x)
         y = None if self.y is None else self.y.index_select(0, flat).reshape(*rows.shape, *self.y.shape[1:])
+        if y is not None and self.target_center is not None and self.target_deviation is not None:
+            y = y.sub(self.target_center).div_(self.target_deviation)
         if tame:
             x = _tame(x, keep_gaps=self.gaps)
             y = None if y is None else _tame(y)

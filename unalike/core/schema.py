@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -13,6 +14,9 @@ from torch import Tensor
 Kind = Literal["image", "features", "tokens"]
 Target = Literal["class", "number", "none"]
 _STORED = {"uint8": torch.uint8, "float32": torch.float32, "int64": torch.int64, "float64": torch.float64}
+
+
+SCALING = ("shift", "scale", "target_center", "target_deviation")  # what may change while the rows stay the same
 
 
 @dataclass(frozen=True)
@@ -33,12 +37,18 @@ class Schema:
     shift: Tensor | None = None
     scale: Tensor | None = None
     gaps: bool = False  # inputs may be missing (NaN), and then count as ``shift``
+    target_center: float | None = None  # a number y to predict reaches a task as (y − center) / deviation
+    target_deviation: float | None = None
 
     def __post_init__(self) -> None:
         if self.stored not in _STORED:
             raise ValueError(f"schema: inputs are stored as {self.stored!r}; expected one of {', '.join(_STORED)}")
         if (self.shift is None) != (self.scale is None):
             raise ValueError("schema: give shift and scale together, or neither")
+        if (self.target_center is None) != (self.target_deviation is None):
+            raise ValueError("schema: give target_center and target_deviation together, or neither")
+        if self.target_deviation is not None and not 0 < self.target_deviation < math.inf:
+            raise ValueError(f"schema: target_deviation={self.target_deviation}; expected a number above 0")
         for name in ("shift", "scale"):
             value = getattr(self, name)
             if value is not None and value.dtype != torch.float32:
@@ -64,6 +74,12 @@ class Schema:
     def class_labels(self) -> tuple[str, ...]:
         """What the classes are called: by their numbers where they have no names."""
         return tuple(str(i) for i in range(self.classes or 0)) if self.class_names is None else self.class_names
+
+    def in_units(self, outputs: Tensor) -> Tensor:
+        """A model's outputs as predictions: numbers in the units of the data; scores of classes as they are."""
+        if self.target_center is None or self.target_deviation is None:
+            return outputs
+        return outputs * self.target_deviation + self.target_center
 
     def to_json(self) -> str:
         """Plain values, for a run folder or a wire."""

@@ -94,8 +94,6 @@ def _blank_client(schema: Schema, bound: Tensor, rows: int) -> Client:
     x = torch.zeros(rows, *schema.shape, dtype=schema.dtype)
     kinds = {"class": torch.int64, "number": torch.float32}
     y = None if schema.target == "none" else torch.zeros(rows, dtype=kinds[schema.target])
-    block = Clients.from_sizes(x, y, torch.tensor([rows]), shift=schema.shift, scale=schema.scale).block(
-        torch.arange(1)
-    )
+    block = Clients.from_sizes(x, y, torch.tensor([rows])).using(schema).block(torch.arange(1))
     columns = {name: value[0] for name, value in block.columns(key(0), bound[None]).items()}
     return block.client(columns, Kept())

@@ -69,6 +69,9 @@ def divide(source: Source, division: Division) -> LazyPopulation:
     scaling, shift, scale = _scaling(source, division.normalize, division.schema)
     y, per_client, turned = _shifted(source, assigned, division, parts.kept)
     clients = _clients(source, assigned, y, parts.kept, scaling, shift, scale)
+    if division.normalize and division.schema is not None:
+        center, deviation = division.schema.target_center, division.schema.target_deviation
+        clients = replace(clients, target_center=center, target_deviation=deviation)
 
     away = division.unseen if division.unseen is not None else 0 if source.whole else usual_unseen(len(parts.kept))
     have_labels = np.full(len(parts.kept), source.y is not None)

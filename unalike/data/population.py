@@ -84,9 +84,7 @@ class Population:
     def using(self, schema: Schema) -> Population:
         """The same rows, scaled as this schema says: that of a run, say, whose clients were asked for it."""
         self.check(schema)
-        train, validation, test = (
-            replace(part, shift=schema.shift, scale=schema.scale) for part in self.parts.values()
-        )
+        train, validation, test = (part.using(schema) for part in self.parts.values())
         scaling: Scaling = "none" if schema.shift is None else "public"
         return replace(self, train=train, validation=validation, test=test, scaling=scaling)
 

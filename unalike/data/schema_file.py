@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from unalike.core.client import Clients
 from unalike.core.schema import Schema
 from unalike.data.population import Population
 from unalike.data.source import DataError, number_places
@@ -36,9 +37,21 @@ def schema_text(population: Population) -> str:
         deviation = {name: 1 / float(schema.scale[place]) for name, place in places.items()}
     else:
         values["note"] = _WARNING
+        if schema.target == "number" and schema.target_center is None:
+            values |= _of_target(seen)
     values["center"] = {name: float(f"{one:.4g}") for name, one in center.items()}
     values["deviation"] = {name: float(f"{one:.4g}") for name, one in deviation.items()}
     return json.dumps(values, indent=1, ensure_ascii=False)
+
+
+def _of_target(clients: Clients) -> dict[str, float]:
+    """The center and the deviation of the numbers to predict, if there are any."""
+    rows = clients.select(clients.labeled.nonzero().flatten()).pool_rows()[0]
+    y = None if clients.y is None else clients.y[rows if clients.known is None else rows[clients.known[rows]]].double()
+    if y is None or not len(y):
+        return {}
+    numbers = {"target_center": float(y.mean()), "target_deviation": float(y.std(correction=0)) or 1.0}
+    return {name: float(f"{number:.4g}") for name, number in numbers.items()}
 
 
 def _mean(values: Tensor) -> float:
@@ -53,6 +66,7 @@ def read_schema(file: str | Path) -> Schema:
         center, deviation = values.pop("center", None), values.pop("deviation", None)
         if values.pop("note", None) is not None:  # nobody has said that they are public
             center = deviation = None
+            values = {name: value for name, value in values.items() if not name.startswith("target_")}
         schema = Schema.from_json(json.dumps(values))
     except OSError as error:
         raise DataError(f"the schema {path} cannot be read: {error.strerror}") from error

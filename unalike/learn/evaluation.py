@@ -85,7 +85,7 @@ def evaluate(
     """
     score = torch.full((len(roster),), float("nan"))
     loss = score.clone()
-    scorer = Scorer(model)
+    scorer, unit = Scorer(model), federation.roster.schema.target_deviation or 1.0
     for begin in range(0, len(roster), AT_ONCE):
         rows = torch.arange(begin, min(begin + AT_ONCE, len(roster)))
         while len(rows):
@@ -100,7 +100,7 @@ def evaluate(
                 replies = cohort.on("test").ask(scorer.score, theta=theta)
                 tested = replies["rows"] > 0
                 served = rows[replies.answered][tested]
-                score[served] = replies["score"][tested].to(score.dtype)
+                score[served] = unit**2 * replies["score"][tested].to(score.dtype)
                 loss[served] = replies["loss"][tested].to(loss.dtype)
                 if look is not None:
                     look(cohort, models, rows)

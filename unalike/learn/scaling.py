@@ -48,6 +48,13 @@ class Scaling:
         square = self._sum_rows(client, (client.x.to(torch.float64) - mean).square())
         return send(square=square, rows=self._rows(client))
 
+    @task
+    def targets(self, client: Client, mean: Tensor) -> Sent:
+        """Of numbers to predict: how far they are from a mean, in sum and in squares."""
+        client = client.with_labels
+        away = client.y.to(torch.float64) - mean
+        return send(total=client.sum(away), square=client.sum(away.square()), rows=client.n.to(torch.float64))
+
 
 def scale_inputs(federation: Federation) -> Schema:
     """Ask all clients for the mean and the deviation of their inputs, and have everybody use them from now on.
@@ -63,7 +70,25 @@ def scale_inputs(federation: Federation) -> Schema:
     mean = first["total"] / (first["rows"].clamp(min=1.0) * pixels)
     second = everyone.ask(scaling.squares, mean=mean, into=[Sum("square"), Sum("rows")])  # others may answer now
     variance = second["square"] / (second["rows"].clamp(min=1.0) * pixels)
+    federation.use(_scaled_targets(federation, scaling))
     return _use_scaling(federation, mean, variance)
+
+
+def _scaled_targets(federation: Federation, scaling: Scaling) -> Schema:
+    """The schema with the mean and the deviation of the numbers to predict, of the clients that have some."""
+    schema = federation.roster.schema
+    labeled = federation.roster.labeled.nonzero().flatten()
+    if schema.target != "number" or schema.target_center is not None or not len(labeled):
+        return schema
+    into = [Sum("total"), Sum("square"), Sum("rows")]
+    mean = torch.zeros((), dtype=torch.float64)
+    for _ in range(2):  # the squares around the mean are the accurate ones
+        sums = federation.cohort(labeled).ask(scaling.targets, mean=mean, into=into)
+        shift = sums["total"] / sums["rows"].clamp(min=1.0)
+        variance = float(sums["square"] / sums["rows"].clamp(min=1.0) - shift.square())
+        mean = mean + shift
+    constant = variance <= (_CONSTANT * max(1.0, abs(float(mean)))) ** 2
+    return replace(schema, target_center=float(mean), target_deviation=1.0 if constant else math.sqrt(variance))
 
 
 def _use_scaling(federation: Federation, mean: Tensor, variance: Tensor) -> Schema:

@@ -94,7 +94,7 @@ def write_bundle(run: FinishedRun, out: Path, name: str | None = None) -> dict[s
     model = method.model
     files["model.onnx"] = lambda file: write_graph(
         file,
-        lambda x, theta: model(theta, scale_inputs(x, schema)).reshape(x.shape[0], -1),
+        lambda x, theta: schema.in_units(model(theta, scale_inputs(x, schema)).reshape(x.shape[0], -1)),
         {"x": x, "theta": common},
         "scores",
         rows=["x"],
@@ -112,6 +112,8 @@ def write_bundle(run: FinishedRun, out: Path, name: str | None = None) -> dict[s
 
 
 def _scaled(schema: Schema, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    if y is not None and schema.target_center is not None and schema.target_deviation is not None:
+        y = (y - schema.target_center) / schema.target_deviation
     return scale_inputs(x, schema), y
 
 

@@ -177,10 +177,8 @@ class NewcomerFile:
             torch.from_numpy(source.x),
             None if source.y is None else torch.from_numpy(source.y),
             torch.tensor([len(source.x)]),
-            shift=schema.shift,
-            scale=schema.scale,
             known=None if source.known is None else torch.from_numpy(source.known),
-        )
+        ).using(schema)
         if source.known is not None:
             told = f"{int(source.known.sum())} of {counted(len(source.x), 'row')} have one"
             notes.append(f"labels: {told}; all rows describe the client, those with a label train")

@@ -87,6 +87,9 @@ class PersonalModel:
         tensors = {name: value.contiguous().clone() for name, value in model.tensors(self.theta).items()}
         if schema.shift is not None and schema.scale is not None:
             tensors |= {"input.shift": schema.shift.clone(), "input.scale": schema.scale.clone()}
+        if schema.target_center is not None and schema.target_deviation is not None:
+            units = torch.tensor([schema.target_center, schema.target_deviation])
+            tensors |= {"target.center": units[0].clone(), "target.deviation": units[1].clone()}
         file.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, file, self.about)
 
@@ -101,7 +104,7 @@ class PersonalModel:
         schema, module = self.run.schema, self.run.method.model.module(self.theta).eval()
         write_graph(
             file,
-            lambda x: module(scale_inputs(x, schema)),
+            lambda x: schema.in_units(module(scale_inputs(x, schema))),
             {"x": torch.zeros(2, *schema.shape, dtype=schema.dtype)},
             "scores",
             rows=["x"],
@@ -123,7 +126,7 @@ class PersonalModel:
             if self.run.schema.kind != "tokens":
                 raise
             raise unknown_token(clients) from error
-        return outputs.reshape(len(outputs), -1)
+        return self.run.schema.in_units(outputs.reshape(len(outputs), -1))
 
     def predict(self, clients: Clients) -> list[str]:
         """For each row of the only client the name of the predicted class, or the predicted number."""

@@ -68,6 +68,12 @@ def _deal_out(recipe: Recipe, load: Callable[..., Loaded]) -> Loaded:
 def describe_data(population: Population, before: str = "") -> Note | None:
     """What was decided about a population, and which clients and rows are missing; None if there is nothing to say."""
     reasons = list(population.notes)
+    numbers = population.schema.target == "number" and population.train.target_center is None
+    if numbers and population.scaling in ("public", "private"):
+        reasons.append(
+            "the numbers to predict are used as they are; where they are far from 0 to 1, training needs their "
+            "target_center and target_deviation in a public schema"
+        )
     if population.incomplete:
         reasons += [f"left out for lack of a value: {counted(population.incomplete, 'row')}"]
     if population.dropped:

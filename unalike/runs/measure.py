@@ -20,6 +20,7 @@ from unalike.core.client import Clients
 from unalike.core.federation import Cohort, Federation, Models
 from unalike.core.method import Method, ServesUnlabeled, State, TrainsNewcomers
 from unalike.core.model import Model
+from unalike.core.schema import Schema
 from unalike.data.population import Population
 from unalike.learn.evaluation import Scores, evaluate
 from unalike.learn.metrics import RARE, Metric, Predictions, metric_named, score_clients, score_name
@@ -100,8 +101,8 @@ class Headline:
 class _Rows:
     """Collects what the models of a group's clients predict for the rows of one part of the data."""
 
-    def __init__(self, model: Model, part: Clients, train: Clients, classes: int | None) -> None:
-        self._model, self._part, self._train, self._classes = model, part, train, classes
+    def __init__(self, model: Model, part: Clients, train: Clients, schema: Schema) -> None:
+        self._model, self._part, self._train, self._schema = model, part, train, schema
         self._found: dict[int, tuple[np.ndarray, ...]] = {}
 
     def add(self, models: Tensor, places: Tensor) -> None:
@@ -111,11 +112,12 @@ class _Rows:
             if not len(x):
                 continue
             with torch.no_grad():
-                outputs = self._model(theta, x).reshape(len(x), -1).to(torch.float64).numpy()
+                outputs = self._model(theta, x).reshape(len(x), -1).to(torch.float64)
             rows = np.arange(len(x)) + int(self._part.start[place])
             truth, own = _labels(self._part, place), _labels(self._train, place)
-            base = np.tile(_baseline(own[~np.isnan(own)], self._classes, outputs.shape[1]), (len(x), 1))
-            self._found[place] = (np.full(len(x), place), rows, truth, outputs, base)
+            base = np.tile(_baseline(own[~np.isnan(own)], self._schema.classes, outputs.shape[1]), (len(x), 1))
+            answers = self._schema.in_units(outputs).numpy()
+            self._found[place] = (np.full(len(x), place), rows, truth, answers, base)
 
     def predictions(self) -> Predictions | None:
         if not self._found:
@@ -123,7 +125,7 @@ class _Rows:
         client, row, truth, outputs, base = (
             np.concatenate(one) for one in zip(*(self._found[place] for place in sorted(self._found)), strict=True)
         )
-        return Predictions(client, row, truth, outputs, self._classes, base)
+        return Predictions(client, row, truth, outputs, self._schema.classes, base)
 
 
 def _labels(part: Clients, place: int) -> np.ndarray:
@@ -182,7 +184,7 @@ def _measure_group(
         none = torch.full((len(which),), float("nan"))
         return Measured(group, train, test, Scores(none, none))
     roster = federation.runtime.roster.select(which[rows])
-    tested, validated = (_Rows(method.model, part, labels, here.classes) for part in (test, validation))
+    tested, validated = (_Rows(method.model, part, labels, here.schema) for part in (test, validation))
 
     def look(cohort: Cohort, models: Models, places: Tensor) -> None:
         theta = gather_models(cohort, models)

@@ -16,7 +16,7 @@ from unalike.core.failure import Diverged
 from unalike.core.release import Adder, Partial, Release, Sum, check_held, is_summed, protects
 from unalike.core.request import Part, Program, Reply, Request
 from unalike.core.roster import Roster
-from unalike.core.schema import Schema
+from unalike.core.schema import SCALING, Schema
 from unalike.core.shapes import dry_output
 from unalike.core.task import Task
 from unalike.privacy.sampling import Everyone
@@ -215,10 +215,9 @@ class Shard:
 
     def use(self, schema: Schema) -> None:
         """Read the same rows by another scaling; ``Refused`` if the rows themselves would have to be others."""
-        shift, scale = schema.shift, schema.scale
-        if replace(self.roster.schema, shift=shift, scale=scale) != schema:
-            raise Refused("the schema is one of other rows; only the scaling of the inputs may change")
-        self.parts = {name: replace(part, shift=shift, scale=scale) for name, part in self.parts.items()}
+        if replace(self.roster.schema, **{name: getattr(schema, name) for name in SCALING}) != schema:
+            raise Refused("the schema is one of other rows; only the scaling of inputs and targets may change")
+        self.parts = {name: part.using(schema) for name, part in self.parts.items()}
         self.roster = replace(self.roster, schema=schema)
 
     def kept(self, run: str) -> KeptStore:
