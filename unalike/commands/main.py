@@ -73,6 +73,8 @@ def _explain(error: Exception) -> int:
     from unalike.data import DataError
     from unalike.privacy import BudgetExceeded, SecureSumAborted
     from unalike.runs.errors import Interrupted, UserError
+    from unalike.runtime.shard.shard import Refused
+    from unalike.runtime.workers import WorkerError
 
     match error:
         case Interrupted():
@@ -87,7 +89,7 @@ def _explain(error: Exception) -> int:
         case _ if line_of(error) and not isinstance(error, QuorumError | BudgetExceeded | SecureSumAborted):
             # the user's own code
             _say(f"{describe_error(error)}\n(set {TRACEBACK}=1 to see the whole way there)", "error")
-        case OSError() | QuorumError() | BudgetExceeded() | SecureSumAborted():
+        case OSError() | QuorumError() | BudgetExceeded() | SecureSumAborted() | WorkerError() | Refused():
             _say(f"{error}\n(set {TRACEBACK}=1 to see where this comes from)", "error")
         case _:
             raise error
