@@ -37,7 +37,8 @@ SETTINGS: dict[str, Any] = {
 def shops(tmp_path: Path) -> Path:
     random = np.random.default_rng(0)
     frame = pd.DataFrame(random.standard_normal((160, 2)), columns=["a", "b"])
-    frame.assign(y=(frame["a"] > 0).astype(int), who=np.repeat(np.arange(40), 4)).to_csv(tmp_path / "shops.csv", index=False)
+    frame = frame.assign(y=(frame["a"] > 0).astype(int), who=np.repeat(np.arange(40), 4))
+    frame.to_csv(tmp_path / "shops.csv", index=False)
     return tmp_path / "shops.csv"
 
 
