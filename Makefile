@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLUSTER := $(VENV)/.cluster
 NETWORK := $(VENV)/.network
+WEB := $(VENV)/.web
 # Tests run in this many processes, each with one thread: on small models that beats one process with many threads.
 JOBS ?= 2
 
@@ -17,7 +18,7 @@ ifndef UNALIKE_DATA
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long lint format bench docs clean test-cluster demo-cluster bench-cluster test-network
+.PHONY: help setup demo test test-long lint format bench docs clean test-cluster demo-cluster bench-cluster test-network test-web demo-serve bench-serve
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -51,6 +52,16 @@ bench-cluster: $(CLUSTER) ## Measure workers against one process
 
 test-network: $(NETWORK) ## Run the tests of a network: a hub and sites as processes, on the loopback
 	UNALIKE_TEST_NETWORK=1 $(PROCESSES) $(BIN)/python -m pytest tests/network
+
+# The page runs in the Chromium that is installed (Debian: apt-get install chromium), or in the one that CHROMIUM names.
+test-web: $(WEB) ## Run the tests of the service and of its page, in a real Chromium
+	UNALIKE_TEST_WEB=1 $(PROCESSES) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/web
+
+demo-serve: $(WEB) ## Train, serve, and use the page in a real Chromium, with a picture of each step
+	$(PROCESSES) $(BIN)/python examples/serve_a_page.py
+
+bench-serve: $(WEB) ## Measure the service: requests a second, latency, memory
+	$(BIN)/python -m benchmarks.serve
 
 lint: $(STAMP) ## Check style, format, types and who imports whom
 	$(BIN)/ruff check .
@@ -90,4 +101,8 @@ $(CLUSTER): $(STAMP)
 
 $(NETWORK): $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[network]'
+	@touch $@
+
+$(WEB): $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[serve,browser]'
 	@touch $@

@@ -65,7 +65,9 @@ def serve(
     offline: Annotated[
         bool, flag("Give out make.onnx, so that pages can make models themselves.", "--offline")
     ] = False,
-    keys: Annotated[Path | None, flag("Who may ask for models: a file of lines NAME KEY. (default: everybody)")] = None,
+    keys: Annotated[
+        Path | None, flag("Who may ask: a file of lines NAME KEY, or NAME KEY MODELS_A_MINUTE. (default: all)")
+    ] = None,
     limit: Annotated[float, flag("Models a minute for each key, or each address.", min=1.0)] = 600.0,
     tls_cert: Annotated[Path | None, flag("The certificate for HTTPS (PEM); needs --tls-key.")] = None,
     tls_key: Annotated[Path | None, flag("Its key (PEM).")] = None,
@@ -98,7 +100,7 @@ def serve(
         export_page(bundles, export)
         say(f"{export}: put this folder on any web server; models are made in the page, and nothing is sent")
         return
-    app = service(bundles, offline=offline, limit=limit, keys=None if keys is None else read_keys(keys))
+    app = service(bundles, offline=offline, limit=limit, keys=None if keys is None else read_keys(keys, limit))
     run_service(
         app, host, port, tls_cert, tls_key, behind_proxy, ready=lambda at: say(f"serving at {at}; Ctrl-C ends it")
     )

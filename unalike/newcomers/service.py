@@ -10,12 +10,14 @@ import hashlib
 import hmac
 import json
 import math
+import re
 import socket
+import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -24,22 +26,23 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unalike.core.disk import write_whole
 from unalike.runs.errors import UserError
 from unalike.version import __version__
 
 PAGE = Path(__file__).parent / "page"
+AT_TOP = ("index.html", "offline.js")  # a service worker serves the pages below its own place; the rest is in page/
 FORMAT = 1
 PUBLIC = ("card.json", "schema.json", "describe.onnx", "model.onnx")
 TYPES = {".json": "application/json", ".onnx": "application/octet-stream", ".html": "text/html; charset=utf-8"}
 TYPES |= {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
-HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+HEADERS = {  # of every answer; the page itself has the same policy in its head, for a folder on another web server
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
 }
 CHECKED_EVERY = 1.0  # seconds between two looks at whether a bundle has changed
 
@@ -69,6 +72,8 @@ class Bundle:
                     raise ValueError(f"{name} is not the file that the card was written for")
             if card["format"] != FORMAT or not {"schema.json", "model.onnx"} <= set(files):
                 raise ValueError(f"it has format {card['format']}, and this version reads {FORMAT}")
+            if not re.fullmatch(r"\w[\w.-]{0,99}", card["name"]):
+                raise ValueError(f"its name {card['name']!r} has more than letters, digits, dots and hyphens")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"{folder}: expected a bundle that `unalike bundle` wrote, but {type(error).__name__}: {error}; "
@@ -90,7 +95,7 @@ class Bundle:
         about = self.card.get("usual")
         if about is None:
             return None
-        return bool(np.linalg.norm((v - np.float32(about["centre"])) * about["scale"]) > about["within"])
+        return bool(np.linalg.norm((v.astype(np.float64) - about["centre"]) * about["scale"]) > about["within"])
 
 
 def _session(graph: bytes | None) -> onnxruntime.InferenceSession | None:
@@ -106,44 +111,67 @@ def _stamp(folder: Path) -> tuple[int, ...]:
     return tuple((folder / name).stat().st_mtime_ns for name in ("card.json", "model.onnx"))
 
 
+class Key(NamedTuple):
+    """Whose an API key is, and how many models a minute it may get."""
+
+    name: str
+    rate: float
+
+
 @dataclass
 class Limits:
-    """At most ``rate`` models a minute for each key, or where there are no keys for each address."""
+    """How many models a minute each key may get, or where there are no keys each address."""
 
     rate: float
-    keys: Mapping[str, str] = field(default_factory=dict)  # key → whose it is
+    keys: Mapping[str, Key] = field(default_factory=dict)
     _used: dict[str, tuple[float, float]] = field(default_factory=dict)  # who → (models left, when)
 
-    def who(self, request: Request) -> str | None:
-        """Whose request it is; None: it has no key, and needs one."""
+    def who(self, request: Request) -> Key:
+        """Whose request it is."""
         if not self.keys:
-            return request.client.host if request.client else "somebody"
-        given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-        found = [name for key, name in self.keys.items() if hmac.compare_digest(key.encode(), given.encode())]
-        return found[0] if found else None
+            return Key(request.client.host if request.client else "somebody", self.rate)
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").strip().encode()
+        found = [who for key, who in self.keys.items() if hmac.compare_digest(key.encode(), given)]
+        if not found:
+            raise Refused(401, "expected a key: Authorization: Bearer KEY", {"WWW-Authenticate": "Bearer"})
+        return found[0]
 
-    def take(self, who: str) -> float:
-        """Seconds to wait until ``who`` may have a model; 0: now, and it counts."""
+    def take(self, who: Key) -> None:
+        """Count a model for ``who``; refused where it has to wait for one."""
         now = time.monotonic()
         if len(self._used) > 10_000:  # addresses that have not come for a minute have all of their models back
             self._used = {one: (left, at) for one, (left, at) in self._used.items() if now - at < 60}
-        left, at = self._used.get(who, (self.rate, now))
-        left = min(self.rate, left + (now - at) * self.rate / 60)
-        self._used[who] = (left - 1 if left >= 1 else left, now)
-        return 0.0 if left >= 1 else (1 - left) * 60 / self.rate
+        left, at = self._used.get(who.name, (who.rate, now))
+        left = min(who.rate, left + (now - at) * who.rate / 60)
+        self._used[who.name] = (left - 1 if left >= 1 else left, now)
+        if left < 1:
+            wait = math.ceil((1 - left) * 60 / who.rate)
+            said = f"expected at most {who.rate:g} requests a minute; try again in {wait} s"
+            raise Refused(429, said, {"Retry-After": str(wait)})
 
 
-def read_keys(file: Path) -> dict[str, str]:
-    """API keys: a line ``NAME KEY`` each; ``#`` begins a comment."""
-    keys = dict[str, str]()
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+def read_keys(file: Path, rate: float) -> dict[str, Key]:
+    """API keys: a line ``NAME KEY``, or ``NAME KEY MODELS_A_MINUTE``, each; ``#`` begins a comment."""
+    keys = dict[str, Key]()
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--keys {file} cannot be read: {error}") from error
+    for number, line in enumerate(lines, 1):
         words = line.partition("#")[0].split()
-        if words and (len(words) != 2 or len(words[1]) < 16):
-            raise UserError(f"{file}, line {number}: expected NAME KEY with a key of at least 16 characters")
-        if words:
-            keys[words[1]] = words[0]
+        if not words:
+            continue
+        own = words[2] if len(words) == 3 else str(rate)
+        if len(words) not in (2, 3) or len(words[1]) < 16 or not own.replace(".", "", 1).isdigit() or float(own) < 1:
+            raise UserError(
+                f"--keys {file}, line {number}: expected NAME KEY, and perhaps how many models a minute (at least 1), "
+                "with a key of at least 16 characters"
+            )
+        if words[1] in keys or words[0] in {key.name for key in keys.values()}:
+            raise UserError(f"--keys {file}, line {number}: the name or the key is there already")
+        keys[words[1]] = Key(words[0], float(own))
     if not keys:
-        raise UserError(f"{file} holds no key; expected a line NAME KEY for each")
+        raise UserError(f"--keys {file} holds no key; expected a line NAME KEY for each")
     return keys
 
 
@@ -156,7 +184,7 @@ class Refused(Exception):
 
 
 def service(
-    folders: Sequence[Path], *, offline: bool = False, limit: float = 600.0, keys: Mapping[str, str] | None = None
+    folders: Sequence[Path], *, offline: bool = False, limit: float = 600.0, keys: Mapping[str, Key] | None = None
 ) -> FastAPI:
     """The application.
 
@@ -174,13 +202,7 @@ def service(
     )
     app = FastAPI(title="Unalike: a model for whoever asks", version=__version__, docs_url=None, redoc_url=None)
 
-    @app.middleware("http")
-    async def guarded(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
-        response = await call(request)
-        response.headers.update(HEADERS)
-        route = request.scope.get("route")
-        asked.labels(getattr(route, "path", "other"), str(response.status_code)).inc()
-        return response
+    app.add_middleware(_Guarded, asked=asked)
 
     @app.exception_handler(Refused)
     async def explain(request: Request, refused: Refused) -> Response:
@@ -194,6 +216,7 @@ def service(
 
     @app.get("/healthz", summary="Is the service up?")
     async def healthz() -> Response:
+        shelf.refresh()
         return _json({"status": "ok", "bundles": sorted(shelf.bundles)})
 
     @app.get("/metrics", summary="Counters for Prometheus")
@@ -203,15 +226,15 @@ def service(
     @app.get("/v1/runs", summary="The cards of all bundles")
     @app.get("/v1/runs.json", include_in_schema=False)
     async def runs() -> Response:
-        return _json([shelf.card(name) for name in sorted(shelf.bundles)])
+        shelf.refresh()
+        return _json(shelf.cards())
 
     @app.get("/v1/runs/{name}/{file}", summary="A file of a bundle, with an ETag")
     async def bundle_file(name: str, file: str, request: Request) -> Response:
         held = shelf.get(name)
         if file not in held.files or not (file in PUBLIC or shelf.gives_make(held)):
             raise Refused(404, f"{name} gives out {', '.join(shelf.given(held))}; {file} is not among them")
-        body = orjson.dumps(shelf.card(name)) if file == "card.json" else held.files[file]
-        return _with_etag(body, Path(file).suffix, request)
+        return _with_etag(shelf.body(held, file), Path(file).suffix, request)
 
     @app.post("/v1/runs/{name}/personalize", summary="A descriptor in, a model out")
     async def personalize(name: str, request: Request) -> Response:
@@ -225,17 +248,7 @@ def service(
                 "a newcomer makes its model by itself" if held.card["made_at"] else "everybody gets model.onnx as it is"
             )
             raise Refused(404, f"{name} takes no descriptors: {why}; get its files")
-        who = limits.who(request)
-        if who is None:
-            raise Refused(401, "expected a key: Authorization: Bearer KEY", {"WWW-Authenticate": "Bearer"})
-        wait = limits.take(who)
-        if wait:
-            seconds_left = math.ceil(wait)
-            raise Refused(
-                429,
-                f"expected at most {limits.rate:g} requests a minute; try again in {seconds_left} s",
-                {"Retry-After": str(seconds_left)},
-            )
+        limits.take(limits.who(request))
         v = await _descriptor(request, held.card["length"])
         start = time.perf_counter()
         theta, unlike = held.model_for(v), held.is_unlike(v)
@@ -254,13 +267,32 @@ def service(
     async def docs() -> Response:
         return Response(_describe_api(app.openapi()), media_type="text/html; charset=utf-8")
 
+    @app.get("/offline.js", include_in_schema=False)
     @app.get("/page/{file}", include_in_schema=False)
-    async def page(file: str, request: Request) -> Response:
+    async def page(request: Request, file: str = "offline.js") -> Response:
         if file not in {path.name for path in PAGE.iterdir()}:
             raise Refused(404, "there is nothing here")
         return _with_etag((PAGE / file).read_bytes(), Path(file).suffix, request)
 
     return app
+
+
+class _Guarded:
+    """Adds the headers of every answer, and counts it. Plain ASGI: a middleware of FastAPI's takes twice the time."""
+
+    def __init__(self, app: ASGIApp, asked: Counter) -> None:
+        self.app, self.asked = app, asked
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                kept = "no-store" if scope["method"] == "POST" else "no-cache"  # no-cache: ask whether it has changed
+                extra = {**HEADERS, "cache-control": kept}
+                message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in extra.items())]
+                self.asked.labels(getattr(scope.get("route"), "path", "other"), str(message["status"])).inc()
+            await send(message)
+
+        await self.app(scope, receive, guarded if scope["type"] == "http" else send)
 
 
 class _Shelf:
@@ -276,12 +308,12 @@ class _Shelf:
             self.bundles[bundle.name] = bundle
 
     def get(self, name: str) -> Bundle:
-        self._refresh()
+        self.refresh()
         if name not in self.bundles:
             raise Refused(404, f"there is no run {name!r}; there are {', '.join(sorted(self.bundles))}")
         return self.bundles[name]
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
         if time.monotonic() - self._looked < CHECKED_EVERY:
             return
         self._looked = time.monotonic()
@@ -299,10 +331,21 @@ class _Shelf:
         return [file for file in bundle.files if file in PUBLIC or self.gives_make(bundle)]
 
     def card(self, name: str) -> dict[str, Any]:
-        """What a page needs to know: the card without what tells where training clients lie."""
+        """What a page needs to know: the card without what tells where training clients lie.
+
+        ``columns`` as pairs: JavaScript would put an object's keys that look like numbers first.
+        """
         bundle = self.bundles[name]
         card = {key: value for key, value in bundle.card.items() if key != "usual"}
-        return {**card, "offline": self.gives_make(bundle) and bundle.make is not None}
+        columns = json.loads(bundle.files["schema.json"]).get("columns")
+        columns = None if columns is None else [*columns.items()]
+        return {**card, "columns": columns, "offline": self.gives_make(bundle) and bundle.make is not None}
+
+    def body(self, bundle: Bundle, file: str) -> bytes:
+        return orjson.dumps(self.card(bundle.name)) if file == "card.json" else bundle.files[file]
+
+    def cards(self) -> list[dict[str, Any]]:
+        return [self.card(name) for name in sorted(self.bundles)]
 
 
 async def _descriptor(request: Request, length: int) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -360,13 +403,30 @@ def _describe_api(api: Mapping[str, Any]) -> str:
 def export_page(folders: Sequence[Path], out: Path) -> None:
     """The page and the bundles as a folder for any web server: models are made in the page."""
     shelf = _Shelf(folders, offline=True)
-    for path in PAGE.iterdir():
-        write_whole(out / ("index.html" if path.name == "index.html" else f"page/{path.name}"), path.read_bytes())
-    write_whole(out / "v1/runs.json", orjson.dumps([shelf.card(name) for name in sorted(shelf.bundles)]))
+    files = {path.name if path.name in AT_TOP else f"page/{path.name}": path.read_bytes() for path in PAGE.iterdir()}
+    files["v1/runs.json"] = orjson.dumps(shelf.cards())
     for name, bundle in shelf.bundles.items():
         for file in shelf.given(bundle):
-            body = orjson.dumps(shelf.card(name)) if file == "card.json" else bundle.files[file]
-            write_whole(out / f"v1/runs/{name}/{file}", body)
+            files[f"v1/runs/{name}/{file}"] = shelf.body(bundle, file)
+    for place, body in files.items():
+        (out / place).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(out / place, body, 0o644)
+
+
+def server_of(app: FastAPI, cert: Path | None = None, key: Path | None = None, proxied: bool = False) -> uvicorn.Server:
+    """``proxied``: believe what a proxy on this machine says about who asks."""
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        ssl_certfile=cert,
+        ssl_keyfile=key,
+        proxy_headers=proxied,
+        server_header=False,
+        timeout_graceful_shutdown=10,
+        limit_concurrency=1000,
+    )
+    return uvicorn.Server(config)
 
 
 def run_service(
@@ -380,19 +440,17 @@ def run_service(
 ) -> None:
     """Serve until SIGINT or SIGTERM, which let running requests finish; ``ready`` is told the address.
 
-    ``proxied``: believe what a proxy on this machine says about who asks. Port 0 takes a free one.
+    Port 0 takes a free one.
     """
-    listening = socket.create_server((host, port))
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        ssl_certfile=cert,
-        ssl_keyfile=key,
-        proxy_headers=proxied,
-        server_header=False,
-        timeout_graceful_shutdown=10,
-        limit_concurrency=1000,
-    )
-    ready(f"{'https' if cert else 'http'}://{host}:{listening.getsockname()[1]}/")
-    uvicorn.Server(config).run(sockets=[listening])
+    try:
+        if cert is not None:
+            ssl.create_default_context().load_cert_chain(cert, key)
+    except OSError as error:  # SSLError is one
+        raise UserError(f"--tls-cert {cert} and --tls-key {key} are not a certificate and its key: {error}") from error
+    try:
+        listening = socket.create_server((host, port))
+    except OSError as error:
+        raise UserError(f"cannot listen at {host}:{port}: {error.strerror}; choose with --host and --port") from error
+    with listening:
+        ready(f"{'https' if cert else 'http'}://{host}:{listening.getsockname()[1]}/")
+        server_of(app, cert, key, proxied).run(sockets=[listening])

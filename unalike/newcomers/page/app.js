@@ -2,7 +2,7 @@
 
 import { read, run, size, tensor } from "./onnx.js";
 import { addGaussian, addLaplace, gaussianMultiplier, spent } from "./noise.js";
-import { Wrong, asInputs, pictureLine, readTable, rowNames } from "./rows.js";
+import { Wrong, asInputs, isIndicator, pictureLine, readTable, rowNames } from "./rows.js";
 
 const $ = (id) => document.getElementById(id);
 const SHOWN = 8;
@@ -71,6 +71,8 @@ async function get(path, kind) {
 }
 
 async function begin() {
+  if (!isSecureContext) throw new Wrong("This page came over plain HTTP, where anybody on the way could have changed it. Open it over HTTPS.");
+  navigator.serviceWorker?.register("offline.js");
   const runs = await get("v1/runs.json", "json");
   if (!runs.length) throw new Wrong("This service has no model to give.");
   options("run", runs.map((card) => [card.name, `${card.name} (${card.method})`]));
@@ -79,11 +81,15 @@ async function begin() {
   await choose(runs[0]);
 }
 
+const place = (card, file) => `v1/runs/${encodeURIComponent(card.name)}/${file}`;
+
 async function choose(card) {
-  const files = ["schema.json", "model.onnx", ...(card.made_at ? ["describe.onnx"] : [])];
-  const [schema, model, describe] = await Promise.all(files.map((file) => get(`v1/runs/${encodeURIComponent(card.name)}/${file}`, file.endsWith("json") ? "json" : "arrayBuffer")));
+  const graphs = ["model.onnx", ...(card.made_at ? ["describe.onnx"] : []), ...(card.offline ? ["make.onnx"] : [])];
+  const [schema, model, describe, make] = await Promise.all([get(place(card, "schema.json"), "json"), ...graphs.map((file) => get(place(card, file), "arrayBuffer"))]);
   for (const key of Object.keys(now)) delete now[key];
-  Object.assign(now, { card, schema, model: read(model), modelBytes: model, describe: describe && read(describe), drawn: [] });
+  schema.columns = card.columns && new Map(card.columns); // in their order
+  Object.assign(now, { card, schema, model: read(model), modelBytes: model, describe: describe && read(describe), make: make && read(make), drawn: [] });
+  keepForLater(["v1/runs.json", ...["schema.json", ...graphs].map((file) => place(card, file))]);
   const about = [`${card.method}, trained for ${plural(card.rounds, "round")} with ${plural(card.clients, "client")}.`];
   if (card.trained) about.push(card.trained);
   $("about").textContent = about.join(" ");
@@ -92,7 +98,7 @@ async function choose(card) {
   $("file").multiple = image;
   $("drawing").hidden = !(image && schema.shape[0] === 1);
   $("reading").hidden = image;
-  const columns = Object.keys(schema.columns ?? {}), labels = card.reads_labels ? " Rows need labels: the model is made from rows and labels." : "";
+  const columns = [...(schema.columns?.keys() ?? [])].filter((title) => !isIndicator(title, schema)), labels = card.reads_labels ? " Rows need labels: the model is made from rows and labels." : "";
   $("expects").textContent = image
     ? `Pictures; each is scaled to ${schema.shape[2]} × ${schema.shape[1]} pixels.${labels}`
     : `A CSV file with a header and the columns ${columns.join(", ")}.${labels}`;
@@ -103,8 +109,17 @@ async function choose(card) {
   options("class", classNames().map((word) => [word, word]));
   $("locally").hidden = !(card.made_at === "server" && card.offline);
   $("local").checked = card.offline;
-  for (const id of ["read", "whose", "step-leaves", "step-model"]) $(id).hidden = true;
+  forget();
   promise();
+}
+
+async function keepForLater(files) { // the worker keeps what is loaded once it runs; now it keeps what was loaded before
+  $("offline").hidden = true;
+  try {
+    await navigator.serviceWorker.ready;
+    await (await caches.open("unalike")).addAll(files);
+    $("offline").hidden = false;
+  } catch { /* a private window, or no network: then it works with one */ }
 }
 
 function promise() {
@@ -117,8 +132,14 @@ const classNames = () => (now.schema.class_names ?? Array.from({ length: now.sch
 
 // Step 1: the rows
 
+function forget() { // what came before is not to be sent, or shown beside what comes now
+  Object.assign(now, { file: null, inputs: null, theta: null });
+  for (const id of ["read", "whose", "step-leaves", "step-model"]) $(id).hidden = true;
+}
+
 async function take(files) {
   if (!files.length) return;
+  forget();
   if (now.schema.kind === "image") return takePictures(files);
   if (files.length > 1) throw new Wrong("One table at a time, please.");
   now.file = { name: files[0].name, text: await files[0].text() };
@@ -133,11 +154,11 @@ function settings() {
 function readAgain() {
   if (!now.file) return;
   const how = settings(), { clients, notes } = readTable(now.file.text, now.file.name, now.schema, how);
-  const names = Object.keys(clients);
-  options("client", names.map((name) => [name, `${name} (${plural(clients[name].length, "row")})`]));
+  const names = [...clients.keys()];
+  options("client", names.map((name) => [name, `${name} (${plural(clients.get(name).length, "row")})`]));
   $("whose").hidden = names.length < 2;
   Object.assign(now, { clients, notes, how });
-  use(clients[names[0]]);
+  use(clients.get(names[0]));
 }
 
 async function takePictures(files) {
@@ -171,7 +192,7 @@ function preview(lines) {
     table("rows", ["picture", ""], lines.map((line) => [[line.id], [thumbnail(line)]]));
     return;
   }
-  const titles = Object.entries(now.schema.columns ?? {}), shown = titles.slice(0, 12);
+  const titles = [...(now.schema.columns ?? [])], shown = titles.slice(0, 12);
   table("rows", ["row", ...shown.map(([title, values]) => [title, values ? "" : "number"])], lines.map((line) => {
     let at = 0;
     return [[line.id], ...shown.map(([, values]) => {
@@ -241,6 +262,7 @@ async function show() {
   now.sent = clean;
   now.delta = usualDelta(n);
   promise();
+  if (wanted && inputs.leftOut) throw new Wrong(`ε is promised for a number of rows that does not depend on what they hold, but ${plural(inputs.leftOut, "row")} would be left out for lack of a value. Fill them in, or remove them from the file.`);
   if (wanted) {
     const distance = card.noise.distance / Math.min(n, card.describe_rows ?? n), e = epsilon();
     now.release = card.noise.kind === "laplace" ? { noise: "laplace", epsilon: e } : { noise: "gaussian", multiplier: gaussianMultiplier(e, now.delta) };
@@ -316,7 +338,6 @@ async function personalize() {
   const { card } = now;
   if (!card.made_at) now.theta = null;
   else if (here()) {
-    now.make ??= read(await get(`v1/runs/${encodeURIComponent(card.name)}/make.onnx`, "arrayBuffer"));
     now.theta = run(now.make, { v: tensor([card.length], Float32Array.from(now.clean)) }).theta.data;
   } else {
     now.names ??= await rowNames(now.inputs.lines);
@@ -329,7 +350,7 @@ async function personalize() {
 async function ask() {
   const body = new DataView(new ArrayBuffer(4 * now.sent.length));
   now.sent.forEach((v, i) => body.setFloat32(4 * i, v, true));
-  const answer = await fetch(`v1/runs/${encodeURIComponent(now.card.name)}/personalize`, { method: "POST", body: body.buffer, headers: { Accept: "application/octet-stream", "Content-Type": "application/octet-stream" } });
+  const answer = await fetch(place(now.card, "personalize"), { method: "POST", body: body.buffer, headers: { Accept: "application/octet-stream", "Content-Type": "application/octet-stream" } });
   if (!answer.ok) throw new Wrong(`The service refused: ${(await answer.json().catch(() => ({ error: answer.status }))).error}`);
   const bytes = await answer.arrayBuffer(), view = new DataView(bytes), length = Number(view.getBigUint64(0, true));
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 8, length))), from = 8 + length;
@@ -358,6 +379,9 @@ function predict() {
     now.unlike === "yes" ? "These rows are unlike those of training, so it may be worse than its scores." : "",
     common ? `It disagrees with the common model on ${plural(own.filter((one, i) => one.word !== common[i].word).length, "row")} of ${own.length}.` : "",
   ].filter(Boolean).join(" ");
+  const known = lines.flatMap((line, i) => (line.label && now.schema.classes ? [i] : [])), right = (all) => known.filter((i) => all[i].word === lines[i].label).length;
+  if (known.length) $("served").textContent += ` Of ${plural(known.length, "row")} with a label, it gets ${right(own)} right${common ? ` and the common model ${right(common)}` : ""}.`;
+  $("more").textContent = own.length > 200 ? `The first 200 of ${plural(own.length, "row")}; the file that you can save has all.` : "";
   const titles = ["row", ...(image ? [""] : []), "your model", ...(now.schema.classes ? ["probability"] : []), ...(common ? ["common model"] : []), ...(lines.some((line) => line.label) ? ["label"] : [])];
   table("predictions", titles, own.slice(0, 200).map((one, i) => [
     [lines[i].id], ...(image ? [[thumbnail(lines[i])]] : []), [Object.assign(document.createElement("b"), { textContent: one.word })],
@@ -366,7 +390,8 @@ function predict() {
   ]));
   $("save-ledger").hidden = !now.names;
   $("step-model").hidden = false;
-  $("step-model").scrollIntoView({ block: "nearest" });
+  $("h-model").focus({ preventScroll: true });
+  $("step-model").scrollIntoView({ block: "start", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
 }
 
 function save(name, content, type) {
@@ -426,7 +451,7 @@ $("drop").ondragover = (event) => { event.preventDefault(); $("drop").classList.
 $("drop").ondragleave = () => $("drop").classList.remove("over");
 $("drop").ondrop = (event) => { event.preventDefault(); $("drop").classList.remove("over"); attempt("Reading…", () => take([...event.dataTransfer.files])); };
 for (const id of ["delimiter", "decimal", "na", "missing"]) $(id).onchange = () => attempt("Reading…", readAgain);
-$("client").onchange = () => attempt("Reading…", () => use(now.clients[$("client").value]));
+$("client").onchange = () => attempt("Reading…", () => use(now.clients.get($("client").value)));
 for (const id of ["protect", "local"]) $(id).onchange = () => attempt("", describe);
 $("epsilon").oninput = () => attempt("", show);
 $("get").onclick = () => attempt("Making your model…", async () => { $("get").disabled = true; try { await personalize(); } finally { $("get").disabled = false; } });

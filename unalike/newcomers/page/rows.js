@@ -53,7 +53,7 @@ export function readNumber(word, decimal = ".") { // NaN if it is none
 
 const listed = (words, most = 10) => words.slice(0, most).join(", ") + (words.length > most ? ", …" : "");
 
-// The rows of each client of a file: {name: {x, rows, ids, labels, gaps}}, and notes about what was understood
+// The rows of each client of a file: a Map of name to lines {row, x, gaps, id, client, label}, and notes about what was understood
 
 export function readTable(text, name, schema, how) {
   if (text.length > MOST_BYTES) throw new Wrong(`${name} is larger than this page reads (64 MB); use unalike personalize`);
@@ -70,7 +70,7 @@ export function readTable(text, name, schema, how) {
   const long = rows.findIndex((row) => row.length > titles.length);
   if (long >= 0) throw new Wrong(`${name}: data row ${long + 1} has ${rows[long].length} cells, but the header names ${titles.length} columns`);
 
-  const wanted = Object.entries(schema.columns ?? {}), real = wanted.map(([title]) => title).filter((title) => !isIndicator(title, schema));
+  const wanted = [...(schema.columns ?? [])], real = wanted.map(([title]) => title).filter((title) => !isIndicator(title, schema));
   const client = pickRole(how.client_column, "client", titles), label = pickRole(how.label_column, "y", titles);
   const id = titles.includes(how.id_column ?? "") ? how.id_column : null;
   const lacking = real.filter((title) => !titles.includes(title));
@@ -111,12 +111,11 @@ export function readTable(text, name, schema, how) {
   }));
   const nobody = lines.find((line) => client && line.client === "");
   if (nobody) throw new Wrong(`${name}: data row ${nobody.row + 1} does not say whose it is; fill in the column "${client}"`);
-  const clients = {};
-  for (const line of lines) (clients[line.client] ??= []).push(line);
+  const clients = Map.groupBy(lines, (line) => line.client);
   return { clients, notes, labeled: label !== null && lines.some((line) => line.label !== "") };
 }
 
-const isIndicator = (title, schema) => title.endsWith(GAP) && title.slice(0, -GAP.length) in schema.columns;
+export const isIndicator = (title, schema) => title.endsWith(GAP) && schema.columns.has(title.slice(0, -GAP.length));
 
 const pickRole = (given, usual, titles) => (given === "" ? null : titles.includes(given ?? usual) ? given ?? usual : null);
 

@@ -1,0 +1,136 @@
+"""Tests of the service and of its page in a real Chromium: `make test-web`, and not part of `make test`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import BrowserContext, Page
+
+needed = all(importlib.util.find_spec(name) for name in ("fastapi", "orjson", "playwright", "prometheus_client"))
+if not os.environ.get("UNALIKE_TEST_WEB") or not needed:
+    collect_ignore_glob = ["test_*.py"]
+
+# A browser that asks nobody for anything by itself.
+QUIET = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+)
+TURNED = {"data": "digits", "partition": "rotation", "clients": 24, "unseen": 6}
+COLUMNS = {"label_column": "sick", "client_column": "clinic", "id_column": "patient", "missing": "mean"}
+SPHERE = {"encoder": "sphere"}  # so that one row moves a descriptor by no more than is known
+
+
+def clinics(file: Path) -> Path:
+    """A table with numbers, words, dates, truth values and gaps; two columns are called by numbers, not in order."""
+    rng, count = np.random.default_rng(0), 480
+    table = pd.DataFrame(
+        {
+            "clinic": [f"c{i % 24:02}" for i in range(count)],
+            "patient": [f"{i:04}" for i in range(count)],
+            "10": rng.normal(50, 12, count).round(2),
+            "9": rng.integers(0, 5, count),
+            "ward": rng.choice(["east", "west, upper", "south"], count),
+            "since": [f"20{15 + i % 9}-0{1 + i % 8}-1{i % 10}" for i in range(count)],
+            "smokes": rng.choice(["True", "False"], count),
+        }
+    )
+    table["sick"] = np.where(table["10"] + 6 * table["9"] + rng.normal(0, 4, count) > 62, "yes", "no")
+    table["10"] = table["10"].astype(object).where(rng.random(count) > 0.05, "")
+    table.to_csv(file, index=False)
+    return file
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
+    """A name to its run folder and its bundle, made when it is first asked for."""
+    import unalike as ua
+    from unalike.newcomers.bundle import write_bundle
+    from unalike.runs.finished import FinishedRun
+
+    folder = tmp_path_factory.mktemp("made")
+    table = {"data": clinics(folder / "clinics.csv"), "unseen": 6, **COLUMNS}
+    runs: dict[str, tuple[str, dict[str, Any]]] = {
+        "clinics": ("odpfl", {**table, "indicator": True, "hyperparameters": SPHERE}),
+        "digits": ("odpfl", {**TURNED, "hyperparameters": SPHERE}),
+        "labels": ("pefll", {**table, "hyperparameters": {"sphere": True}}),
+        "home": ("flowdup", TURNED),
+        "same": ("fedavg", table),
+    }
+
+    @cache
+    def make(name: str) -> tuple[Path, Path]:
+        run, bundle, (method, settings) = folder / name, folder / "bundles" / name, runs[name]
+        ua.run(method, model="logistic", rounds=2, out=run, **settings)
+        write_bundle(FinishedRun.open(run), bundle)
+        return run, bundle
+
+    return make
+
+
+@contextmanager
+def serving(*bundles: Path, **options: Any) -> Iterator[str]:
+    """The service in a thread of this process; its address."""
+    from unalike.newcomers.service import server_of, service
+
+    server = server_of(service(list(bundles), **options))
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()
+
+
+def chromium() -> str:
+    """Where the browser is."""
+    found = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
+    assert found, "these tests need a browser: apt-get install chromium, or name one with CHROMIUM=/path"
+    return found
+
+
+@contextmanager
+def browsing(**options: Any) -> Iterator[BrowserContext]:
+    """A browser that has never been anywhere."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play, tempfile.TemporaryDirectory() as profile:
+        context = play.chromium.launch_persistent_context(
+            profile, executable_path=chromium(), headless=True, args=list(QUIET), accept_downloads=True, **options
+        )
+        try:
+            yield context
+        finally:
+            context.close()
+
+
+@pytest.fixture
+def browser() -> Callable[..., AbstractContextManager[BrowserContext]]:
+    return browsing
+
+
+@pytest.fixture(scope="module")
+def page(made: Callable[[str], tuple[Path, Path]]) -> Iterator[Page]:
+    """The page of the clinics' bundle, for calls of its modules."""
+    with serving(made("clinics")[1], made("digits")[1]) as address, browsing() as context:
+        page = context.new_page()
+        page.goto(address)
+        page.get_by_text("trained for").wait_for()
+        yield page
