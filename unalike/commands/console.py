@@ -13,6 +13,11 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from unalike.core.disk import write_whole
+from unalike.core.notes import Note
+from unalike.runs.errors import UserError
+from unalike.runs.recipe.keys import flag_of
+
 if TYPE_CHECKING:
     from unalike.deploy.session import Place
     from unalike.report.figures.file import Figure
@@ -98,7 +103,6 @@ def errors_told() -> Iterator[None]:
     """What is wrong with data or settings is the user's to put right, so it is said without a traceback."""
     from unalike.data.source import DataError
     from unalike.privacy.checks import SettingError
-    from unalike.runs.errors import UserError
 
     try:
         yield
@@ -125,14 +129,11 @@ def check_free(**files: Path | None) -> None:
         check_ending(files["plot"])
     for name, file in files.items():
         if file is not None and file.exists():
-            from unalike.runs.errors import UserError
-
             raise UserError(f"{file} exists already, and nothing is overwritten: choose another file with --{name}")
 
 
 def write(file: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    from unalike.core.disk import write_whole
     from unalike.runs.folder import explain_disk_errors
 
     with explain_disk_errors(file.parent):
@@ -150,9 +151,6 @@ def write_figure(file: Path, chart: Figure) -> None:
 
 def with_flags(text: str | Exception) -> str:
     """What runs and data say about settings, with the flags that set them."""
-    from unalike.core.notes import Note
-    from unalike.runs.recipe.keys import flag_of
-
     note = getattr(text, "note", text)
     return note.shown(flag_of) if isinstance(note, Note) else str(note)
 

@@ -10,6 +10,8 @@ from rich.table import Table
 
 from unalike.commands.console import say
 from unalike.commands.options import command, examples
+from unalike.runs.errors import UserError
+from unalike.runs.recipe.keys import flatten
 
 if TYPE_CHECKING:
     from unalike.data.sources.catalog import NamedSource
@@ -34,7 +36,6 @@ def methods(name: Annotated[str | None, typer.Argument(hidden=True)] = None) -> 
     import tomli_w
 
     from unalike.runs.recipe.hyperparameters import describe, method_named
-    from unalike.runs.recipe.keys import flatten
 
     values = describe(name)
     if name in METHODS:
@@ -116,7 +117,6 @@ def programs(name: Annotated[str | None, typer.Argument(hidden=True)] = None) ->
 
 def _print(what: Literal["recipes", "examples"], name: str) -> None:
     from unalike.core.checks import did_you_mean
-    from unalike.runs.errors import UserError
     from unalike.runs.recipe.recipe import shipped
 
     known = shipped(what)

@@ -33,6 +33,9 @@ from unalike.commands import (
 )
 from unalike.commands.console import progress_console, with_flags
 from unalike.commands.options import examples
+from unalike.core.outside import CannotLoad, WrongReturn, describe_error, line_of, trust
+from unalike.runs.errors import Interrupted, UserError
+from unalike.runs.recipe.keys import PARTITION_OPTIONS
 from unalike.version import __version__
 
 TRACEBACK = "UNALIKE_TRACEBACK"  # set it to see where an error comes from
@@ -69,10 +72,8 @@ def explain_errors() -> Iterator[None]:
 def _explain(error: Exception) -> int:
     """Tell what the user can put right, and give the exit code; any other error is raised again."""
     from unalike.core.federation import QuorumError
-    from unalike.core.outside import CannotLoad, WrongReturn, describe_error, line_of
     from unalike.data import DataError
     from unalike.privacy import BudgetExceeded, SecureSumAborted
-    from unalike.runs.errors import Interrupted, UserError
     from unalike.runtime.shard.shard import Refused
     from unalike.runtime.workers import WorkerError
 
@@ -98,8 +99,6 @@ def _explain(error: Exception) -> int:
 
 def _with_partition_flags(message: str) -> str:
     """What is wrong with a partition's option, with the flag that sets it."""
-    from unalike.runs.recipe.keys import PARTITION_OPTIONS
-
     what, has, known = message.partition("; it has ")
     for flag, (_, option) in PARTITION_OPTIONS.items():
         if message.startswith(f"{option} must "):
@@ -144,8 +143,6 @@ def unalike(
 ) -> None:
     """Personalized, private federated learning among clients that are not alike."""
     for file in trust_code or ():
-        from unalike.core.outside import trust
-
         trust(file)
 
 

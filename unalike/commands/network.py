@@ -11,6 +11,7 @@ import typer
 
 from unalike.commands.console import say
 from unalike.commands.options import Json, command, examples, flag
+from unalike.runs.errors import UserError
 
 app = typer.Typer()
 network = typer.Typer(
@@ -93,7 +94,6 @@ def hub(folder: Folder) -> None:
     import asyncio
 
     from unalike.deploy import keys
-    from unalike.runs.errors import UserError
 
     facts = keys.network(folder)
     try:
@@ -116,7 +116,6 @@ def status(folder: Folder, as_json: Json = False) -> None:
     """
     from rich.table import Table
 
-    from unalike.runs.errors import UserError
     from unalike.runtime.network.reach import ask_hub
     from unalike.runtime.workers import Unreachable
 

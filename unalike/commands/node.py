@@ -11,6 +11,8 @@ import typer
 from unalike.commands.console import say
 from unalike.commands.network import INSTALL, Folder, log
 from unalike.commands.options import Json, command, examples, flag
+from unalike.core.disk import write_whole
+from unalike.runs.errors import UserError
 
 app = typer.Typer()
 node = typer.Typer(
@@ -35,7 +37,6 @@ def init(
     """
     import tomli_w
 
-    from unalike.core.disk import write_whole
     from unalike.deploy import keys
     from unalike.deploy.node import host
 
@@ -78,7 +79,6 @@ def run(folder: Folder) -> None:
     from unalike.deploy import keys
     from unalike.deploy.node import host
     from unalike.deploy.node.policy import Policy
-    from unalike.runs.errors import UserError
     from unalike.runtime.shard.host import version
 
     try:
@@ -110,7 +110,6 @@ def approve(
     Unalike it has to be approved again.
     """
     from unalike.deploy.node import policy
-    from unalike.runs.errors import UserError
     from unalike.runs.recipe.recipe import read_recipe
 
     waiting = sorted((folder / policy.PENDING).glob("*.toml"))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from unalike.commands.console import errors_told
+from unalike.runs.errors import UserError
 
 if TYPE_CHECKING:
     from unalike.core.release import Noise
@@ -93,8 +94,6 @@ class Where:
         """Refuse flags that look at all clients' rows in one place, where these are on workers."""
         given = [f"--{name.replace('_', '-')}" for name, on in flags.items() if on]
         if self.runtime == "ray" and given:
-            from unalike.runs.errors import UserError
-
             raise UserError(
                 f"{' and '.join(given)} would need the rows of all clients in one process: leave out, or "
                 "run without --runtime ray"
@@ -107,8 +106,6 @@ def expect(flag: str, text: str, form: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, ArithmeticError) as error:
-        from unalike.runs.errors import UserError
-
         raise UserError(f"{flag} must be {form}, got {text!r}") from error
 
 
@@ -192,7 +189,6 @@ class RowFlags(CellFlags):
 
     def options(self) -> dict[str, Any]:
         """How to read the file, as ``NewcomerFile.read`` takes it; what rows are called is said apart."""
-        from unalike.runs.errors import UserError
         from unalike.runs.recipe.recipe import overridden
 
         values = overridden({}, self.set_ or [])

@@ -14,6 +14,8 @@ from rich.table import Table
 
 from unalike.commands.console import check_free, print_files, say
 from unalike.commands.options import Json, RowFlags, command, flag
+from unalike.runs.errors import UserError
+from unalike.runs.words import counted
 
 if TYPE_CHECKING:
     from unalike.newcomers.model import PersonalModel
@@ -125,8 +127,6 @@ def personalize(
 
 def _check_alone(client: str | None, flags: Mapping[str, object]) -> None:
     """A training client has its model already: nothing is said of rows."""
-    from unalike.runs.errors import UserError
-
     if client is None:
         raise UserError("give a newcomer's rows with --data FILE, or name a training client with --client NAME")
     for name, value in flags.items():
@@ -163,7 +163,6 @@ def _files(model: Path, onnx: bool, predictions: Path | None, ledger: Path | Non
     """The files to be written; all that could go wrong with them is said before any work."""
     from unalike.newcomers.graphs import can_write_onnx
     from unalike.newcomers.ledger import read_ledger
-    from unalike.runs.errors import UserError
     from unalike.runs.folder import check_writable, explain_disk_errors
 
     graph = model if model.suffix == ".onnx" else model.with_suffix(".onnx") if onnx else None
@@ -187,7 +186,6 @@ def _files(model: Path, onnx: bool, predictions: Path | None, ledger: Path | Non
 
 
 def _write_model(served: PersonalModel, files: _Files) -> None:
-    from unalike.runs.errors import UserError
     from unalike.runs.folder import explain_disk_errors
 
     with explain_disk_errors(files.model.parent):
@@ -230,8 +228,6 @@ def _print_json(served: PersonalModel, spent: float, delta: float, files: _Files
 
 
 def _show(served: PersonalModel, spent: float, delta: float, files: _Files) -> None:
-    from unalike.runs.words import counted
-
     title = f"{served.name}: {counted(served.samples, 'sample')}"
     table = Table("", "what", "bytes", title=title, title_justify="left")
     for direction, arrays in (("sent", served.sent), ("received", served.received)):

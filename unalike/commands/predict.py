@@ -13,6 +13,9 @@ from rich.table import Table
 
 from unalike.commands.console import check_free, print_files, say
 from unalike.commands.options import Json, RowFlags, command, flag
+from unalike.core.disk import write_whole
+from unalike.runs.errors import UserError
+from unalike.runs.words import counted, listed
 
 if TYPE_CHECKING:
     from unalike.newcomers.predict import Predicted
@@ -55,11 +58,9 @@ def predict(
     error. Labels that helped to make a model flatter its score: with --unlabeled they
     only score, if the method can do without.
     """
-    from unalike.core.disk import write_whole
     from unalike.newcomers.file import NewcomerFile
     from unalike.newcomers.ledger import add, path_beside, read_ledger
     from unalike.newcomers.predict import as_csv, predict_client
-    from unalike.runs.errors import UserError
     from unalike.runs.finished import FinishedRun
     from unalike.runs.folder import check_writable, explain_disk_errors
 
@@ -109,9 +110,6 @@ def predict(
 
 def _check_trained(run: FinishedRun, data: Path, names: list[str]) -> None:
     """Refuse clients of ``--seen`` that did not train."""
-    from unalike.runs.errors import UserError
-    from unalike.runs.words import listed
-
     trained = [run.roster.name(i) for i in range(len(run.roster))]
     there = set(trained)
     strangers, known = [name for name in names if name not in there], [name for name in names if name in there]
@@ -130,8 +128,6 @@ def _check_trained(run: FinishedRun, data: Path, names: list[str]) -> None:
 
 def _known(run: FinishedRun, names: list[str]) -> list[str]:
     """A note where newcomers are called like training clients; numbers are no names."""
-    from unalike.runs.words import listed
-
     trained = set() if run.roster.names is None else {run.roster.name(i) for i in range(len(run.roster))}
     both = [name for name in names if name in trained]
     if not both:
@@ -166,7 +162,6 @@ def _result(classes: bool, predicted: list[Predicted], notes: list[str]) -> dict
 
 def _show(result: dict[str, Any], target: Path) -> None:
     from unalike.runs.result import score as shown
-    from unalike.runs.words import counted
 
     clients, score, metric = result["clients"], result["score"], result["metric"]
     title = f"{counted(result['rows'], 'row')} of {counted(len(clients), 'client')}"

@@ -15,6 +15,8 @@ from rich.table import Table
 
 from unalike.commands.console import errors_told, progress_console, say
 from unalike.commands.options import Dealing, Json, Training, command, examples, flag, planned, settings_from
+from unalike.runs.errors import UserError
+from unalike.runs.words import counted, large_delta, size, stated
 
 if TYPE_CHECKING:
     from unalike.audit.training import Audit
@@ -42,7 +44,6 @@ def plan(target: Target, dealing: Dealing, training: Training, as_json: Json = F
     RECIPE is a recipe (its name or a .toml file), or a method.
     """
     from unalike.runs.cost import cost
-    from unalike.runs.words import large_delta
 
     rows = [(label, *cost(recipe)) for label, recipe in planned([target], dealing, training).runs]
     if as_json:
@@ -129,7 +130,6 @@ def show(run_folder: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)]
 
 def _released_table(rows: list[dict[str, Any]], spent: Privacy) -> Table:
     from unalike.report.page.transcript import describe
-    from unalike.runs.words import counted, size, stated
 
     columns = ("array", "seen as", "protection", "rounds", "bytes", "ε")
     table = Table(*columns, title="What left the clients", title_justify="left", box=box.SIMPLE_HEAD)
@@ -203,7 +203,6 @@ def total(
     Runs with an ε enter there what they cost; --total-epsilon of `unalike run` says how much that may be.
     """
     from unalike.runs import data_ledger
-    from unalike.runs.errors import UserError
 
     file = data_ledger.file_of(str(data))
     if file is None or not file.exists():
@@ -246,7 +245,6 @@ def audit(
     Ends with an error if the attack proves more than the ledger promises.
     """
     from unalike.audit.training import audit as attack
-    from unalike.runs.errors import UserError
     from unalike.runs.prepare import prepare
 
     done: list[tuple[str, Audit]] = []
@@ -285,7 +283,6 @@ def _attack_analysis(target: str, settings: dict[str, Any], canaries: int | None
     from unalike.analytics.kmeans.budget import KMeansPrivacy
     from unalike.audit.analytics import audit_estimate, audit_mdm
     from unalike.audit.kmeans import audit_kmeans
-    from unalike.runs.errors import UserError
 
     given = {name: value for name, value in settings.items() if value is not None}
     asked = {name: given.pop(name) for name in _ANALYSES[target] if name in given}

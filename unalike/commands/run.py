@@ -11,6 +11,8 @@ import typer
 
 from unalike.commands.console import check_free, print_files, progress_console, say
 from unalike.commands.options import Address, Dealing, Json, Output, Quiet, Running, Training, command, flag, planned
+from unalike.core.disk import write_whole
+from unalike.runs.errors import UserError
 
 if TYPE_CHECKING:
     from unalike.runs.recipe.recipe import Plan
@@ -135,12 +137,10 @@ def _export(
     folders: list[Path], forms: list[str], name: str, out: Path | None, figures: Path | None, ending: str
 ) -> None:
     """A report's table, printed or written, or its charts as files."""
-    from unalike.core.disk import write_whole
     from unalike.report import export
     from unalike.report.figures.file import check_ending
     from unalike.report.page.read import read_runs
     from unalike.runs import folder
-    from unalike.runs.errors import UserError
 
     if len(forms) > 1:
         raise UserError(f"--{forms[0]} and --{forms[1]}: a table has one form; choose one")

@@ -10,6 +10,7 @@ import typer
 
 from unalike.commands.console import say
 from unalike.commands.options import Json, command, flag
+from unalike.runs.errors import UserError
 
 app = typer.Typer()
 
@@ -88,8 +89,6 @@ def serve(
     (hashes, a store) over HTTPS or on this machine only: use --tls-cert, or a
     proxy. A bundle that is written anew is taken up. See docs/serve.md.
     """
-    from unalike.runs.errors import UserError
-
     try:
         from unalike.newcomers.service import export_page, read_keys, run_service, service
     except ImportError as error:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from unalike.commands.console import errors_told, guarantee, print_files, progress_console, say
 from unalike.commands.options import Dealing, Quiet, Running, Training, command, flag, planned
+from unalike.runs.errors import UserError
 
 if TYPE_CHECKING:
     from unalike.runs.rehearsal import Rehearsal
@@ -38,7 +39,6 @@ class Simulating:
     simulated: Annotated[int | None, _rehearsal("How many to simulate. (default: as many as real ones)", min=2)] = None
 
     def rehearsal(self) -> Rehearsal | None:
-        from unalike.runs.errors import UserError
         from unalike.runs.rehearsal import Rehearsal
 
         if self.on is None:
@@ -83,7 +83,6 @@ def tune(
     label histograms, and train once. Needs Optuna: pip install 'unalike\\[tune]'.
     """
     from unalike.commands.progress import Lines
-    from unalike.runs.errors import UserError
     from unalike.runs.tune import RECIPE
     from unalike.runs.tune import tune as run_search
     from unalike.runs.watcher import Watcher
