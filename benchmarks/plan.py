@@ -32,7 +32,7 @@ from rich import box
 from rich.table import Table
 
 from unalike.commands.console import say, with_flags
-from unalike.commands.options import Dealing, Json, Training, command, flag, planned
+from unalike.commands.options import Dealing, Json, Training, command, flag, plan_from_flags
 from unalike.core import wire
 from unalike.core.federation import Federation
 from unalike.core.method import first_state, next_state
@@ -243,7 +243,7 @@ def plan(
     """
     if clients < workers or clients != int(clients):
         raise UserError(f"--clients {clients:g}: expected a whole number, and at least the {workers} workers")
-    made = planned([target], dealing, training, clients=None, cohort=None)
+    made = plan_from_flags([target], dealing, training, clients=None, cohort=None)
     if len(made.runs) != 1:
         raise UserError(
             f"{target} makes {len(made.runs)} runs; plan one of them: name a method, or a recipe of one run"

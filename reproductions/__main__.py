@@ -14,7 +14,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from unalike.commands.console import printed, progress_console, say
+from unalike.commands.console import progress_console, results_console, say
 from unalike.commands.main import explain_errors
 from unalike.commands.options import Json, Quiet, command, flag
 
@@ -165,7 +165,7 @@ def _print_verdict(verdict: dict[str, Any], folder: Path) -> None:
         table.add_row(row["what"], paper, ours, _bounds(row["tolerance"]), _coloured(row["verdict"]))
         if "why" in row:
             reasons.setdefault((row["verdict"], row["why"]), []).append(row["what"])
-    printed().print(table)
+    results_console().print(table)
     for (name, why), which in reasons.items():
         say(f"{which[0] if len(which) == 1 else counted(len(which), 'row')}: {name}, because {why}")
     if verdict["settings"]:

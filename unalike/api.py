@@ -75,7 +75,7 @@ def run(
     - ``settings``: the flags of ``unalike run`` with underscores (``rounds=20, partition="dirichlet", alpha=0.3``), and
       ``hyperparameters={...}`` for all others. ``model`` may also be a module of PyTorch.
     """
-    name, given = _taken(data, settings)
+    name, given = _read_data(data, settings)
     plan = plan_for([target], {**name, **_named_model(settings)})
     if len(plan.with_seeds()) > 1:
         raise UserError(f"{target} makes {len(plan.with_seeds())} runs; use compare(...) for several methods or seeds")
@@ -91,7 +91,7 @@ def compare(
     **settings: Any,
 ) -> Comparison:
     """Train several methods over the same clients; the arguments are those of ``run``."""
-    name, given = _taken(data, settings)
+    name, given = _read_data(data, settings)
     plan = plan_for(targets, {**name, **_named_model(settings)})
     return _run(plan, out, given, watcher)
 
@@ -116,7 +116,7 @@ def resume(
         outside.trust(file)
     for one in method if isinstance(method, Sequence) else [method]:
         as_recipe(one)  # remembered, so that the recipe's path leads to it
-    name, given = _taken(data, {})
+    name, given = _read_data(data, {})
     if name:
         raise UserError(f"data = {data!r}: a run goes on with its own data; leave it out")
     path = Path(folder)
@@ -145,15 +145,15 @@ def predict(
     run: str | Path | Result, data: Any, *, client: str | PersonalModel | None = None, **options: Any
 ) -> pd.DataFrame:
     """Predict rows by a finished run, or by the one in a folder; see ``Result.predict``."""
-    return _opened(run).predict(data, client=client, **options)
+    return _open_result(run).predict(data, client=client, **options)
 
 
 def personalize(run: str | Path | Result, data: Any, **options: Any) -> PersonalModel:
     """Give a newcomer its model by a finished run, or by the one in a folder; see ``Result.personalize``."""
-    return _opened(run).personalize(data, **options)
+    return _open_result(run).personalize(data, **options)
 
 
-def _opened(run: str | Path | Result) -> Result:
+def _open_result(run: str | Path | Result) -> Result:
     return run if isinstance(run, Result) else Result.load(run)
 
 
@@ -199,7 +199,7 @@ def _named_model(settings: Mapping[str, Any]) -> dict[str, Any]:
     return dict(settings)
 
 
-def _taken(data: Any, settings: Mapping[str, Any]) -> tuple[dict[str, str], Given | None]:
+def _read_data(data: Any, settings: Mapping[str, Any]) -> tuple[dict[str, str], Given | None]:
     """Data as a setting, where a recipe can name it, or else as an object."""
     if data is None:
         return {}, None

@@ -262,14 +262,14 @@ def test_a_schema_says_what_is_wrong_with_it(fields: dict[str, object], expected
 def test_rosters_of_shards_are_joined_in_the_order_of_ids_or_refused() -> None:
     store = replace(clients([3, 1, 4, 2]), names=["d", "c", "b", "a"])
     whole = store.roster()
-    joined = Roster.joined([whole.select([3, 1]), whole.select([0, 2])])
+    joined = Roster.join([whole.select([3, 1]), whole.select([0, 2])])
     assert torch.equal(joined.ids, whole.ids) and torch.equal(joined.bound, whole.bound)
     assert [joined.name(i) for i in range(4)] == ["d", "c", "b", "a"]
     with pytest.raises(ValueError, match="client 1 is in two shards"):
-        Roster.joined([whole.select([0, 1]), whole.select([1])])
+        Roster.join([whole.select([0, 1]), whole.select([1])])
     other = clients([2], features=5).roster()
     with pytest.raises(ValueError, match="different schemas"):
-        Roster.joined([whole, other])
+        Roster.join([whole, other])
     with pytest.raises(ValueError, match="the same id"):
         whole.select([0, 0])
 

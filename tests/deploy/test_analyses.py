@@ -17,7 +17,7 @@ from unalike.analytics.kmeans.algorithm import FedDPKMeans
 from unalike.analytics.kmeans.baselines import KFed
 from unalike.analytics.kmeans.budget import KMeansPrivacy
 from unalike.analytics.kmeans.client import squared_distances
-from unalike.commands.console import workers_told
+from unalike.commands.console import worker_lines
 from unalike.core import wire
 from unalike.core.release import Each, Sum
 from unalike.core.request import Purpose, ReleaseName, Request
@@ -111,5 +111,5 @@ def test_what_workers_answered_in_a_private_analysis_is_not_told(noise: str, sho
     place: Any = object.__new__(Away)
     place._noise, place._runtime = noise, (None, SimpleNamespace(report=lambda: [tally]))
     assert ("4711" in str(place.summary())) == shown
-    assert ("4,711" in str(workers_told(place.summary()))) == shown
-    assert "40 clients" in workers_told(place.summary())[0]
+    assert ("4,711" in str(worker_lines(place.summary()))) == shown
+    assert "40 clients" in worker_lines(place.summary())[0]

@@ -20,7 +20,7 @@ from unalike.deploy.node.ledger import SiteLedger
 from unalike.deploy.node.policy import Policy, approve, approved, digest_of
 from unalike.deploy.session import open_session
 from unalike.runs import checkpoint
-from unalike.runs.recipe.recipe import Recipe, checked
+from unalike.runs.recipe.recipe import Recipe, to_recipe
 from unalike.runs.recipe.settings import plan_for
 from unalike.runs.run import run_plan
 from unalike.runtime.shard.host import result
@@ -282,7 +282,7 @@ def test_a_recipe_waits_for_approval_with_its_schema_and_this_code(tmp_path: Pat
     with pytest.raises(Refused, match="waits for approval"):
         load(host)
     (waiting,) = (site.folder / "pending").iterdir()
-    assert waiting.stem == digest_of(checked(recipe(), ""), None)
+    assert waiting.stem == digest_of(to_recipe(recipe(), ""), None)
     approve(site.folder, waiting.stem)
     load(host)
     assert approved(site.folder) == {waiting.stem} and not list((site.folder / "pending").iterdir())

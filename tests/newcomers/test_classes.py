@@ -16,7 +16,7 @@ from unalike.newcomers.predict import predict_client
 from unalike.newcomers.serve import serve
 from unalike.runs.errors import UserError
 from unalike.runs.finished import FinishedRun
-from unalike.runs.recipe.recipe import checked
+from unalike.runs.recipe.recipe import to_recipe
 from unalike.runs.run import run_recipe
 
 ANIMALS = np.array(["cat", "cow", "dog", "hen"])
@@ -34,7 +34,7 @@ def trained(folder: Path, method: str, **hyperparameters: Any) -> FinishedRun:
         "model": {"name": "logistic"},
         "hyperparameters": {"cohort": 2, **hyperparameters},
     }
-    run_recipe(checked(recipe, "test"), folder / "run")
+    run_recipe(to_recipe(recipe, "test"), folder / "run")
     return FinishedRun.open(folder / "run")
 
 

@@ -17,7 +17,7 @@ from unalike.newcomers.file import _codes, read_newcomer
 from unalike.newcomers.serve import serve
 from unalike.runs.errors import UserError
 from unalike.runs.finished import FinishedRun
-from unalike.runs.recipe.recipe import checked
+from unalike.runs.recipe.recipe import to_recipe
 from unalike.runs.run import run_recipe
 
 SHOPS = {"client_column": "shop", "label_column": "returned"}
@@ -39,7 +39,7 @@ def trained(folder: Path, data: Path | str, method: str = "fedavg", rounds: int 
     plan = {"name": str(data), "options": options, **({"partition": "iid", "clients": 6} if data == "digits" else {})}
     recipe = {"method": method, "rounds": rounds, "data": plan, "model": {"name": "logistic"}}
     cohort = {} if method == "local" else {"hyperparameters": {"cohort": 2}}
-    run_recipe(checked({**recipe, **cohort}, "test"), folder / "run")
+    run_recipe(to_recipe({**recipe, **cohort}, "test"), folder / "run")
     return FinishedRun.open(folder / "run")
 
 

@@ -30,7 +30,7 @@ from unalike.report.analyses.analyse import finished_run
 from unalike.runs import checkpoint, folder
 from unalike.runs.errors import UserError
 from unalike.runs.finished import FinishedRun
-from unalike.runs.recipe.recipe import checked
+from unalike.runs.recipe.recipe import to_recipe
 from unalike.runs.run import run_recipe
 from unalike.runs.simulate import gather_models
 
@@ -45,7 +45,7 @@ def trained(where: Path, data: Path, method: str = "pefll", rounds: int = 2, **m
         "model": {"name": "mlp"},
         "hyperparameters": more.pop("hyperparameters", {}),
     }
-    run_recipe(checked(recipe, "test"), where)
+    run_recipe(to_recipe(recipe, "test"), where)
     return where
 
 

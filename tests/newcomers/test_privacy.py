@@ -22,7 +22,7 @@ from unalike.newcomers.serve import serve
 from unalike.privacy import Gaussian
 from unalike.runs.errors import UserError
 from unalike.runs.finished import FinishedRun
-from unalike.runs.recipe.recipe import checked
+from unalike.runs.recipe.recipe import to_recipe
 from unalike.runs.run import run_recipe
 
 
@@ -34,7 +34,7 @@ def trained(folder: Path, data: Path, unseen: float, options: dict[str, str], **
         "model": {"name": "logistic"},
         "hyperparameters": {"cohort": 1, "descriptor": 4, "local": {"steps": 2}, "encoder": "sphere", **more},
     }
-    run_recipe(checked(recipe, "test"), folder / "run")
+    run_recipe(to_recipe(recipe, "test"), folder / "run")
     return FinishedRun.open(folder / "run")
 
 
@@ -268,7 +268,7 @@ def spheres(folder: Path, **more: Any) -> FinishedRun:
         "model": {"name": "logistic"},
         "hyperparameters": {"cohort": 1, "descriptor": 4, "local": {"steps": 2}, "sphere": True, **more},
     }
-    run_recipe(checked(recipe, "test"), folder / "run")
+    run_recipe(to_recipe(recipe, "test"), folder / "run")
     return FinishedRun.open(folder / "run")
 
 

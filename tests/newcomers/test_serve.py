@@ -25,7 +25,7 @@ from unalike.runs.errors import UserError
 from unalike.runs.finished import FinishedRun
 from unalike.runs.measure import serves_unlabeled
 from unalike.runs.prepare import prepare
-from unalike.runs.recipe.recipe import checked
+from unalike.runs.recipe.recipe import to_recipe
 from unalike.runs.recipe.settings import plan_for
 from unalike.runs.run import run_recipe
 
@@ -35,7 +35,7 @@ DATA = {"name": "digits", "partition": "pathological:2", "clients": 12, "unseen"
 
 def trained(folder: Path, method: str, **hyperparameters: object) -> Path:
     recipe = {"method": method, "rounds": 2, "data": DATA, "hyperparameters": {**SMALL, **hyperparameters}}
-    run_recipe(checked({**recipe, "model": {"name": "mlp"}}, "test"), folder / method)
+    run_recipe(to_recipe({**recipe, "model": {"name": "mlp"}}, "test"), folder / method)
     return folder / method
 
 
@@ -89,7 +89,7 @@ def test_the_model_is_also_an_onnx_graph_that_reads_raw_rows(
 
 def test_an_ensemble_is_written_with_all_its_members(tmp_path: Path, rows: tuple[np.ndarray, np.ndarray]) -> None:
     recipe = {"method": "pfl-ensemble", "rounds": 2, "data": DATA, "model": {"name": "mlp"}}
-    run_recipe(checked({**recipe, "hyperparameters": {"cohort": 4, "local": {"steps": 2}}}, "test"), tmp_path / "run")
+    run_recipe(to_recipe({**recipe, "hyperparameters": {"cohort": 4, "local": {"steps": 2}}}, "test"), tmp_path / "run")
     file = newcomer(tmp_path, x=rows[0])
     told = json.loads(str(run_command(tmp_path / "run", "--data", file, "--json")))
     finished = FinishedRun.open(tmp_path / "run")
@@ -366,7 +366,7 @@ def test_a_newcomer_that_sends_nothing_is_told_so(
 ) -> None:
     run = tmp_path / "flowdup"
     recipe = {"method": "flowdup", "rounds": 1, "data": DATA, "model": {"name": "logistic"}}
-    run_recipe(checked({**recipe, "hyperparameters": {"cohort": 4}}, "test"), run)
+    run_recipe(to_recipe({**recipe, "hyperparameters": {"cohort": 4}}, "test"), run)
     output = str(run_command(run, "--data", newcomer(tmp_path, x=rows[0])))
     assert "privacy: nothing was sent, so nothing is revealed" in output and "│ sent" not in output
     output = str(run_command(runs["odpfl"], "--data", newcomer(tmp_path, x=rows[0]), "--out", tmp_path / "m"))

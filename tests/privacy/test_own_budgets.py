@@ -32,7 +32,7 @@ from unalike.runs.declared import declare
 from unalike.runs.errors import UserError
 from unalike.runs.load import load_data
 from unalike.runs.prepare import build as build_method
-from unalike.runs.recipe.recipe import Recipe, checked
+from unalike.runs.recipe.recipe import Recipe, to_recipe
 from unalike.runtime.shard.shard import Shard
 from unalike.runtime.simulate import Simulation
 
@@ -165,12 +165,12 @@ def test_who_has_spent_its_budget_stops_and_the_others_go_on() -> None:
 def test_a_roster_carries_what_clients_declare() -> None:
     roster = population([3, 4, 5], epsilon=[1.0, 2.0, 3.0], delta=[0.1] * 3, batch=[2, 4, 8]).roster()
     halves = [Roster.decode(roster.select(which).encode()) for which in ([0, 2], [1])]
-    again = Roster.joined(halves)
+    again = Roster.join(halves)
     for name in ("epsilon", "delta", "batch"):
         assert torch.equal(getattr(again, name), getattr(roster, name))
     assert roster.declarations(torch.tensor([2])).batch.tolist() == [8]  # type: ignore[union-attr]
     with pytest.raises(ValueError, match="those of others do not"):
-        Roster.joined([halves[0], replace(halves[1], batch=None)])
+        Roster.join([halves[0], replace(halves[1], batch=None)])
     with pytest.raises(ValueError, match="epsilon has a number between 0 and inf"):
         replace(roster, epsilon=-roster.epsilon)  # type: ignore[operator]
     with pytest.raises(ValueError, match="an epsilon and a delta"):
@@ -178,7 +178,7 @@ def test_a_roster_carries_what_clients_declare() -> None:
 
 
 def recipe(**privacy: object) -> Recipe:
-    return checked({"method": "fedavg", "privacy": privacy}, "a test")
+    return to_recipe({"method": "fedavg", "privacy": privacy}, "a test")
 
 
 def test_budgets_come_from_a_file_or_a_distribution(
@@ -201,7 +201,7 @@ def test_budgets_come_from_a_file_or_a_distribution(
     rows = "\n".join(f"{shop},{i},{i % 2},{1 + len(shop)}" for i in range(12) for shop in ("a", "bb"))
     table.write_text(f"shop,x,y,grants\n{rows}\n")
     own = {"name": str(table), "options": {"client_column": "shop"}, "unseen": 0, "partition": None}
-    asked = checked({"method": "fedavg", "privacy": {"epsilons": "column:grants"}, "data": own}, "a test")
+    asked = to_recipe({"method": "fedavg", "privacy": {"epsilons": "column:grants"}, "data": own}, "a test")
     shops = load_data(asked)
     assert shops.input_shape == (1,)  # what a client grants is no feature
     assert declare(asked, shops, 1e-3).declared["epsilon"].tolist() == [2.0, 3.0]
@@ -231,7 +231,7 @@ def test_a_recipe_makes_methods_from_what_clients_declare() -> None:
 
     def built(name: str) -> RobustHDP | RDPCFL:
         values = {"method": name, "rounds": 30, "privacy": {"epsilons": "uniform:0.2,2", "clip": 3.0}}
-        method = build_method(checked(values, "a test"), roster)[1]
+        method = build_method(to_recipe(values, "a test"), roster)[1]
         assert isinstance(method, RobustHDP | RDPCFL)
         return method
 

@@ -143,8 +143,8 @@ def test_a_ledger_that_is_written_before_an_ask_is_sent_survives_a_crash(
     monkeypatch.setattr(federation.runtime, "deliver", stops)
     with pytest.raises(Crash):
         federation.everyone().ask(total, into=Sum("total", clip=1.0, noise=Gaussian(2.0)))
-    assert checkpoint.recalled(tmp_path / "elsewhere") == {}
-    again = simulate(clients([3, 3, 3]), **checkpoint.recalled(tmp_path))
+    assert checkpoint.recall_charges(tmp_path / "elsewhere") == {}
+    again = simulate(clients([3, 3, 3]), **checkpoint.recall_charges(tmp_path))
     assert again.ledger == federation.ledger and again.ledger.epsilon(DELTA) > 0
     assert again.serial > federation.serial
 

@@ -16,7 +16,7 @@ from reproductions.bounds import Drawn, app, bounds_of, divergence, learning_to_
 from unalike import simulate
 from unalike.report.analyses.measures import DoesNotApply
 from unalike.runs.finished import FinishedRun
-from unalike.runs.recipe.recipe import checked
+from unalike.runs.recipe.recipe import to_recipe
 from unalike.runs.run import run_recipe
 
 
@@ -31,7 +31,7 @@ def trained(folder: Path, method: str, **hyperparameters: Any) -> FinishedRun:
         "model": {"name": "logistic"},
         "hyperparameters": {"cohort": 2, **hyperparameters},
     }
-    run_recipe(checked(recipe, "test"), folder / "run")
+    run_recipe(to_recipe(recipe, "test"), folder / "run")
     return FinishedRun.open(folder / "run")
 
 

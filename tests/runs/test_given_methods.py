@@ -86,7 +86,7 @@ def test_an_installed_package_registers_a_method(monkeypatch: pytest.MonkeyPatch
     found = importlib.metadata.EntryPoint("ditto", f"{FILE}:Ditto", "unalike.methods")
     ours = importlib.metadata.EntryPoint("fedavg", "nowhere:FedAvg", "unalike.methods")
     monkeypatch.setattr(methods, "entry_points", lambda group: [found, ours] if group == "unalike.methods" else [])
-    methods.registered.cache_clear()
+    methods.installed_methods.cache_clear()
     try:
         listed = CliRunner().invoke(app, ["methods"])
         assert "ditto" in listed.stdout
@@ -97,4 +97,4 @@ def test_an_installed_package_registers_a_method(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(ua.UserError, match=r"did you mean 'ditto'"):
             ua.run("dito", **DIGITS)
     finally:
-        methods.registered.cache_clear()
+        methods.installed_methods.cache_clear()

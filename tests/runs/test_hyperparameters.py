@@ -17,7 +17,7 @@ from unalike.runs.prepare import prepare
 from unalike.runs.privacy import forecast
 from unalike.runs.recipe import keys
 from unalike.runs.recipe.hyperparameters import Hyperparameters, describe, plain
-from unalike.runs.recipe.recipe import checked
+from unalike.runs.recipe.recipe import to_recipe
 
 METHOD = """
 from dataclasses import dataclass, field
@@ -104,7 +104,7 @@ def test_every_mistake_is_told_once() -> None:
         "fedavg, secure = 'a': expected true or false"
     )
     with pytest.raises(UserError, match=r"^r: data.unseen = 'x' \(--unseen\): expected a number or a list$"):
-        checked({"method": "fedavg", "data": {"unseen": "x"}}, "r")
+        to_recipe({"method": "fedavg", "data": {"unseen": "x"}}, "r")
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -117,21 +117,21 @@ def test_privacy_is_a_capability_that_a_method_declares() -> None:
     """ODPFL has a cohort, a clip and noise, too, but for other things."""
     data = {"name": "digits", "clients": 30}
     for unit in ("client", "point"):
-        recipe = checked({"method": "odpfl", "data": data, "privacy": {"epsilon": 3.0, "unit": unit}}, "r")
+        recipe = to_recipe({"method": "odpfl", "data": data, "privacy": {"epsilon": 3.0, "unit": unit}}, "r")
         with pytest.raises(UserError, match=f"odpfl has no {unit}-level privacy.*; fedavg.* has it"):
             prepare(recipe)
     own = {"encoder": "sphere", "newcomer_epsilon": 1.0}  # protects a newcomer's rows, and nobody in training
-    prepared = prepare(checked({"method": "odpfl", "data": data, "hyperparameters": own}, "r"))
+    prepared = prepare(to_recipe({"method": "odpfl", "data": data, "hyperparameters": own}, "r"))
     told = forecast(prepared.recipe, prepared.method, prepared.roster, prepared.delta)
     assert (told.noise, told.epsilon) == (None, math.inf)
 
 
 def test_a_method_that_does_not_say_whom_it_asks_is_not_refused(tmp_path: Path) -> None:
     data = {"name": "digits", "clients": 30, "labeled": 0.0}
-    prepare(checked({"method": method(tmp_path, "cohort: int = 5"), "data": data}, "r"))
+    prepare(to_recipe({"method": method(tmp_path, "cohort: int = 5"), "data": data}, "r"))
     for name in ("fedavg", "flowdup"):
         with pytest.raises(UserError, match=f"no training client has labels, and {name} trains with them"):
-            prepare(checked({"method": name, "data": data}, "r"))
+            prepare(to_recipe({"method": name, "data": data}, "r"))
 
 
 def test_the_names_of_settings_load_without_anything_heavy() -> None:

@@ -29,7 +29,7 @@ from unalike.networks.architectures import build as network
 from unalike.networks.sets import set_encoder
 from unalike.runs.errors import UserError
 from unalike.runs.prepare import build
-from unalike.runs.recipe.recipe import checked, read_recipe
+from unalike.runs.recipe.recipe import read_recipe, to_recipe
 from unalike.runs.recipe.settings import plan_for
 from unalike.runs.simulate import gather_models
 
@@ -41,7 +41,8 @@ def built(name: str, clients: int = 90, model: str = "mlp", preset: str = "paper
     """A method as a run would build it."""
     roster = Roster(torch.arange(clients), torch.full((clients,), 500), torch.ones(clients, dtype=torch.bool), ROWS)
     return build(
-        checked({"method": name, "preset": preset, "model": {"name": model}, "hyperparameters": given}, "test"), roster
+        to_recipe({"method": name, "preset": preset, "model": {"name": model}, "hyperparameters": given}, "test"),
+        roster,
     )[1]
 
 
@@ -225,14 +226,14 @@ def test_the_settings_of_t2() -> None:
     roster = Roster(torch.arange(20), torch.full((20,), 100), torch.ones(20, dtype=torch.bool), ROWS)
     for name, batch in (("robust-hdp", 128), ("weiavg", 128), ("rdpcfl", 32)):
         given = {"method": name, "preset": "paper", "model": {"name": "mlp"}, "rounds": 3}
-        assert build(checked(given, "test"), roster)[0].privacy.clip is None
-        recipe, method = build(checked({**given, "privacy": {"unit": "point", "epsilon": 5.0}}, "test"), roster)
+        assert build(to_recipe(given, "test"), roster)[0].privacy.clip is None
+        recipe, method = build(to_recipe({**given, "privacy": {"unit": "point", "epsilon": 5.0}}, "test"), roster)
         assert (recipe.privacy.clip, recipe.privacy.delta) == (3.0, 1e-4)
         private: Any = method
         assert private.local.batch == batch and private.local.private.clip == 3.0
         assert private.local.private.delta == 1e-4
         mine = {"unit": "point", "epsilon": 5.0, "clip": 1.5, "delta": 1e-5}
-        recipe, _ = build(checked({**given, "privacy": mine}, "test"), roster)
+        recipe, _ = build(to_recipe({**given, "privacy": mine}, "test"), roster)
         assert (recipe.privacy.clip, recipe.privacy.delta) == (1.5, 1e-5)
 
 

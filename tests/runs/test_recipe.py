@@ -10,22 +10,22 @@ from unalike.api import UserError
 from unalike.data import entry
 from unalike.data.sources.catalog import CATALOG, open_source
 from unalike.runs.prepare import prepare
-from unalike.runs.recipe.recipe import checked, overridden, plan_of, read_recipe, read_toml, shipped
-from unalike.runs.recipe.settings import plan_for, spelled_out
+from unalike.runs.recipe.recipe import apply_overrides, plan_of, read_recipe, read_toml, shipped, to_recipe
+from unalike.runs.recipe.settings import expand_settings, plan_for
 
 
 def test_unknown_key_names_the_nearest() -> None:
     with pytest.raises(UserError, match=r"unknown key 'data\.partitoin'; did you mean 'data\.partition'\?"):
-        checked({"method": "fedavg", "data": {"partitoin": "iid"}}, "r.toml")
+        to_recipe({"method": "fedavg", "data": {"partitoin": "iid"}}, "r.toml")
     with pytest.raises(UserError, match=r"unknown key 'ronds'; did you mean 'rounds'\?"):
-        checked({"method": "fedavg", "ronds": 3}, "r.toml")
+        to_recipe({"method": "fedavg", "ronds": 3}, "r.toml")
 
 
 def test_wrong_values_are_named_with_what_came() -> None:
     with pytest.raises(UserError, match=r"rounds = -3 \(--rounds\): expected 0 or more"):
-        checked({"method": "fedavg", "rounds": -3}, "r.toml")
+        to_recipe({"method": "fedavg", "rounds": -3}, "r.toml")
     with pytest.raises(UserError, match="the key 'method' is missing"):
-        checked({"rounds": 3}, "r.toml")
+        to_recipe({"rounds": 3}, "r.toml")
 
 
 def test_broken_toml_is_told_with_its_place(tmp_path: Path) -> None:
@@ -39,14 +39,14 @@ def test_broken_toml_is_told_with_its_place(tmp_path: Path) -> None:
 
 
 def test_overrides_are_dotted_and_reach_the_method() -> None:
-    values = overridden(
+    values = apply_overrides(
         {"method": "fedavg", "data": {"clients": 5}},
         ["data.clients=7", "data.partition=dirichlet:0.3", "local.lr=0.05", "server.kind=adam", "local.batch=none"],
     )
     assert values["data"] == {"clients": 7, "partition": "dirichlet:0.3"}
     assert values["hyperparameters"] == {"local": {"lr": 0.05, "batch": "none"}, "server": {"kind": "adam"}}
     with pytest.raises(UserError, match="expected key=value"):
-        overridden({}, ["rounds"])
+        apply_overrides({}, ["rounds"])
 
 
 def test_compare_entries_are_laid_over_the_rest() -> None:
@@ -74,7 +74,7 @@ def test_compare_entries_are_laid_over_the_rest() -> None:
 
 
 def test_resolved_recipe_spells_everything_out_and_reads_back(tmp_path: Path) -> None:
-    recipe = checked(
+    recipe = to_recipe(
         {"method": "fedavg-finetune", "hyperparameters": {"local": {"batch": "none"}}, "data": {"clients": 30}}, "r"
     )
     resolved = prepare(recipe).recipe
@@ -89,13 +89,15 @@ def test_resolved_recipe_spells_everything_out_and_reads_back(tmp_path: Path) ->
 
 
 def test_short_names() -> None:
-    assert spelled_out({"lr": 0.2, "alpha": 1.0}) == {"hyperparameters": {"local": {"lr": 0.2}}}
+    assert expand_settings({"lr": 0.2, "alpha": 1.0}) == {"hyperparameters": {"local": {"lr": 0.2}}}
     steps = {"hyperparameters": {"local": {"steps": 3, "epochs": "none"}}}
-    assert spelled_out({"local_steps": 3}) == spelled_out(steps) == steps  # one of them, in whichever way it is said
+    assert (
+        expand_settings({"local_steps": 3}) == expand_settings(steps) == steps
+    )  # one of them, in whichever way it is said
     with pytest.raises(UserError, match=r"no setting is called 'roudns'; did you mean 'rounds'\?"):
-        spelled_out({"roudns": 3})
+        expand_settings({"roudns": 3})
     with pytest.raises(UserError, match="not both"):
-        spelled_out({"local_steps": 3, "local_epochs": 2})
+        expand_settings({"local_steps": 3, "local_epochs": 2})
     (_, recipe), *_ = plan_for(["fedavg"], {"partition": "dirichlet", "alpha": 0.3}).runs
     assert recipe.data.partition == "dirichlet:alpha=0.3"
     (_, recipe), *_ = plan_for(["fedavg"], {"classes": 3}).runs
@@ -104,7 +106,7 @@ def test_short_names() -> None:
 
 def test_settings_are_left_as_they_were_given() -> None:
     given = {"local": {"steps": 3}}
-    first, second = (spelled_out({"hyperparameters": given}) for _ in range(2))
+    first, second = (expand_settings({"hyperparameters": given}) for _ in range(2))
     assert first == second == {"hyperparameters": {"local": {"steps": 3, "epochs": "none"}}}
     assert given == {"local": {"steps": 3}}
 
@@ -116,7 +118,7 @@ def test_unknown_target_names_the_nearest() -> None:
 
 def test_hyperparameters_are_checked_against_the_method() -> None:
     def built(**values: object) -> object:
-        return prepare(checked({"method": "fedavg", "data": {"clients": 20}, "hyperparameters": values}, "r")).method
+        return prepare(to_recipe({"method": "fedavg", "data": {"clients": 20}, "hyperparameters": values}, "r")).method
 
     with pytest.raises(UserError, match=r"fedavg has no hyperparameter 'local\.epoch'; did you mean 'local\.epochs'\?"):
         built(local={"epoch": 2})
@@ -140,7 +142,7 @@ def test_shipped_recipes_are_valid_and_explained(name: str) -> None:
 def test_a_default_cohort_fits_the_clients_that_the_method_asks(method: str, cohort: int) -> None:
     """FLowDUP asks clients without labels, too, so its cohort is not cut to those that have some."""
     data = {"name": "digits", "partition": "iid", "clients": 120, "unseen": 10, "labeled": 0.1}
-    prepared = prepare(checked({"method": method, "rounds": 1, "data": data}, "r.toml"))
+    prepared = prepare(to_recipe({"method": method, "rounds": 1, "data": data}, "r.toml"))
     assert prepared.method.cohort == cohort  # type: ignore[attr-defined]  # of 110 clients 11 have labels
 
 

@@ -38,7 +38,7 @@ from unalike.runs import folder as folders
 from unalike.runs import training
 from unalike.runs.checkpoint import load as load_checkpoint
 from unalike.runs.measure import Measured
-from unalike.runs.recipe.recipe import checked
+from unalike.runs.recipe.recipe import to_recipe
 from unalike.runs.watcher import Watcher
 
 ALONE = {name: value for name, value in SMALL.items() if name != "cohort"}  # for Local, whose clients keep their models
@@ -424,7 +424,7 @@ FORMATS = [
 def test_a_folder_of_another_format_is_refused(about: str | None, says: str, tmp_path: Path) -> None:
     both = tmp_path / "both"
     for path in (both, both / "fedavg"):
-        folders.create(path, checked({"method": "fedavg"}, "test") if path.name == "fedavg" else None)
+        folders.create(path, to_recipe({"method": "fedavg"}, "test") if path.name == "fedavg" else None)
         file = path / "unalike.json"
         assert json.loads(file.read_text())["format"] == folders.FORMAT == 1
         file.unlink() if about is None else file.write_text(about)

@@ -14,7 +14,7 @@ import unalike as ua
 from unalike.core import outside
 from unalike.deploy.session import recipe_for_workers
 from unalike.runs.folder import write_json
-from unalike.runs.recipe.recipe import CODE, check_code, checked
+from unalike.runs.recipe.recipe import CODE, check_code, to_recipe
 
 METHOD = "import unalike as ua\nfrom .names import NAME\n\n\nclass Mine(ua.FedAvg):\n    name = NAME\n"
 PATH = "packaged_method.inner:Mine"
@@ -76,7 +76,7 @@ def test_workers_load_the_trusted_file_and_not_the_one_that_a_folder_names(site:
     mine.write_text("class Mine: ...\n")
     folder = begun(tmp_path / "run", mine, named)
     outside.trust(mine)
-    recipe = checked({"method": f"{named}:Mine", "model": {"name": f"{named}:net"}}, "a test")
+    recipe = to_recipe({"method": f"{named}:Mine", "model": {"name": f"{named}:net"}}, "a test")
     check_code(folder, recipe.model_dump())
     sent = recipe_for_workers(recipe)
     assert sent["method"] == f"{mine}:Mine" and sent["model"]["name"] == f"{mine}:net"

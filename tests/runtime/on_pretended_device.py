@@ -36,7 +36,7 @@ from unalike.networks.subspace import KINDS, subspace
 from unalike.privacy.dpsgd import PointPrivacy
 from unalike.privacy.mechanisms import Gaussian
 from unalike.runs.prepare import build
-from unalike.runs.recipe.recipe import Recipe, checked
+from unalike.runs.recipe.recipe import Recipe, to_recipe
 from unalike.runtime.shard import call, recording
 from unalike.runtime.shard.simulator import Simulator, find_device
 
@@ -95,7 +95,7 @@ QUICK: dict[str, dict[str, Any]] = {  # where a client takes many steps by defau
 def recipe(method: str, **hyperparameters: Any) -> Recipe:
     cohort = {} if method == "local" else {"cohort": 4}
     wanted = {**cohort, **QUICK.get(method, {}), **hyperparameters}
-    return checked({"method": method, "hyperparameters": wanted}, "the test")
+    return to_recipe({"method": method, "hyperparameters": wanted}, "the test")
 
 
 def named(method: str, kind: str, **hyperparameters: Any) -> tuple[Method, Clients]:

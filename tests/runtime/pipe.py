@@ -253,7 +253,7 @@ def serve() -> None:
             arrays.append(data)
         elif letter == b"Q":
             try:
-                request = Request.decode(data).filled(store, arrays)
+                request = Request.decode(data).with_arrays(store, arrays)
             except Lacking as error:
                 put(to, b"A", json.dumps(error.digests).encode())
                 continue

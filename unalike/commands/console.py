@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from unalike.report.figures.file import Figure
 
 
-def printed() -> Console:
+def results_console() -> Console:
     """Where results are printed: as wide as the terminal, and wide enough for any table when piped."""
     console = Console(highlight=False, markup=False)
     return console if console.is_terminal else Console(highlight=False, markup=False, width=120)
@@ -31,7 +31,7 @@ def printed() -> Console:
 
 def say(*parts: str | Table) -> None:
     """Print lines as they are, and tables with lines that break between words only."""
-    console = printed()
+    console = results_console()
     for part in parts:
         if isinstance(part, Table):
             _fit(part, console)
@@ -87,7 +87,7 @@ def spinner(first: str, silent: bool, place: Place) -> Iterator[Callable[[str], 
         yield lambda text: tell(now=text)
 
 
-def workers_told(result: Mapping[str, Any]) -> list[str]:
+def worker_lines(result: Mapping[str, Any]) -> list[str]:
     """A line for each worker, where there were any."""
     lines = []
     for one in result.get("workers", []):
@@ -99,7 +99,7 @@ def workers_told(result: Mapping[str, Any]) -> list[str]:
 
 
 @contextmanager
-def errors_told() -> Iterator[None]:
+def explain_data_errors() -> Iterator[None]:
     """What is wrong with data or settings is the user's to put right, so it is said without a traceback."""
     from unalike.data.source import DataError
     from unalike.privacy.checks import SettingError
@@ -152,7 +152,7 @@ def write_figure(file: Path, chart: Figure) -> None:
 def with_flags(text: str | Exception) -> str:
     """What runs and data say about settings, with the flags that set them."""
     note = getattr(text, "note", text)
-    return note.shown(flag_of) if isinstance(note, Note) else str(note)
+    return note.with_flags(flag_of) if isinstance(note, Note) else str(note)
 
 
 def print_files(**files: Path | None) -> None:

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from unalike.commands.console import check_free, print_files, say, with_flags, write_figure
-from unalike.commands.options import Dealing, Plot, Seed, Set, command, flag, planned
+from unalike.commands.options import Dealing, Plot, Seed, Set, command, flag, plan_from_flags
 
 if TYPE_CHECKING:
     from unalike.data import Description
@@ -53,7 +53,7 @@ def data(
     from unalike.runs.folder import explain_disk_errors
     from unalike.runs.load import load_data
 
-    population = load_data(planned(["fedavg"], dealing, seed=seed, set_=set_).runs[0][1])
+    population = load_data(plan_from_flags(["fedavg"], dealing, seed=seed, set_=set_).runs[0][1])
     description = describe(population)
     say(_summary(description))
     if description.column_reports:

@@ -20,7 +20,7 @@ from unalike.commands.console import (
     print_files,
     say,
     spinner,
-    workers_told,
+    worker_lines,
     write,
     write_figure,
 )
@@ -357,7 +357,7 @@ def _run(
                 swept = sweep(means, samples, job.seed, partial(place.federate, noise="seeded"), advance)
     values = {**found.values(), **more, **place.summary()}
     if values["privacy"] is not None:
-        values["privacy"] |= {**options.noise_told(message.epsilon, message.simulate_noise), "trust": trust}
+        values["privacy"] |= {**options.noise_source(message.epsilon, message.simulate_noise), "trust": trust}
     if job.out is not None:
         write(job.out, found.table().to_csv(index=False))
     if job.plot is not None:
@@ -400,7 +400,7 @@ def _print(result: Mapping[str, Any], found: EstimationResult) -> None:
         lines.append(f"{guarantee(privacy)}, by its own noise")
     numbers = [f"{name} = {_named(value, result['columns'])}" for name, value in result["prior"].items()]
     lines.append(f"prior: {', '.join(numbers)}")
-    say(*lines, *workers_told(result), *(f"note: {note}" for note in result["notes"]))
+    say(*lines, *worker_lines(result), *(f"note: {note}" for note in result["notes"]))
     say(_first_estimates(found))
 
 

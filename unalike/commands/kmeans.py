@@ -19,7 +19,7 @@ from unalike.commands.console import (
     print_files,
     say,
     spinner,
-    workers_told,
+    worker_lines,
     write,
     write_figure,
 )
@@ -225,11 +225,11 @@ def kmeans(
         if assignments is not None:
             write(assignments, found.assignments().to_csv(index=False))
     if as_json:
-        noise = options.noise_told(budget.epsilon, budget.simulate_noise)
+        noise = options.noise_source(budget.epsilon, budget.simulate_noise)
         typer.echo(json.dumps({**found.values(), **noise, **place.summary()}))
         return
     _print(found)
-    say(*workers_told(place.summary()))
+    say(*worker_lines(place.summary()))
     if budget.simulate_noise and budget.epsilon is not None:
         say("the noise is simulated (seeded): it protects nobody")
     print_files(figure=plot, centres=centers, assignments=assignments)

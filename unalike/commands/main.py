@@ -58,7 +58,7 @@ def explain_errors() -> Iterator[None]:
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise  # a flag that does not exist, or the end
     except KeyboardInterrupt:
-        _say("stopped at once; `unalike resume RUN` goes on from the last checkpoint")
+        _print_message("stopped at once; `unalike resume RUN` goes on from the last checkpoint")
         raise typer.Exit(SIGNALLED + signal.SIGINT) from None
     except BrokenPipeError:  # `unalike ... | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that closing the output fails no more
@@ -79,19 +79,19 @@ def _explain(error: Exception) -> int:
 
     match error:
         case Interrupted():
-            _say(str(error))
+            _print_message(str(error))
             return SIGNALLED + error.by
         case UserError() | CannotLoad():
-            _say(with_flags(error), "error")
+            _print_message(with_flags(error), "error")
         case WrongReturn():
-            _say(f"{error}\n(set {TRACEBACK}=1 to see where this comes from)", "error")
+            _print_message(f"{error}\n(set {TRACEBACK}=1 to see where this comes from)", "error")
         case DataError():
-            _say(_with_partition_flags(with_flags(error)), "error")
+            _print_message(_with_partition_flags(with_flags(error)), "error")
         case _ if line_of(error) and not isinstance(error, QuorumError | BudgetExceeded | SecureSumAborted):
             # the user's own code
-            _say(f"{describe_error(error)}\n(set {TRACEBACK}=1 to see the whole way there)", "error")
+            _print_message(f"{describe_error(error)}\n(set {TRACEBACK}=1 to see the whole way there)", "error")
         case OSError() | QuorumError() | BudgetExceeded() | SecureSumAborted() | WorkerError() | Refused():
-            _say(f"{error}\n(set {TRACEBACK}=1 to see where this comes from)", "error")
+            _print_message(f"{error}\n(set {TRACEBACK}=1 to see where this comes from)", "error")
         case _:
             raise error
     return 1
@@ -109,7 +109,7 @@ def _with_partition_flags(message: str) -> str:
     return what + has + known
 
 
-def _say(text: str, kind: str | None = None) -> None:
+def _print_message(text: str, kind: str | None = None) -> None:
     console = progress_console()
     if kind is not None:
         console.print(f"[bold red]{kind}:[/bold red] ", end="")
@@ -171,13 +171,13 @@ def main() -> None:
     """The entry point of the ``unalike`` script."""
     shown = warnings.showwarning
 
-    def told(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    def show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
         if category.__module__.startswith("unalike."):
-            _say(f"note: {message}")  # our own warnings are sentences; they need no line of source code
+            _print_message(f"note: {message}")  # our own warnings are sentences; they need no line of source code
         else:
             shown(message, category, *where, **more)
 
-    warnings.showwarning = told
+    warnings.showwarning = show_warning
     app(_options_first(sys.argv[1:]), prog_name="unalike")
 
 

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from unalike.commands import options
-from unalike.commands.console import bar, check_free, guarantee, print_files, say, workers_told, write_figure
+from unalike.commands.console import bar, check_free, guarantee, print_files, say, worker_lines, write_figure
 from unalike.commands.options import command, expect, flag
 from unalike.runs.errors import UserError
 
@@ -133,7 +133,7 @@ def mdm(
             found = fit_mixture(histograms, place.federate, privacy=privacy, **settings, **how)
     result = {"data": str(reading.data or reading.counts), **found.values(), **place.summary()}
     if result["privacy"] is not None:
-        result["privacy"] |= options.noise_told(budget.epsilon, budget.simulate_noise)
+        result["privacy"] |= options.noise_source(budget.epsilon, budget.simulate_noise)
     title = f"{result['data']}: {result['components']} component{'' if result['components'] == 1 else 's'}"
     if out is not None:
         with explain_disk_errors(out.parent):
@@ -195,4 +195,4 @@ def _print(result: dict[str, Any], names: list[str] | None, title: str) -> None:
     if result["privacy"] is not None:
         row = "each row of a client" if result["privacy"]["unit"] == "point" else "each client"
         lines.append(guarantee(result["privacy"]).replace("each client", row))
-    say(*lines, *workers_told(result), *(f"note: {note}" for note in result["notes"]))
+    say(*lines, *worker_lines(result), *(f"note: {note}" for note in result["notes"]))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from unalike.commands.console import errors_told
+from unalike.commands.console import explain_data_errors
 from unalike.runs.errors import UserError
 
 if TYPE_CHECKING:
@@ -87,7 +87,10 @@ class Where:
         from unalike.deploy.session import place
 
         noise: Noise = "system" if epsilon is not None and not simulated else "seeded"
-        with errors_told(), closing(place(noise, self.runtime, self.workers, self.address, self.deadline)) as found:
+        with (
+            explain_data_errors(),
+            closing(place(noise, self.runtime, self.workers, self.address, self.deadline)) as found,
+        ):
             yield found
 
     def refuse(self, **flags: bool) -> None:
@@ -120,7 +123,7 @@ def ranges_of(texts: Sequence[str]) -> dict[str, tuple[float, float]]:
     return found
 
 
-def noise_told(epsilon: float | None, simulated: bool) -> dict[str, str | None]:
+def noise_source(epsilon: float | None, simulated: bool) -> dict[str, str | None]:
     """Beside an ε in JSON: where its noise came from, which is nowhere where there is none."""
     return {"noise": None if epsilon is None else "simulated" if simulated else "system"}
 
@@ -189,9 +192,9 @@ class RowFlags(CellFlags):
 
     def options(self) -> dict[str, Any]:
         """How to read the file, as ``NewcomerFile.read`` takes it; what rows are called is said apart."""
-        from unalike.runs.recipe.recipe import overridden
+        from unalike.runs.recipe.recipe import apply_overrides
 
-        values = overridden({}, self.set_ or [])
+        values = apply_overrides({}, self.set_ or [])
         data = values.get("data", {})
         if set(values) - {"data"} or not isinstance(data, dict) or set(data) - {"options"}:
             raise UserError(
@@ -348,7 +351,7 @@ def command(app: typer.Typer, *lines: str, name: str | None = None) -> Callable[
     return add
 
 
-def planned(targets: Sequence[str], *groups: object, **more: Any) -> Plan:
+def plan_from_flags(targets: Sequence[str], *groups: object, **more: Any) -> Plan:
     """What flags ask for: the runs of ``targets`` with the settings in these groups, and ``more`` of them."""
     from unalike.runs.recipe.settings import plan_for
 

@@ -13,8 +13,8 @@ import typer
 from rich import box
 from rich.table import Table
 
-from unalike.commands.console import errors_told, progress_console, say
-from unalike.commands.options import Dealing, Json, Training, command, examples, flag, planned, settings_from
+from unalike.commands.console import explain_data_errors, progress_console, say
+from unalike.commands.options import Dealing, Json, Training, command, examples, flag, plan_from_flags, settings_from
 from unalike.runs.errors import UserError
 from unalike.runs.words import counted, large_delta, size, stated
 
@@ -45,7 +45,7 @@ def plan(target: Target, dealing: Dealing, training: Training, as_json: Json = F
     """
     from unalike.runs.cost import cost
 
-    rows = [(label, *cost(recipe)) for label, recipe in planned([target], dealing, training).runs]
+    rows = [(label, *cost(recipe)) for label, recipe in plan_from_flags([target], dealing, training).runs]
     if as_json:
         plain = [{"run": label, "data": data, **asdict(one)} for label, one, data, _ in rows]
         plain = [{**one, "private": math.isfinite(one["epsilon"]) and one["source"] != "simulated"} for one in plain]
@@ -250,7 +250,7 @@ def audit(
     done: list[tuple[str, Audit]] = []
     if target in _ANALYSES:
         done.append((target, _attack_analysis(target, settings_from(dealing, training), canaries, cut_noise, seed)))
-    for label, recipe in planned([target], dealing, training).runs if target not in _ANALYSES else ():
+    for label, recipe in plan_from_flags([target], dealing, training).runs if target not in _ANALYSES else ():
         prepared = prepare(recipe)
         promised = prepared.recipe.privacy
         if promised.epsilon is None and promised.noise_multiplier is None and target.endswith(".toml"):
@@ -295,7 +295,7 @@ def _attack_analysis(target: str, settings: dict[str, Any], canaries: int | None
     if "epsilon" not in asked:
         raise UserError(f"{target} without --epsilon promises no privacy: give one, for example --epsilon 2")
     attack: dict[str, Any] = {"canaries": canaries, "cut_noise": cut_noise, "seed": seed}
-    with errors_told(), progress_console().status("attacking") as status:
+    with explain_data_errors(), progress_console().status("attacking") as status:
         if target == "mdm":
             return audit_mdm(**{"delta": 1e-5, **asked}, **attack)
         if target != "kmeans":

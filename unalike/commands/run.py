@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from unalike.commands.console import check_free, print_files, progress_console, say
-from unalike.commands.options import Address, Dealing, Json, Output, Quiet, Running, Training, command, flag, planned
+from unalike.commands.options import (
+    Address,
+    Dealing,
+    Json,
+    Output,
+    Quiet,
+    Running,
+    Training,
+    command,
+    flag,
+    plan_from_flags,
+)
 from unalike.core.disk import write_whole
 from unalike.runs.errors import UserError
 
@@ -40,7 +51,7 @@ def run(
 
     TARGET is a method, a recipe (its name or a .toml file), or a method of your own: file.py:Class.
     """
-    run_and_print(planned([target], dealing, training, running), output)
+    run_and_print(plan_from_flags([target], dealing, training, running), output)
 
 
 @command(
@@ -59,7 +70,7 @@ def compare(
 
     TARGETS are methods (names or file.py:Class), or one recipe that compares some.
     """
-    run_and_print(planned(targets, dealing, training, running), output)
+    run_and_print(plan_from_flags(targets, dealing, training, running), output)
 
 
 @command(app, "unalike run fedavg --rounds 10 --out runs/mine", "unalike resume runs/mine")

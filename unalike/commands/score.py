@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from unalike.commands import options
-from unalike.commands.console import errors_told, say
+from unalike.commands.console import explain_data_errors, say
 from unalike.commands.options import command, flag
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def score(
     """
     from unalike.newcomers.predict import score_elsewhere
 
-    with errors_told():
+    with explain_data_errors():
         how: dict[str, Any] = {"partition": partition, "clients": clients, "seed": seed, **table.options()}
         result = score_elsewhere(run, data, **how)
     if as_json:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from unalike.commands.console import errors_told, guarantee, print_files, progress_console, say
-from unalike.commands.options import Dealing, Quiet, Running, Training, command, flag, planned
+from unalike.commands.console import explain_data_errors, guarantee, print_files, progress_console, say
+from unalike.commands.options import Dealing, Quiet, Running, Training, command, flag, plan_from_flags
 from unalike.runs.errors import UserError
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ def tune(
             raise UserError(f"--search {wanted}: expected KEY=LOW:HIGH with two numbers above 0") from None
         ranges[key] = (low, high)
     watcher = Watcher() if quiet else Lines(progress_console())
-    plan = planned(targets, dealing, training, running)
-    with errors_told():
+    plan = plan_from_flags(targets, dealing, training, running)
+    with explain_data_errors():
         found = run_search(plan, trials, out, ranges, watcher, simulating.rehearsal())
     table = Table("method", "validation", "found", "trials", "ended early")
     for one in found:

@@ -103,7 +103,7 @@ class Inputs:
             name: value[0] if len(value) else value.new_zeros(value.shape[1:]) for name, value in self.each.items()
         }
         inputs |= {name: torch.zeros(one.shape or ()) for name, one in self.held.items()}
-        return inputs | {name: value[0] for name, value in task.derived(roster, torch.arange(1)).items()}
+        return inputs | {name: value[0] for name, value in task.derive_inputs(roster, torch.arange(1)).items()}
 
 
 class Replies(dict[str, Tensor]):

@@ -22,7 +22,7 @@ class Note(str):
         made.template, made.keys = text, keys
         return made
 
-    def shown(self, flag_of: Callable[[str], str]) -> str:
+    def with_flags(self, flag_of: Callable[[str], str]) -> str:
         """The text with the flags that set ``keys`` in their places."""
         text = self.template
         for key in self.keys:

@@ -68,7 +68,7 @@ class Request:
         """The request without the arrays that it names."""
         return replace(self, shared={name: value for name, value in self.shared.items() if name not in self.named})
 
-    def filled(self, store: wire.ArrayStore, sent: Sequence[bytes] = ()) -> Request:
+    def with_arrays(self, store: wire.ArrayStore, sent: Sequence[bytes] = ()) -> Request:
         """A head with its arrays, from those that were sent along or are stored; ``Lacking`` if one is in neither."""
         absent = {name: digest for name, digest in self.named.items() if name not in self.shared}
         if not absent:

@@ -123,7 +123,7 @@ class Roster:
             raise wire.WireError(f"not a roster: {error}") from error
 
     @staticmethod
-    def joined(parts: Sequence[Roster]) -> Roster:
+    def join(parts: Sequence[Roster]) -> Roster:
         """The rosters of several shards as one; ``ValueError`` where two have the same client or unlike schemas."""
         first = parts[0]
         for other in parts[1:]:

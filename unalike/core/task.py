@@ -93,7 +93,7 @@ class Task:
         """What it declares; empty: any plain release may be asked for."""
         return () if self._into is None or self.owner is None else self._into(self.owner)
 
-    def derived(self, roster: Roster, positions: Tensor) -> Mapping[str, Tensor]:
+    def derive_inputs(self, roster: Roster, positions: Tensor) -> Mapping[str, Tensor]:
         """The inputs that the clients at these positions derive from what they declare."""
         return {} if self._derive is None else self._derive(self.owner, roster.declarations(positions))
 
@@ -110,7 +110,7 @@ class Task:
 
         A plain function may lean on more, and so may a method with an ``nn.Module``, whose parameters can be exchanged.
         """
-        return frozen(self.owner) and not any(isinstance(value, nn.Module) for value in vars(self.owner).values())
+        return is_frozen(self.owner) and not any(isinstance(value, nn.Module) for value in vars(self.owner).values())
 
     def check_inputs(self, given: set[str]) -> None:
         """Refuse an ask whose inputs do not fit the task's signature, before anything is sent."""
@@ -125,7 +125,7 @@ class Task:
             raise TypeError(f"task {self.name} needs the input{'s' * (len(missing) > 1)} {', '.join(missing)}")
 
 
-def frozen(thing: object | None) -> bool:
+def is_frozen(thing: object | None) -> bool:
     """Is it a dataclass whose fields never change?"""
     return is_dataclass(thing) and bool(getattr(type(thing), "__dataclass_params__").frozen)  # noqa: B009  (untyped)
 

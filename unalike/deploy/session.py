@@ -35,7 +35,7 @@ from unalike.runs.load import FROM_PYTHON
 from unalike.runs.prepare import Prepared
 from unalike.runs.privacy import noise_of
 from unalike.runs.recipe.recipe import Recipe, Runtime
-from unalike.runs.simulate import federated, simulate
+from unalike.runs.simulate import federate, simulate
 from unalike.runs.watcher import describe_workers
 from unalike.runtime.workers import Failed, WorkerError, WorkerRuntime, Workers, start_runtime
 
@@ -106,7 +106,7 @@ class Session:
             lost=how.lost,
             seeded=noise_of(recipe) == "seeded",
         )
-        return federated(runtime, population, recipe.seed, quorum=how.quorum, **fields)
+        return federate(runtime, population, recipe.seed, quorum=how.quorum, **fields)
 
     def _folder(self, recipe: Recipe, out: Path | None) -> Path:
         if recipe.runtime.folder is not None:

@@ -33,7 +33,7 @@ from unalike.runs.load import data_in_pieces
 from unalike.runs.map_data import MOST_CLIENTS
 from unalike.runs.prepare import prepare
 from unalike.runs.privacy import target_delta
-from unalike.runs.recipe.recipe import checked
+from unalike.runs.recipe.recipe import to_recipe
 from unalike.runtime.shard.shard import Shard
 from unalike.runtime.shard.simulator import Simulator
 
@@ -74,7 +74,7 @@ class _RecipeData:
     """The clients of a recipe."""
 
     def __init__(self, asked: Mapping[str, Any]) -> None:
-        self._recipe, key = checked(asked["recipe"], "the recipe of this run"), bytes.fromhex(asked["key"])
+        self._recipe, key = to_recipe(asked["recipe"], "the recipe of this run"), bytes.fromhex(asked["key"])
         lazy = data_in_pieces(self._recipe)
         population = self._declared(lazy.facts)
         counted = population.classes is not None and population.has_labels
@@ -96,7 +96,7 @@ class _RecipeData:
         return lazy.select(mine)
 
     def shard(self, settings: Mapping[str, Any], parts: Parts, mine: Tensor) -> Shard:
-        recipe = checked(dict(settings), "the recipe of this run")
+        recipe = to_recipe(dict(settings), "the recipe of this run")
         prepared, how = prepare(recipe, self._facts), recipe.runtime
         roster = prepared.population.roster().select(mine)
         return Shard(parts, roster, program_of_run(prepared), Simulator(how.block, how.threads, how.device))

@@ -25,7 +25,7 @@ from unalike.runs.absent import Absent
 from unalike.runs.errors import UserError
 from unalike.runs.prepare import Prepared
 from unalike.runs.recipe.recipe import Recipe, Runtime
-from unalike.runs.simulate import federated
+from unalike.runs.simulate import federate
 from unalike.runs.words import listed
 from unalike.runtime.network.reach import Nodes, ask_hub
 from unalike.runtime.shard.host import Failed
@@ -95,7 +95,7 @@ class Sites:
             raise UserError(f"a site cannot take part: {error}") from error
         if not torch.equal(runtime.roster.bound, population.train.size):
             raise UserError("a node settled with other clients than it had told of")
-        return federated(runtime, population, recipe.seed, quorum=recipe.runtime.quorum, **fields)
+        return federate(runtime, population, recipe.seed, quorum=recipe.runtime.quorum, **fields)
 
 
 def _wait_for(folder: Path, how: Runtime) -> list[str]:

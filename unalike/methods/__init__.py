@@ -147,7 +147,7 @@ METHODS: dict[str, NamedMethod] = dict(
 
 
 @cache
-def registered() -> dict[str, NamedMethod]:
+def installed_methods() -> dict[str, NamedMethod]:
     """Methods of installed packages: entry points of the group ``unalike.methods`` (names of ``METHODS`` are taken)."""
     found = entry_points(group="unalike.methods")
     return {
@@ -159,4 +159,4 @@ def registered() -> dict[str, NamedMethod]:
 
 def by_name() -> dict[str, NamedMethod]:
     """All methods that have a name here: those of the table, and those of installed packages."""
-    return METHODS | registered()
+    return METHODS | installed_methods()

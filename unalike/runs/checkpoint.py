@@ -198,7 +198,7 @@ def journal(folder: Path, beside: Callable[[Federation], None] | None = None) ->
     return save
 
 
-def recalled(folder: Path) -> dict[str, Any]:
+def recall_charges(folder: Path) -> dict[str, Any]:
     """For a federation: the ledger that was last saved by a journal, if there is one, and serials that are not used."""
     if not (folder / JOURNAL).exists():
         return {}

@@ -33,7 +33,7 @@ def key_of(folder: Path | None) -> bytes:
     try:
         return bytes.fromhex(read_json(file)["key"])
     except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(file, error) from error
+        raise _damage(file, error) from error
 
 
 def save(folder: Path, population: Population) -> None:
@@ -53,7 +53,7 @@ def check(folder: Path, population: Population) -> None:
         now = of(population, bytes.fromhex(then["key"]))
         changed = _changes(then, now)
     except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(file, error) from error
+        raise _damage(file, error) from error
     if changed:
         raise UserError(
             f"the data of {folder} has changed since the run began: {', '.join(changed)}. A run goes on with the data "
@@ -70,7 +70,7 @@ def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return found + [f"{what} differ" for what in _DIGESTS if not hmac.compare_digest(str(then[what]), str(now[what]))]
 
 
-def _damaged(file: Path, error: Exception) -> UserError:
+def _damage(file: Path, error: Exception) -> UserError:
     return UserError(f"{file} is damaged ({type(error).__name__}: {error}); restore it, or repeat the run")
 
 

@@ -22,7 +22,7 @@ class Gap:
         model = method.model
         self._convex = simulated and issubclass(model.kind, Linear) and bool(federation.roster.labeled.any())
 
-    def measured(self, state: State) -> dict[str, float]:
+    def measure(self, state: State) -> dict[str, float]:
         """For a round's metrics: the gap and the heterogeneity H; empty where there is no such thing."""
         if not self._convex:
             return {}

@@ -64,7 +64,7 @@ class Prepared:
             fields["scaling"] = self.scaling
         if workers is not None:
             return workers.federation(self, out, **fields)
-        return simulate(self.population, self.recipe.seed, **self.recipe.runtime.simulated(), **fields)
+        return simulate(self.population, self.recipe.seed, **self.recipe.runtime.simulator_options(), **fields)
 
 
 def prepare(recipe: Recipe, population: Population | None = None) -> Prepared:
@@ -105,11 +105,11 @@ def build(
     network = recipe.model.name or architectures.default_for(schema.shape, schema.kind)
     model = _model(network, recipe, schema)
     cls, known = method_named(recipe.method).cls, Hyperparameters.of(recipe.method, recipe.preset)
-    arguments = _fitted(recipe, cls, known.read(recipe.hyperparameters), roster, labels_hidden)
+    arguments = _fit_cohort(recipe, cls, known.read(recipe.hyperparameters), roster, labels_hidden)
     if "rounds" in known.hints and "rounds" not in recipe.hyperparameters:  # a method that plans them all ahead
         arguments = {**arguments, "rounds": max(1, recipe.rounds)}
     protecting, privacy = make_private(recipe, cls, arguments, roster, scaling)
-    method = _built(recipe.method, cls, {**arguments, **protecting}, model, roster)
+    method = _make_method(recipe.method, cls, {**arguments, **protecting}, model, roster)
     if isinstance(method, NeedsRounds) and 0 < recipe.rounds < method.least_rounds:
         raise UserError(
             f"{recipe.method}: rounds = {recipe.rounds}{FLAG}, but anderson.memory looks back so far that nothing "
@@ -162,7 +162,7 @@ def _model(network: str, recipe: Recipe, schema: Schema) -> Model:
         raise UserError(f"model: {error}") from error
 
 
-def _fitted(
+def _fit_cohort(
     recipe: Recipe, cls: type, arguments: dict[str, Any], roster: Roster, labels_hidden: bool
 ) -> dict[str, Any]:
     """The arguments with a cohort that there are clients for.
@@ -192,7 +192,7 @@ def _fitted(
     return {**arguments, "cohort": cohort}
 
 
-def _built(name: str, cls: type, arguments: Mapping[str, Any], model: Model, roster: Roster) -> Method:
+def _make_method(name: str, cls: type, arguments: Mapping[str, Any], model: Model, roster: Roster) -> Method:
     schema = roster.schema
     given = {"model": model, "problem": Problem(model, schema.shape, schema.classes, len(roster), schema.kind)}
     wanted = {field.name: given[field.name] for field in dataclasses.fields(cls) if field.name in given}

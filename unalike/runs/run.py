@@ -20,7 +20,7 @@ from unalike.runs.folder import explain_disk_errors, read_json, write_json
 from unalike.runs.load import Given, describe_data, load_data, name_given_data
 from unalike.runs.measure import metric_of
 from unalike.runs.prepare import Workers, prepare
-from unalike.runs.recipe.recipe import Data, Plan, Recipe, Runtime, check_code, checked, read_run_recipe
+from unalike.runs.recipe.recipe import Data, Plan, Recipe, Runtime, check_code, read_run_recipe, to_recipe
 from unalike.runs.result import Result, as_text, table
 from unalike.runs.training import Context, Stop, train
 from unalike.runs.watcher import Watcher
@@ -206,7 +206,7 @@ def _read_comparison(path: Path) -> tuple[str, int, list[_Run]]:
     planned = read_json(path / folder.COMPARISON)
     try:
         title, seeds = str(planned["title"]), int(planned["seeds"])
-        recipes = [checked(one["recipe"], str(path)) for one in planned["runs"]]
+        recipes = [to_recipe(one["recipe"], str(path)) for one in planned["runs"]]
         labels = [str(one["label"]) for one in planned["runs"]]
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path / folder.COMPARISON} is damaged: {type(error).__name__}: {error}") from error

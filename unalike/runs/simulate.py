@@ -46,10 +46,10 @@ def simulate(
     - ``fields``: those of ``Federation``, such as ``budget``, ``quorum`` and ``round``, the number of the last round.
     """
     how: dict[str, Any] = {"block": block, "threads": threads, "device": device, "strict": strict, "drop": drop}
-    return federated(simulation(data, shards, **how), data, seed, schema=schema, scaling=scaling, **fields)
+    return federate(simulation(data, shards, **how), data, seed, schema=schema, scaling=scaling, **fields)
 
 
-def federated(
+def federate(
     runtime: Runtime,
     data: Data,
     seed: int = 0,

@@ -147,7 +147,7 @@ class Training:
         path, saved = files.path, checkpoint.load(files.path)
         charges: dict[str, Any] = {}
         if noise_of(prepared.recipe) == "system":  # what is asked before there is a checkpoint counts, too
-            charges = {"journal": checkpoint.journal(path, beside), **checkpoint.recalled(path)}
+            charges = {"journal": checkpoint.journal(path, beside), **checkpoint.recall_charges(path)}
         if saved is None:
             federation = prepared.federation(workers, path, **charges)
             state, clock = first_state(prepared.method, federation.seed), Clock()
@@ -174,7 +174,7 @@ class Training:
             self.watcher.note(Note(f"{self.context.name}: {self._why_by}", "metric"))
         self._warn_of_idle_training()
         try:
-            with _divergence_explained(self.gap), self.context.stop.on_signals(self.watcher):
+            with _explain_divergence(self.gap), self.context.stop.on_signals(self.watcher):
                 for number in range(self.federation.round + 1, recipe.rounds + 1):
                     try:
                         self.round(number)
@@ -229,7 +229,7 @@ class Training:
         with self.clock.measuring():
             population = self.prepared.population
             self.measured = measure(self.method, self.state, self.federation, population, newcomers=last, by=by)
-            gap = self.gap.measured(self.state) if self.federation.round else {}
+            gap = self.gap.measure(self.state) if self.federation.round else {}
             self.validation = validation_score(self.measured, by)
         found = {} if self.validation is None else {"validation": self.validation}
         best = math.nan if self.validation is None or self.recipe.select == "last" else self.validation
@@ -451,7 +451,7 @@ def _by_group(measured: Sequence[Measured]) -> ByGroup:
 
 
 @contextlib.contextmanager
-def _divergence_explained(gap: Gap) -> Iterator[None]:
+def _explain_divergence(gap: Gap) -> Iterator[None]:
     """Say what to do where clients failed because their numbers ran away."""
     try:
         yield

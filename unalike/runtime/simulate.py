@@ -31,7 +31,7 @@ class Routes:
         if isinstance(drop, float | int) and not 0 <= drop <= 1:
             raise ValueError(f"drop={drop}; expected a fraction from 0 to 1")
         self.shards, self.drop = len(rosters), drop
-        self.roster = rosters[0] if len(rosters) == 1 else Roster.joined(rosters)
+        self.roster = rosters[0] if len(rosters) == 1 else Roster.join(rosters)
         self._home = torch.zeros(0, dtype=torch.int64)  # [clients] the shard of each, in the order of sorted ids
         if len(rosters) > 1:
             owner = torch.cat([torch.full((len(roster),), i) for i, roster in enumerate(rosters)])

@@ -138,7 +138,7 @@ class DiscreteMixture(Estimator):
         dim = check_roster(federation.roster, family, **needed)
         trace: list[float] = []
         if self.candidates is not None and self.weights is not None:
-            candidates, weights = self._known(dim)
+            candidates, weights = self._check_candidates(dim)
         else:
             candidates, weights, trace = self._learn(federation, dim, after_round)
         federation.everyone().ask(self.update, into=[], candidates=candidates, weights=weights, unit=1.0)
@@ -146,7 +146,7 @@ class DiscreteMixture(Estimator):
         prior = {"candidates": candidates.tolist(), "weights": weights.tolist()}
         return PriorFit(prior, trace, notes)
 
-    def _known(self, dim: int) -> tuple[Tensor, Tensor]:
+    def _check_candidates(self, dim: int) -> tuple[Tensor, Tensor]:
         assert self.candidates is not None and self.weights is not None
         candidates, weights = self.candidates.to(torch.float64), self.weights.to(torch.float64)
         if candidates.shape != (self.components, dim) or weights.shape != (self.components,):

@@ -174,7 +174,7 @@ class MixturePrior(Estimator):
         return theta, variance_around(client, theta, 1 / (likely / variances).sum(), noise, self.family)
 
     @descend.into
-    def _sent(self) -> list[Release]:
+    def _models(self) -> list[Release]:
         return [Each("theta", "risk") if self.corrected else Each("theta")]
 
     def fit(self, federation: Federation, after_round: AfterRound = ignore_round) -> PriorFit:

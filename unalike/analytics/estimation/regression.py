@@ -110,7 +110,7 @@ class GaussianPrior(Estimator):
         return send(theta=found.theta / unit, statistic=torch.cat([found.theta, torch.stack(numbers)]))
 
     @expect.into
-    def _expected(self) -> list[Release]:
+    def _statistics(self) -> list[Release]:
         return [Mean("statistic")] if self.channel.is_bare else [self.channel.release("theta", uses=self.rounds)]
 
     @task

@@ -49,7 +49,7 @@ from unalike.runs.errors import UserError
 from unalike.runs.load import load_data
 from unalike.runs.prepare import Prepared, prepare
 from unalike.runs.privacy import noise_of
-from unalike.runs.recipe.recipe import Recipe, Runtime, checked
+from unalike.runs.recipe.recipe import Recipe, Runtime, to_recipe
 from unalike.runtime.shard.host import FULL, NO_MEMORY, NotReady, version
 from unalike.runtime.shard.journal import Journal, pack
 from unalike.runtime.shard.shard import Refused, Shard
@@ -203,14 +203,14 @@ class NodeHost:
         self._run, self._policy = run, Policy.read(self._site.folder)
         home = self._site.folder / RUNS / run
         try:
-            recipe = checked(told["recipe"], "the recipe")
+            recipe = to_recipe(told["recipe"], "the recipe")
         except UserError as error:
             raise Refused(f"the recipe is none: {str(error)[:500]}") from error
         for refusal in self._policy.refusals(recipe, self._site.network):
             raise refusal
         if (home / "recipe.json").exists():  # the run goes on: it is what it began as, whatever comes now
             begun = json.loads((home / "recipe.json").read_bytes())
-            recipe, schema = checked(begun["recipe"], "the recipe"), begun["schema"]
+            recipe, schema = to_recipe(begun["recipe"], "the recipe"), begun["schema"]
             for refusal in self._policy.refusals(recipe, self._site.network):
                 raise refusal
         if self._policy.approve:

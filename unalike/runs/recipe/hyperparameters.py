@@ -20,7 +20,7 @@ from pydantic_core import to_jsonable_python
 from unalike.core import outside
 from unalike.core.checks import did_you_mean
 from unalike.core.method import DECLARATIONS
-from unalike.methods import METHODS, PRESETS, NamedMethod, by_name, registered
+from unalike.methods import METHODS, PRESETS, NamedMethod, by_name, installed_methods
 from unalike.methods.problem import Problem
 from unalike.runs.errors import UserError
 from unalike.runs.recipe.keys import flag_of, flatten, merge
@@ -37,9 +37,9 @@ def method_named(name: str) -> NamedMethod:
     if name in METHODS:
         return METHODS[name]
     if not outside.is_path(name):
-        if name not in registered():
+        if name not in installed_methods():
             raise UserError(f"no method is called {name!r}{did_you_mean(name, by_name())}")
-        row = registered()[name]
+        row = installed_methods()[name]
         _check_class(row.path, f"{name} ({row.path})")
         return row
     return NamedMethod(name, _check_class(name, name).__name__, paper="", summary="")
@@ -139,7 +139,7 @@ class Hyperparameters:
 
         ``preset="paper"``: the values of the method's paper take the place of the defaults.
         """
-        return cls._of_class(method, preset) if outside.is_path(method) else _known(method, preset)
+        return cls._of_class(method, preset) if outside.is_path(method) else _cached(method, preset)
 
     @classmethod
     def _of_class(cls, method: str, preset: str | None) -> Hyperparameters:
@@ -228,7 +228,7 @@ class Hyperparameters:
 
 
 @cache  # pydantic takes milliseconds for each; a method in a file is found anew, since its file may change
-def _known(method: str, preset: str | None) -> Hyperparameters:
+def _cached(method: str, preset: str | None) -> Hyperparameters:
     return Hyperparameters._of_class(method, preset)
 
 

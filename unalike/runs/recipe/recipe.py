@@ -106,7 +106,7 @@ class Runtime(_Section):
     drop: float = Field(0.0, ge=0, le=1)  # share of clients that fail to answer, to rehearse failures
     quorum: float = Field(0.5, ge=0, le=1)  # share of a cohort that must answer, else the run stops
 
-    def simulated(self) -> dict[str, Any]:
+    def simulator_options(self) -> dict[str, Any]:
         """What ``unalike.simulate`` takes."""
         return self.model_dump(exclude={"name", *_OF_WORKERS})
 
@@ -191,12 +191,12 @@ class Plan(BaseModel):
 PLAN_KEYS = ("seeds", "compare")
 
 
-def checked(values: Mapping[str, Any], where: str) -> Recipe:
+def to_recipe(values: Mapping[str, Any], where: str) -> Recipe:
     """A recipe from plain values; an unknown key is answered with the nearest one that exists."""
     try:
         return Recipe.model_validate(dict(values))
     except ValidationError as error:
-        told = [_explained(path, value, problems) for path, value, problems in mistakes(error, values)]
+        told = [_explain_mistake(path, value, problems) for path, value, problems in mistakes(error, values)]
         raise UserError(f"{where}: " + "; ".join(told)) from error
 
 
@@ -244,7 +244,7 @@ def wrong_value(key: str, value: Any, problems: Sequence[ErrorDetails]) -> str:
     return f"{found}: {told}" if problems[0]["type"] == "value_error" else f"{found}: expected {told}"
 
 
-def _explained(path: list[str], value: Any, problems: list[ErrorDetails]) -> str:
+def _explain_mistake(path: list[str], value: Any, problems: list[ErrorDetails]) -> str:
     key = ".".join(path)
     if problems[0]["type"] == "missing":
         return f"the key {key!r} is missing"
@@ -281,7 +281,7 @@ def plan_of(values: Mapping[str, Any], where: str) -> Plan:
     runs: list[tuple[str, Recipe]] = []
     for entry in entries:
         own = {key: value for key, value in entry.items() if key != "label"}
-        recipe = checked(merge(base, own), where)
+        recipe = to_recipe(merge(base, own), where)
         runs.append((str(entry.get("label", recipe.method)), recipe))
     labels = [label for label, _ in runs]
     doubled = sorted({label for label in labels if labels.count(label) > 1})
@@ -304,7 +304,7 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 def read_recipe(file: Path) -> Recipe:
     """A single run's recipe from a file of the user."""
-    return checked(read_toml(file), str(file))
+    return to_recipe(read_toml(file), str(file))
 
 
 def read_run_recipe(folder: Path) -> Recipe:
@@ -335,7 +335,7 @@ def check_code(folder: Path, values: Mapping[str, Any]) -> None:
         outside.check_trusted(paths, recorded if isinstance(recorded, dict) else {}, folder)
 
 
-def overridden(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+def apply_overrides(values: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:
     """``key=value`` overrides with dotted keys. A key that is none of a recipe's is one of the method's own:
     ``local.lr=0.05`` means ``hyperparameters.local.lr=0.05``.
     """

@@ -19,8 +19,8 @@ from unalike.runs.recipe.recipe import (
     Expected,
     Plan,
     Recipe,
+    apply_overrides,
     check_code,
-    overridden,
     plan_of,
     read_toml,
     shipped,
@@ -47,14 +47,14 @@ def plan_for(targets: Sequence[object], settings: Mapping[str, Any], overrides: 
             check_code(file.parent, values)
         values.setdefault("title", file.resolve().parent.name if file.name == RECIPE else file.stem)
     else:
-        entries = [_named(target) if isinstance(target, str) else _handed_over(target, settings) for target in targets]
+        entries = [_by_name(target) if isinstance(target, str) else _by_object(target, settings) for target in targets]
         methods = [entry["method"] for entry in entries]
         doubled = sorted({name for name in methods if methods.count(name) > 1})
         if doubled:
             raise UserError(f"{doubled[0]} is named twice")
         values = {"compare": entries}
         where = "these settings"
-    values = overridden(merge(values, spelled_out(settings)), overrides)
+    values = apply_overrides(merge(values, expand_settings(settings)), overrides)
     plan = plan_of(_with_partition(values, settings), where)
     if "lr" in settings:
         plan = plan.model_copy(update={"runs": [(label, _with_rate(one, settings["lr"])) for label, one in plan.runs]})
@@ -90,7 +90,7 @@ def _expecting(plan: Plan, file: Path) -> Plan:
     return plan.model_copy(update={"runs": runs})
 
 
-def spelled_out(settings: Mapping[str, Any]) -> dict[str, Any]:
+def expand_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by their short names as the values of a recipe."""
     values: dict[str, Any] = {"hyperparameters": settings.get("hyperparameters", {})}
     for name, value in settings.items():
@@ -137,16 +137,16 @@ def _recipe_file(target: str) -> Path | None:
     return None if target in by_name() else shipped().get(target)
 
 
-def _handed_over(method: object, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _by_object(method: object, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a recipe says about a class or an instance, whose values give way to those that are set."""
     entry = as_recipe(method)
     for name in ("model", "preset"):
         if name in settings and not isinstance(method, type):
             raise UserError(f"{name} = {settings[name]!r}: this {entry['label']} has its own; give the class instead")
-    return merge(entry, {"hyperparameters": spelled_out(settings)["hyperparameters"]})
+    return merge(entry, {"hyperparameters": expand_settings(settings)["hyperparameters"]})
 
 
-def _named(target: str) -> dict[str, Any]:
+def _by_name(target: str) -> dict[str, Any]:
     """What a recipe says about a method by name: a file's full path, so that a run can be resumed from anywhere."""
     if outside.is_path(target):
         file, _, name = target.rpartition(":")
@@ -183,7 +183,7 @@ def _absolute(text: str) -> str:
 def _only_what_fits(plan: Plan, settings: Mapping[str, Any]) -> Plan:
     """In a comparison a flag such as --cohort goes to those methods that have it; if none has, it is refused later."""
     short = {name: value for name, value in settings.items() if name in KEYS}
-    flags = flatten(spelled_out(short)["hyperparameters"])
+    flags = flatten(expand_settings(short)["hyperparameters"])
     known = {label: Hyperparameters.of(recipe.method).keys for label, recipe in plan.runs}
     shared = {key for key in flags if any(key in keys for keys in known.values())}
     runs = []

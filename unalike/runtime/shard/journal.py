@@ -53,7 +53,7 @@ class Journal:
         arrays: inputs that the request names. Those that earlier asks brought need not come again, unless they have
         been forgotten: then ``Lacking``, before anything is charged.
         """
-        request = Request.decode(data).filled(self._arrays, arrays)
+        request = Request.decode(data).with_arrays(self._arrays, arrays)
         if request.purpose == "measure":
             main = request.run.partition("/")[0]
             if (self.folder / main).is_dir():  # this process may have just started

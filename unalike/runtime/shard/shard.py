@@ -175,7 +175,7 @@ class Shard:
             raise Refused(f"the clients here have no {request.part} rows")
         positions = self.positions(request.ids)
         bounds = self.roster.bound[positions]
-        derived = task.derived(self.roster, positions)
+        derived = task.derive_inputs(self.roster, positions)
         given = [*request.shared, *request.each, *request.held]
         if set(given) & set(derived):
             raise Refused(f"{request.task} derives {', '.join(derived)} at the client; a request cannot set it")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from unalike.core.client import Clients
 from unalike.core.release import Release, Terms
-from unalike.core.task import Task, frozen
+from unalike.core.task import Task, is_frozen
 from unalike.runtime.shard.kept import KeptStore
 
 MAX_BLOCK_BYTES = 1 << 28  # of inputs in one block: a larger cohort streams through
@@ -39,7 +39,7 @@ class Work:
     @property
     def pure(self) -> bool:
         """Is all that happens at a client a function of what it is given? Then it may run in any thread."""
-        return self.task.pure and all(one.noise is None or frozen(one.noise) for one in self.releases)
+        return self.task.pure and all(one.noise is None or is_frozen(one.noise) for one in self.releases)
 
 
 def cut_blocks(work: Work, rows: Tensor, most: int, overhead: float) -> Iterator[Tensor]:
