@@ -18,7 +18,7 @@ ifndef UNALIKE_DATA
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long lint format bench docs clean test-cluster demo-cluster bench-cluster test-network test-web demo-serve bench-serve
+.PHONY: help setup demo test test-long lint format bench docs clean test-cluster demo-cluster bench-cluster test-network test-web demo-serve bench-serve fuzz
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -62,6 +62,11 @@ demo-serve: $(WEB) ## Train, serve, and use the page in a real Chromium, with a 
 
 bench-serve: $(WEB) ## Measure the service: requests a second, latency, memory
 	$(BIN)/python -m benchmarks.serve
+
+# FUZZ_SECONDS is the time for each target.
+fuzz: $(STAMP) ## Hand damaged files and messages to all that reads them
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[fuzz]'
+	$(PROCESSES) $(BIN)/python -m tests.fuzz --seconds $(or $(FUZZ_SECONDS),60)
 
 lint: $(STAMP) ## Check style, format, types and who imports whom
 	$(BIN)/ruff check .

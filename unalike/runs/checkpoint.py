@@ -203,4 +203,10 @@ def recall_charges(folder: Path) -> dict[str, Any]:
     if not (folder / JOURNAL).exists():
         return {}
     content = read_json(folder / JOURNAL)
-    return {"ledger": Ledger.from_state(content["ledger"]), "serial": int(content["serial"])}
+    try:
+        return {"ledger": Ledger.from_state(content["ledger"]), "serial": int(content["serial"])}
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise UserError(
+            f"{folder / JOURNAL} is damaged ({type(error).__name__}: {error}): it says what the run has cost since its "
+            "last checkpoint; restore it"
+        ) from error

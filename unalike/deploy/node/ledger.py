@@ -46,8 +46,8 @@ class SiteLedger:
     def lines(self) -> Iterator[dict[str, Any]]:
         """The entries, each checked against the one before."""
         last = _START
-        text = self._file.read_text(encoding="utf-8") if self._file.exists() else ""
-        for number, line in enumerate(text.splitlines(), 1):
+        content = self._file.read_bytes() if self._file.exists() else b""
+        for number, line in enumerate(content.split(b"\n")[:-1], 1):
             try:
                 entry = json.loads(line)
                 own = entry.pop("hash")
