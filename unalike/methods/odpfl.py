@@ -46,7 +46,8 @@ class ODPFL(GeneratedModels, ClientDescriptors):
 
     Newcomers protect samples as in §7. Not in the paper: ``server.warmup``, ``calibration`` and ``clip`` (see PeFLL),
     and 50 batches drawn afresh where Alg. 1 has epochs. In the first of two phases g takes one step a round at the
-    server, by the gradients that clients send, where App. B.2 trains it at them.
+    server, by the gradients that clients send, where App. B.2 trains it at them. Theorem 1 is no number of a run: it
+    needs the capacity of h and g; newcomers are told how far they are from training clients in its place.
     """
 
     cohort: int | float = 0.1

@@ -60,6 +60,8 @@ class PeFLL(GeneratedModels, ClientDescriptors):
       rate of the "server", or as in the paper's analysis (B.54, B.76, B.87) that of the "clients" times their k steps,
       which makes the decay of a round 2e-4 in place of 4e-7. ``lambda_theta`` is λ_θ; the default
       ``local.weight_decay`` acts as λ_θ = 2.5e-5.
+
+    Theorem 2 (convergence) is no number of a run: its constants bound gradients and smoothness over all parameters.
     """
 
     labels: Labels = "auto"

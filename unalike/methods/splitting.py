@@ -64,6 +64,9 @@ class Splitting(Averaging):
     - ``personal`` gives every client P_i(z̄), a model of its own, in the place of z̄.
     - ``noise`` (client-level privacy), ``local.private`` (point-level) and ``secure`` are those of FedAvg. A client
       keeps z_i as it was clipped, so that it and the server's mean stay together.
+
+    Not here: the variants of §2.5 in which the server has every u_i, or in which there is none, as a method here asks a
+    server for sums; and dual variables u_i that clients choose (§2.4.4), for which the thesis gives no rule.
     """
 
     model: Model

@@ -47,7 +47,8 @@ class Channel:
     """How a client's statistic reaches the server: as it is, rounded to ``bits``, or with local (ε0, δ) noise.
 
     ``calibration`` of the noise: "analytic" is the least Gaussian noise for (ε0, δ); "paper" is P3's Theorem 2,
-    σ_q = (b/ε0)·√(8·log(2/δ)), proven for ε0 below 1 only.
+    σ_q = (b/ε0)·√(8·log(2/δ)), proven for ε0 below 1 only. ``bits`` rounds each coordinate by itself; of the schemes
+    for whole vectors that P3 §2.3.3 mentions it chooses none.
     """
 
     bits: int | None = None

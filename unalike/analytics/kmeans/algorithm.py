@@ -10,6 +10,9 @@ m_j and n_j sums and counts, ν_j centres.
 For client-level privacy (T1 D.7.4) each client's share of a query is clipped. Step 3 then asks for the mean of each of
 a client's clusters and whether it is there at all; Lloyd steps ask for sums and counts, as Algorithm 12 has them.
 
+The accuracy that Theorem 26 promises is no number of a run: it holds from so many points on as contain a universal
+constant that the thesis does not give. ``study.check_assumptions`` shows its conditions, with constants of 1.
+
 The Gram matrix. One point changes Σ p pᵀ by p pᵀ, of Frobenius norm ‖p‖² <= Δ². A client sends the upper triangle with
 the off-diagonal entries times √2: as a vector it has that same norm, so the L2 sensitivity is Δ². The noise on an entry
 off the diagonal is then σ/√2, as if all d² noisy entries were averaged with their mirror images.

@@ -40,7 +40,8 @@ def acs(seed: int, task: str = "income", by: str = "puma", worker: str = "nonpro
     Tasks: ``income`` (above $50,000 or not; persons over 16 who work and earn more than $100, as in folktables'
     ACSIncome), ``income-bins`` (41 bins of $5,000, losses in the first; T1 A.3.2), ``race`` (9 classes; T1 A.3.2; race
     and Hispanic origin are then no features), and ``clusters`` (no labels: 0/1 features of the workers of one class,
-    ``worker`` = nonprofit, federal or self-employed, and 20 + 1000 points for the server; T1 D.7.1).
+    ``worker`` = nonprofit, federal or self-employed, and 20 + 1000 points for the server; T1 D.7.1, which has the
+    class of worker among the features too).
     """
     if task not in _TASKS:
         raise DataError(f"acs: task must be one of {', '.join(_TASKS)}, got {task!r}")
