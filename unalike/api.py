@@ -22,7 +22,7 @@ from unalike.core.model import Model
 from unalike.data.arrays import array_source
 from unalike.data.population import Population
 from unalike.data.source import Source
-from unalike.deploy.session import open_session
+from unalike.deploy import open_session
 from unalike.learn.evaluation import Scores
 from unalike.newcomers.model import PersonalModel
 from unalike.notebook import Result, default_watcher

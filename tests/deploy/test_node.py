@@ -18,7 +18,7 @@ from unalike.deploy import plain
 from unalike.deploy.node.host import CALLS, NodeHost
 from unalike.deploy.node.ledger import SiteLedger
 from unalike.deploy.node.policy import Policy, approve, approved, digest_of
-from unalike.deploy.session import open_session
+from unalike.deploy import open_session
 from unalike.runs import checkpoint
 from unalike.runs.recipe.recipe import Recipe, to_recipe
 from unalike.runs.recipe.settings import plan_for

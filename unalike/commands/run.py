@@ -85,7 +85,7 @@ def resume(
     RUN is its folder.
     """
     from unalike.commands.progress import watcher_for
-    from unalike.deploy.session import open_session
+    from unalike.deploy import open_session
     from unalike.runs import folder
     from unalike.runs.run import resume as go_on
 
@@ -176,7 +176,7 @@ def _export(
 def run_and_print(plan: Plan, output: Output) -> None:
     """What ``run``, ``compare`` and ``demo`` have in common."""
     from unalike.commands.progress import watcher_for
-    from unalike.deploy.session import open_session
+    from unalike.deploy import open_session
     from unalike.runs import folder
     from unalike.runs.run import run_plan
 

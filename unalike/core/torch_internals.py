@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import importlib
 import operator
+import sys
 from collections.abc import Callable, Sequence
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -38,6 +40,31 @@ _peek: Any = _private("torch._C._functorch", "peek_interpreter_stack")
 _modes: Any = _private("torch.overrides", "_get_current_function_mode_stack")
 _flatten: Any = _private("torch._utils", "_flatten_dense_tensors")
 _unflatten: Any = _private("torch._utils", "_unflatten_dense_tensors")
+
+
+def skip_compiler() -> None:
+    """Have ``torch.func`` take gradients without importing PyTorch's compiler, which takes as long as PyTorch itself.
+
+    It is imported to ask whether it is compiling; where nobody has imported it, it is not. A PyTorch that is built
+    otherwise is left as it is.
+    """
+    transforms = _private("torch._functorch", "eager_transforms")
+    asking = getattr(transforms, "_autograd_grad", None)
+    if not isinstance(asking, FunctionType) or "_dynamo" not in asking.__code__.co_names:
+        return
+    unasked = ModuleType("torch")
+    not_compiling = SimpleNamespace(_disable=contextlib.nullcontext)
+    unasked.__dict__.update(vars(torch), _dynamo=SimpleNamespace(compiled_autograd=not_compiling))
+    seen = {**asking.__globals__, "torch": unasked}
+    quick = FunctionType(asking.__code__, seen, asking.__name__, asking.__defaults__, asking.__closure__)
+
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        return (asking if "torch._dynamo" in sys.modules else quick)(*args, **kwargs)
+
+    transforms._autograd_grad = gradient
+
+
+skip_compiler()
 
 
 def outside_transforms() -> contextlib.AbstractContextManager[Any]:

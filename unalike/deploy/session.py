@@ -27,7 +27,6 @@ from unalike.data import DataError
 from unalike.deploy import plain
 from unalike.deploy.program import TaughtProgram, program_of_run
 from unalike.deploy.site import SITE, read
-from unalike.deploy.sites import Sites
 from unalike.learn.local import LocalSGD
 from unalike.runs.absent import Absent
 from unalike.runs.errors import UserError
@@ -40,11 +39,6 @@ from unalike.runs.watcher import describe_workers
 from unalike.runtime.workers import Failed, WorkerError, WorkerRuntime, Workers, start_runtime
 
 INSTALL = "workers need Ray, which is not installed: pip install 'unalike[cluster]'"
-
-
-def open_session(how: Runtime) -> Session | Sites:
-    """Where the clients of a command's runs are, if they are not in this process: on workers, or at sites."""
-    return Sites(how) if how.name == "network" else Session(how)
 
 
 class Session:

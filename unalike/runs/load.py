@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import pandas as pd
 
@@ -19,7 +19,7 @@ from unalike.runs.recipe.recipe import Data, Recipe
 from unalike.runs.words import counted
 
 FROM_PYTHON = "python:"  # before the name of data that is an object of this process
-Given = Population | Source | pd.DataFrame  # data that is an object of this process
+Given: TypeAlias = "Population | Source | pd.DataFrame"  # data that is an object of this process
 Loaded = TypeVar("Loaded", Population, LazyPopulation)
 
 

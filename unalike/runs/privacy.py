@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from scipy.stats import binom
 
 from unalike.core.federation import Federation
 from unalike.core.method import ClientPrivate, PointPrivate
@@ -171,6 +170,8 @@ def participations(cohort: int | float, roster: Roster, rounds: int) -> int:
     rate, clients = sampling_rate(cohort, roster), len(roster)
     if rate >= 1:
         return max(1, rounds)
+    from scipy.stats import binom  # here, because it takes long to import
+
     return max(1, min(rounds, int(binom.isf(_LATE / clients, rounds, rate)) + 1))
 
 

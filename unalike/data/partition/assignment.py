@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from numpy.random import Generator
-from scipy import ndimage
 
 from unalike.data import spec
 from unalike.data.partition.features import categories
@@ -212,6 +211,8 @@ def rotate(images: Array, angle: float) -> Array:
     height, width = images.shape[-2:]
     if angle % 180 == 0 or (angle % 90 == 0 and height == width):
         return np.rot90(images, k=int(angle // 90), axes=(-2, -1))
+    from scipy import ndimage  # here, because it takes long to import
+
     turned = ndimage.rotate(images.astype(np.float32), angle, axes=(-1, -2), reshape=False, order=1, mode="nearest")
     if images.dtype == np.uint8:
         turned = np.clip(np.rint(turned), 0, 255)

@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.func import vmap
 
@@ -201,6 +200,8 @@ def relative_error(found: Mixture, truth: Mixture) -> dict[str, float]:
             "errors are defined for equally many components and categories"
         )
     cost = torch.cdist(found.alpha, truth.alpha).square().numpy()
+    from scipy.optimize import linear_sum_assignment  # here, because it takes long to import
+
     rows, columns = linear_sum_assignment(cost)
     mine, theirs = torch.from_numpy(rows), torch.from_numpy(columns)
     return {

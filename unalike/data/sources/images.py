@@ -6,6 +6,7 @@ import functools
 import gzip
 import tarfile
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,11 @@ def digits() -> Source:
 
 @functools.cache  # a text file, whose reading takes longer than a small run's round
 def _digits() -> tuple[Array, Array]:
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    return bunch.images.astype(np.uint8)[:, None], bunch.target
+    package = find_spec("sklearn")  # without importing it, which takes longer than a small run's round
+    assert package is not None and package.origin is not None
+    with gzip.open(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", "rt") as file:
+        rows = np.loadtxt(file, delimiter=",", dtype=np.int64)
+    return rows[:, :-1].astype(np.uint8).reshape(-1, 1, 8, 8), rows[:, -1]
 
 
 def image_source(
