@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from torch import nn
 
 from unalike.core import outside
 from unalike.core.federation import Federation
+from unalike.core.lazy import pd
 from unalike.core.method import Method, State
 from unalike.core.model import Model
 from unalike.data.arrays import array_source

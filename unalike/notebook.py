@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 from pydantic import ConfigDict
 
+from unalike.core.lazy import pd
 from unalike.newcomers.client_model import client_model
 from unalike.newcomers.file import Newcomer, NewcomerFile
 from unalike.newcomers.model import PersonalModel

@@ -14,11 +14,10 @@ from tests.deploy.nodes import Here, make_site, open_site, use
 from unalike.api import UserError, resume, run
 from unalike.core.federation import QuorumError
 from unalike.core.request import ReleaseName, Reply, Request
-from unalike.deploy import plain
+from unalike.deploy import open_session, plain
 from unalike.deploy.node.host import CALLS, NodeHost
 from unalike.deploy.node.ledger import SiteLedger
 from unalike.deploy.node.policy import Policy, approve, approved, digest_of
-from unalike.deploy import open_session
 from unalike.runs import checkpoint
 from unalike.runs.recipe.recipe import Recipe, to_recipe
 from unalike.runs.recipe.settings import plan_for

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 import torch
 
+from unalike.core.lazy import pd
 from unalike.core.notes import FLAG, Note
 from unalike.core.schema import Schema
 from unalike.data.source import COUNTED, KINDS, Array, DataError, Kind, Names, Source

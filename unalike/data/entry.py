@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 
+from unalike.core.lazy import pd
 from unalike.core.notes import FLAG
 from unalike.core.schema import Schema
 from unalike.data import spec
@@ -123,9 +123,9 @@ def _no_clients(name: str) -> DataError:
 def _open(
     data: str | Path | pd.DataFrame, seed: int, schema: Schema | None, options: dict[str, Any], lazily: bool
 ) -> Source:
-    if isinstance(data, pd.DataFrame) or hasattr(data, "to_pandas"):
-        return frame_source(data, schema=schema, **options)
     if not isinstance(data, str | Path):
+        if isinstance(data, pd.DataFrame) or hasattr(data, "to_pandas"):
+            return frame_source(data, schema=schema, **options)
         raise DataError(
             f"data is a {type(data).__name__}; expected a name, a path, a pandas table or a Source (for arrays there "
             "is from_arrays)"

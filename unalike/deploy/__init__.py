@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 def open_session(how: Runtime) -> Session | Sites:
     """Where the clients of a command's runs are, if they are not in this process: on workers, or at sites."""
-    from unalike.deploy.session import Session  # here: both import all analytics, which a run in one process never needs
+    # here, because both import all analytics, which a run in this process never needs
+    from unalike.deploy.session import Session
     from unalike.deploy.sites import Sites
 
     return Sites(how) if how.name == "network" else Session(how)

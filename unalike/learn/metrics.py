@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-from scipy.special import log_softmax, softmax
+import torch
 
 Array = np.ndarray
 MOST_CLIENTS = 300  # whose own scores are computed: of a larger group every k-th client
@@ -38,9 +38,7 @@ class Predictions:
     @cached_property
     def chances(self) -> Array:
         """[rows, classes] probabilities; NaN in a row whose logits are not finite."""
-        with np.errstate(invalid="ignore"):  # infinity minus infinity
-            found: Array = softmax(self.outputs, axis=1)
-        return found
+        return torch.from_numpy(self.outputs).softmax(1).numpy()
 
     @cached_property
     def answer(self) -> Array:
@@ -240,6 +238,7 @@ def interval(values: Array) -> tuple[float, float]:
 def temperature(predictions: Predictions) -> float:
     """By how much logits are to be divided, so that these rows are the most probable (Guo et al., 2017)."""
     from scipy.optimize import minimize_scalar
+    from scipy.special import log_softmax
 
     p = predictions.known()
     truth = p.truth.astype(np.int64)

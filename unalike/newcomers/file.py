@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
 from unalike.core.checks import did_you_mean
 from unalike.core.client import Clients
+from unalike.core.lazy import pd
 from unalike.core.schema import Schema
 from unalike.data.arrays import PartialLabels, array_source
 from unalike.data.files.frames import of_frame

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
+from unalike.core.lazy import pd
 from unalike.core.schema import Schema
 from unalike.data import load
 from unalike.newcomers.client_model import client_model

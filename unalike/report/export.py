@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
+from unalike.core.lazy import pd
 from unalike.report.page.read import Run, Sight
 from unalike.report.page.words import GROUP_NAMES, Scale, groups_present
 from unalike.runs.errors import UserError

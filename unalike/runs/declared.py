@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
+from unalike.core.lazy import pd
 from unalike.data.files.frames import read_table
 from unalike.data.files.layout import Layout
 from unalike.data.population import Population

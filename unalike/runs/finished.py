@@ -8,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
 import torch
 from torch import Tensor
 
 from unalike.core.federation import Federation
+from unalike.core.lazy import pd
 from unalike.core.method import Method, ProtectsNewcomers, State
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema

@@ -8,8 +8,10 @@ resumes.
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import importlib.metadata
+import io
 import itertools
 import json
 import os
@@ -17,11 +19,9 @@ import platform
 import re
 import shutil
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
-
-import pandas as pd
 
 from unalike.core import outside
 from unalike.core.disk import part_file, write_whole
@@ -152,8 +152,18 @@ def _short(content: Any) -> str:
 
 def write_table(file: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """CSV with the columns of all rows; nested values as ``group.name``."""
-    table = pd.DataFrame([flatten(row) for row in rows], dtype=object)  # so that whole numbers stay whole beside gaps
-    write_whole(file, table.map(no_formula).to_csv(index=False, lineterminator="\n").encode())
+    flat = [flatten(row) for row in rows]
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    write_whole(file, csv_text(names, ([row.get(name) for name in names] for row in flat)).encode())
+
+
+def csv_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Rows as CSV under these names; nothing and NaN are empty. Without pandas, which a run may not need otherwise."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(["" if cell is None or cell != cell else no_formula(cell) for cell in row] for row in rows)
+    return text.getvalue()
 
 
 def check_free(path: Path) -> None:

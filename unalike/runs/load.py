@@ -6,9 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias, TypeVar
 
-import pandas as pd
-
 from unalike import data
+from unalike.core.lazy import pd
 from unalike.core.notes import join_notes
 from unalike.data.lazy import LazyPopulation
 from unalike.data.population import Population

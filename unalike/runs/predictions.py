@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from unalike.core.disk import write_whole
+from unalike.core.lazy import pd
 from unalike.data.population import Population
 from unalike.learn.metrics import MetricSummary, Predictions, best_threshold, summarise, temperature
 from unalike.runs.errors import UserError
-from unalike.runs.folder import SCORES, SIMULATION
+from unalike.runs.folder import SCORES, SIMULATION, csv_text
 from unalike.runs.measure import Measured
 from unalike.runs.words import no_formula
 
@@ -33,13 +34,12 @@ def write(path: Path, measured: Sequence[Measured], population: Population) -> N
     groups = _groups(measured)
     if not groups:
         return
-    tables = made_in(measured, population)
-    if tables.size > _LARGE and find_spec("pyarrow") is not None:
-        write_whole(path / _FILES[0], tables.to_parquet(index=False))
+    tables = [_columns(one, population) for one in groups]
+    if sum(len(one) * len(one["row"]) for one in tables) > _LARGE and find_spec("pyarrow") is not None:
+        write_whole(path / _FILES[0], made_in(measured, population).to_parquet(index=False))
     else:
         write_whole(path / _FILES[1], _csv(tables))
-    baseline = pd.concat([_baseline(one) for one in groups], ignore_index=True)
-    write_whole(path / BASELINE, _csv(baseline))
+    write_whole(path / BASELINE, _csv([_baseline(one) for one in groups]))
 
 
 def _groups(measured: Sequence[Measured]) -> list[Measured]:
@@ -50,41 +50,44 @@ def _groups(measured: Sequence[Measured]) -> list[Measured]:
 
 def made_in(measured: Sequence[Measured], population: Population) -> pd.DataFrame:
     """The predictions of this process as the table of the file."""
-    tables = [_table(one, population) for one in _groups(measured)]
+    tables = [pd.DataFrame(_columns(one, population)) for one in _groups(measured)]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
-def _csv(table: pd.DataFrame) -> bytes:
-    for name in table.select_dtypes(["object", "string"]):
-        table[name] = table[name].map(no_formula)
-    return table.to_csv(index=False, lineterminator="\n", float_format="%.6g").encode()
+def _csv(tables: Sequence[dict[str, Any]]) -> bytes:
+    rows = (row for table in tables for row in zip(*map(_cells, table.values()), strict=True))
+    return csv_text(list(tables[0]), rows).encode()
+
+
+def _cells(column: Any) -> list[Any]:
+    """A column as cells of a CSV file: numbers that are not whole have six digits."""
+    values = column.tolist() if isinstance(column, np.ndarray) else column
+    return [f"{one:.6g}" if isinstance(one, float) and one == one else one for one in values]
 
 
 def _names(one: Measured) -> np.ndarray:
     return np.array([one.train.name(position) for position in range(len(one.train))], dtype=object)
 
 
-def _table(one: Measured, population: Population) -> pd.DataFrame:
+def _columns(one: Measured, population: Population) -> dict[str, Any]:
     rows = one.rows
     assert rows is not None
     names = (population.row_ids[rows.row] if population.row_ids is not None else rows.row).astype(str)
-    columns = {"group": one.group, "client": _names(one)[rows.client], "row": names}
+    columns = {"group": [one.group] * len(names), "client": _names(one)[rows.client], "row": names}
     if rows.classes is None:
-        return pd.DataFrame({**columns, "truth": rows.truth, "prediction": rows.answer})
+        return {**columns, "truth": rows.truth, "prediction": rows.answer}
     labels = np.array(list(population.class_names or range(rows.classes)), dtype=object)
     truth = [None if np.isnan(value) else labels[int(value)] for value in rows.truth]
     chances = {f"p_{label}": rows.chances[:, number] for number, label in enumerate(labels)}
-    return pd.DataFrame({**columns, "truth": truth, "prediction": labels[rows.answer], **chances})
+    return {**columns, "truth": truth, "prediction": labels[rows.answer], **chances}
 
 
-def _baseline(one: Measured) -> pd.DataFrame:
+def _baseline(one: Measured) -> dict[str, Any]:
     rows = one.rows
     assert rows is not None
     first = np.unique(rows.client, return_index=True)[1]
-    made = pd.DataFrame(rows.base[first], columns=[f"output_{number}" for number in range(rows.base.shape[1])])
-    made.insert(0, "client", _names(one)[rows.client[first]])
-    made.insert(0, "group", one.group)
-    return made
+    columns = {"group": [one.group] * len(first), "client": _names(one)[rows.client[first]]}
+    return columns | {f"output_{number}": rows.base[first, number] for number in range(rows.base.shape[1])}
 
 
 def table(path: Path) -> pd.DataFrame:

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-
 from unalike.core.federation import Federation
 from unalike.core.method import ClientPrivate, PointPrivate
 from unalike.core.release import Noise

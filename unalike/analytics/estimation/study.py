@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from unalike.analytics.estimation.means import BernoulliRates, GaussianMeans
 from unalike.analytics.estimation.regression import OneForAll
@@ -37,6 +36,7 @@ from unalike.analytics.estimation.shared import (
     ignore_round,
 )
 from unalike.core.federation import Federation
+from unalike.core.lazy import pd
 
 __all__ = ["BernoulliRates", "EstimationResult", "GaussianMeans", "cross_validate", "estimate", "read_samples", "sweep"]
 

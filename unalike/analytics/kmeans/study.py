@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from unalike.analytics.kmeans.baselines import INITIAL, KFed, optimal, pooled_po
 from unalike.analytics.kmeans.client import cost, nearest_center
 from unalike.analytics.kmeans.points import Points, read_points
 from unalike.core.federation import Federation
+from unalike.core.lazy import pd
 from unalike.privacy.checks import SettingError
 from unalike.privacy.ledger import Budget
 

@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import pandas as pd
 
+from unalike.core.lazy import pd
 from unalike.core.notes import FLAG
 from unalike.data.files.frames import Piece, Pieces
 from unalike.data.files.layout import MISSING, ColumnReport, Layout
@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?Z?)?")
 _TIME = re.compile(r"\d\d?:\d\d(:\d\d(\.\d+)?)?")
 _LARGEST = float(np.finfo(np.float32).max)
-_DAY_ZERO = pd.Timestamp("2000-01-01")  # of dates as numbers: days since then
+_DAY_ZERO = np.datetime64("2000-01-01")  # of dates as numbers: days since then
 
 
 @dataclass(frozen=True)

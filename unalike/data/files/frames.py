@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
+from unalike.core.lazy import pd
 from unalike.core.notes import FLAG
 from unalike.data.files.archive import reading
 from unalike.data.files.layout import Layout

@@ -9,9 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from unalike.core.checks import did_you_mean
+from unalike.core.lazy import pd
 from unalike.core.schema import Schema
 from unalike.data.arrays import array_source
 from unalike.data.files.archive import mapped_npz, open_npz

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
+from unalike.core.lazy import pd
 from unalike.core.notes import FLAG, Note
 from unalike.data.files.columns import Cells, Column, Roles, survey
 from unalike.data.files.frames import Piece, Pieces

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 from numpy.random import Generator, default_rng
 
+from unalike.core.lazy import pd
 from unalike.data.files.archive import open_npz, reading
 from unalike.data.source import Array, DataError, Names, Source
 from unalike.data.sources.folder import File, locate
