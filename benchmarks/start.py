@@ -29,7 +29,7 @@ COMMANDS = {
 """Words after ``unalike`` that must be answered without PyTorch, and the exit code."""
 LIMIT = 0.4  # of the time that ``import torch`` takes
 NAMES = "import unalike; unalike.Federation; unalike.LocalSGD; unalike.Mean; unalike.task"
-HEAVY = ("torch", "dp_accounting", "pandas", "scipy", "sklearn", "altair", "vl_convert")
+HEAVY = ("torch", "torch._dynamo", "dp_accounting", "pandas", "scipy", "sklearn", "altair", "vl_convert")
 """Packages that take long to import."""
 FIRST_ROUND = """import sys
 from unalike.methods.fedavg import FedAvg

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import unalike
-from benchmarks.start import COMMANDS, HEAVY, TELL, loaded_by, loaded_by_command, python
+from benchmarks.start import COMMANDS, HEAVY, TELL, loaded_by, loaded_by_command, loaded_by_first_round, python
 
 
 @pytest.mark.parametrize("words", [*COMMANDS, "rnu", "privacy plan --help", "recipes --help"])
@@ -101,6 +101,11 @@ def test_waiting_threads_sleep_unless_told_otherwise() -> None:
         words = [sys.executable, "-c", program]
         done = subprocess.run(words, capture_output=True, text=True, check=True, env={**plain, **given})
         assert done.stdout.split() == ["False", expected]
+
+
+def test_a_first_round_loads_pytorch_alone() -> None:
+    """Neither its compiler, which takes as long as itself, nor the packages of tables, accounting and drawing."""
+    assert loaded_by_first_round() == ["torch"]
 
 
 def test_the_check_notices_a_heavy_package() -> None:

@@ -131,3 +131,16 @@ def test_private_steps_are_refused_clearly_where_transforms_cannot_be_cleared(mo
     monkeypatch.setattr(torch_internals, "_clear", None)
     with pytest.raises(RuntimeError, match=r"DP-SGD needs a part of PyTorch .* constraints.txt"):
         torch_internals.cleared_transforms()
+
+
+def test_gradients_without_the_compiler_are_pytorch_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    importlib.import_module("torch._dynamo")  # from here on its own function asks
+    asked = _outputs()
+    monkeypatch.delitem(sys.modules, "torch._dynamo")
+    without = _outputs()
+    assert all(torch.equal(one, other) for one, other in zip(asked, without, strict=True))
+    assert "torch._dynamo" not in sys.modules
+    transforms = importlib.import_module("torch._functorch.eager_transforms")
+    monkeypatch.setattr(transforms, "_autograd_grad", len)  # of a PyTorch that is built otherwise
+    torch_internals.skip_compiler()
+    assert transforms._autograd_grad is len
