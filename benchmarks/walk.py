@@ -82,7 +82,8 @@ def count(command: tuple[str, ...] = COMMAND) -> dict[str, list[str]]:
     """The three lists of files for one command."""
     for module in pkgutil.walk_packages([str(PACKAGE)], "unalike."):  # what an import runs is not counted
         if module.name.rpartition(".")[2] not in ("__main__", "ray"):
-            importlib.import_module(module.name)
+            with contextlib.suppress(ImportError):  # of an extra that is not installed
+                importlib.import_module(module.name)
     from unalike.commands.main import main
 
     trace, before = Trace(), sys.argv

@@ -20,6 +20,7 @@ FAST: dict[str, Any] = {"rounds": 5, "model": "logistic"}
 
 
 @pytest.mark.parametrize("estimator", [ua.Unalike, pytest.param(ua.UnalikeRegressor, marks=pytest.mark.long)])
+@pytest.mark.long
 def test_it_passes_the_checks_of_scikit_learn(estimator: Any) -> None:
     results = check_estimator(estimator(rounds=6, model="logistic"), on_skip=None)
     assert len(results) > 45 and {one["status"] for one in results} <= {"passed", "skipped"}
@@ -55,6 +56,7 @@ def test_a_regression_of_each_client() -> None:
     assert np.abs(local.predict(X[own], client="Wien") - y[own]).mean() < 10
 
 
+@pytest.mark.long
 def test_it_can_be_searched_and_has_a_private_form() -> None:
     found = GridSearchCV(ua.Unalike(**FAST), {"rounds": [1, 3]}, cv=2).fit(X, (X[:, 0] > 0).astype(int))
     assert found.best_params_["rounds"] in (1, 3)

@@ -26,6 +26,7 @@ def test_personalization_beats_one_model_for_all() -> None:
         assert score["FedAvg + fine-tuning"] > score["FedAvg"] + 0.03
 
 
+@pytest.mark.long
 def test_validation_rows_choose_the_encoder_and_the_round() -> None:
     done = runpy.run_path(str(EXAMPLES / "early_stopping.py"))
     score, encoder, number, _, state = done["best"]

@@ -178,6 +178,7 @@ def test_logistic_posterior_mean_agrees_with_numerical_integration() -> None:
         assert float(found.estimate[i, 0]) == pytest.approx(expected, abs=0.02)
 
 
+@pytest.mark.long
 def test_logistic_prior_is_found_and_beats_both_baselines() -> None:
     made = population("response=logistic,dim=3,points=20,center=1.0,prior=0.25,design=1.0,clients=600")
     asked = federation(made.train)
@@ -314,6 +315,7 @@ def test_alternating_gradient_steps_find_the_mixture_and_refuse_what_they_cannot
 
 
 @pytest.mark.parametrize("family", ["linear", "logistic"])
+@pytest.mark.long
 def test_gaussian_mixture_prior_beats_one_gaussian_and_local(family: str) -> None:
     options = "dim=3,points=10,components=2,center=2.0,prior=0.05,design=1.0,noise=1.0,clients=400"
     made = population(f"{options},response={family}")

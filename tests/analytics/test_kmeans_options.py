@@ -179,6 +179,7 @@ def test_lemma_28_by_hand() -> None:
     assert len(frozen.anchors) == 26
 
 
+@pytest.mark.long
 def test_a_smaller_diameter_means_less_noise_and_the_same_clusters() -> None:
     clients, server, means = far_apart()
     method = FedDPKMeans(k=4, diameter=Diameter(smallest=0.2, deviation=1.0))
@@ -257,6 +258,7 @@ def test_random_budgets_cost_what_the_ledger_says_and_no_more_than_allowed() -> 
     assert found == explore(method, points, simulate, settings=2, seeds=2, seed=1)
 
 
+@pytest.mark.long
 def test_the_command_has_them_all() -> None:
     def told_by(*words: str) -> Any:
         data = ("--data", "gaussian-mixture:clients=12,points=60,dim=6,components=3,missing=1", "--k", "3", "--json")

@@ -131,6 +131,7 @@ def test_bins_of_sizes_cover_every_size_once() -> None:
 
 
 @pytest.mark.parametrize("clients", [100, 1000])
+@pytest.mark.long
 def test_validation_finds_three_components(clients: int) -> None:
     """T1 A.1.2."""
     counts, truth = population("selection", clients, seed=1)

@@ -370,6 +370,7 @@ MIXED = "linear-prior:dim=3,points=12,components=2,center=1,prior=0.05,design=1,
          0.85, 1.2),
     ],
 )  # fmt: skip
+@pytest.mark.long
 def test_errors_are_as_large_as_their_standard_errors_say(
     estimator: Estimator, data: str, least: float, most: float
 ) -> None:

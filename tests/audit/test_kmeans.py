@@ -15,10 +15,12 @@ from unalike.api import UserError
 from unalike.audit.kmeans import audit_kmeans
 from unalike.commands.main import app
 from unalike.core.client import Client
+from unalike.core.federation import QuorumError
 from unalike.core.release import Unit
 
 
 @pytest.mark.parametrize(("unit", "steps"), [("point", 1), ("client", 0)])
+@pytest.mark.long
 def test_the_promise_holds_and_a_cut_is_found_out(unit: Unit, steps: int) -> None:
     privacy = KMeansPrivacy(3.0, 1e-4, unit)
     honest = audit_kmeans(privacy, steps=steps, canaries=1024)
@@ -31,18 +33,27 @@ def test_the_promise_holds_and_a_cut_is_found_out(unit: Unit, steps: int) -> Non
     assert not cut.holds
 
 
+@pytest.mark.long
 def test_a_lloyd_step_of_the_client_level_is_attacked_too() -> None:
     assert not audit_kmeans(KMeansPrivacy(6.0, 1e-4, "client"), steps=1, canaries=192, cut_noise=0.2).holds
 
 
 def test_points_that_are_not_clipped_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def as_they_are(client: Client, origin: Tensor, radius: Tensor, *drift: Tensor | None) -> Tensor:
+    def as_they_are(client: Client, origin: Tensor, *_: Tensor | None) -> Tensor:
         return torch.where(client.mask[:, None], client.x - origin, 0.0)
 
-    privacy = KMeansPrivacy(1.0, 1e-4, "point")
+    def beyond_the_radius(client: Client, origin: Tensor, radius: Tensor, moves: Tensor | None) -> Tensor:
+        return clipped(client, origin, 5.0 * radius, moves)
+
+    clipped, privacy = kmeans.clipped_points, KMeansPrivacy(1.0, 1e-4, "point")
     assert audit_kmeans(privacy, canaries=512).holds
-    monkeypatch.setattr(kmeans, "clipped_points", as_they_are)
+    monkeypatch.setattr(kmeans, "clipped_points", beyond_the_radius)
     assert not audit_kmeans(privacy, canaries=512).holds
+    monkeypatch.setattr(kmeans, "clipped_points", as_they_are)
+    with pytest.raises(
+        QuorumError, match=r"a sum of 'gram' of norm .* beyond 158 rows of 1"
+    ):  # and nothing is released
+        audit_kmeans(privacy, canaries=512)
 
 
 def test_the_command_tells_and_fails_where_it_must() -> None:

@@ -196,6 +196,7 @@ OF_RUNS = [
 
 
 @pytest.mark.parametrize("command", [*OF_RUNS, ("recipes",), ("recipes", "show")], ids=" ".join)
+@pytest.mark.long
 def test_examples_of_help_work_as_typed(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "run_plan", of_one_round)
     lines = examples_of(command)
@@ -234,7 +235,7 @@ def test_every_argument_is_explained_in_words() -> None:
     found = list(arguments(typer.main.get_command(app)))
     assert len(found) >= 10
     for path, name, description in found:
-        assert re.search(rf"^ *{name} (is|are) ", description, re.MULTILINE), f"{path} --help: what is {name}?"
+        assert re.search(rf"(^ *|[.] ){name} (is|are) ", description, re.MULTILINE), f"{path} --help: what is {name}?"
 
 
 def test_live_progress_has_all_that_was_promised() -> None:

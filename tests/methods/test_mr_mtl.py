@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -42,6 +43,7 @@ def test_mr_mtl_is_its_update_written_out() -> None:
         )
 
 
+@pytest.mark.long
 def test_it_ends_at_the_multi_task_optimum_of_a_known_covariance() -> None:
     """Ozkara et al. §3.6: Σ_i f_i(θ_i) + ½ tr(Θᵀ Σ⁻¹ Θ), whose Σ makes all pairs of clients equally close.
 

@@ -406,6 +406,7 @@ def test_the_local_rate_has_a_schedule_of_its_own() -> None:
         pytest.param("mlp", FEDPROX, marks=pytest.mark.long),
     ],
 )
+@pytest.mark.long
 def test_only_diminishing_steps_end_at_the_pooled_solution(triple: tuple[float, float, float], network: str) -> None:
     """T2 Theorem 3, by local steps: the pooled gradient falls with η_t = η/t, and stops at a floor with constant η.
 

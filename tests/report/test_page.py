@@ -199,6 +199,7 @@ def test_transcript_reads_as_plain_words(tmp_path: Path) -> None:
 
 
 @drawn
+@pytest.mark.long
 def test_many_clients_make_a_page_of_bounded_size(tmp_path: Path) -> None:
     report(tmp_path, make_run(tmp_path / "run", "fedavg", clients=4000))
     assert (tmp_path / "report.html").stat().st_size < 2_500_000

@@ -119,6 +119,7 @@ def test_the_score_of_a_single_newcomer_has_no_band(tmp_path: Path) -> None:
     assert "mark-area" not in chart and "±" not in chart and "pefll" in chart
 
 
+@pytest.mark.long
 def test_maps_of_many_analysed_runs_have_fewer_dots_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unalike.report.page.charts._MOST_DOTS", 500)
     folders = [analysed(make_run(tmp_path / f"run-{i}", "pefll", clients=300)) for i in range(2)]

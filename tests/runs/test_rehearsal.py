@@ -75,6 +75,7 @@ def test_the_mixture_is_charged_once_and_a_search_goes_on_with_it(tmp_path: Path
         tune(plan(), 2, tmp_path, LR, Watcher(), Rehearsal("digits", epsilon=4.0, unit="point", components=[1]))
 
 
+@pytest.mark.long
 def test_clients_are_protected_too_and_a_private_run_may_be_rehearsed(tmp_path: Path) -> None:
     rehearsal = Rehearsal("digits", epsilon=8.0, delta=1e-3, largest=200, components=[1])
     private = plan(epsilon=50.0, delta=1e-3, simulate_noise=True)

@@ -101,6 +101,7 @@ def test_a_journal_asks_again_before_it_charges(tmp_path: Path) -> None:
     assert total_of(list(again.answer(head(3)))) == 9.0
 
 
+@pytest.mark.long
 def test_an_embedding_travels_once_a_round_to_each_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("unalike.core.federation._LARGE", 1)
     problems.write(tmp_path / "rows.npz")

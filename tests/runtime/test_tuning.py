@@ -404,7 +404,7 @@ def test_a_finished_run_holds_its_plans_and_a_resumed_one_uses_them(
     whole = run("fedavg", out=tmp_path / "whole", **SETTINGS)
     saved = load_checkpoint(tmp_path / "whole")
     assert saved is not None and used
-    stored = {kind: Plan(**plan) for kind, plan in saved.about["plans"].items()}
+    stored = {kind: Plan(**plan) for kind, plan in saved.about.plans.items()}
     assert stored == {kind: plan for one in used for kind, plan in one.items()}
     with pytest.raises(Crash):
         run("fedavg", out=tmp_path / "broken", watcher=At(3, crash), **SETTINGS)
@@ -417,6 +417,6 @@ def test_a_finished_run_holds_its_plans_and_a_resumed_one_uses_them(
     assert resume(tmp_path / "broken").accuracy == whole.accuracy
     resumed = load_checkpoint(tmp_path / "broken")
     assert resumed is not None
-    assert {k: p for k, p in resumed.about["plans"].items() if "fit" in k} == {
-        k: p for k, p in saved.about["plans"].items() if "fit" in k
+    assert {k: p for k, p in resumed.about.plans.items() if "fit" in k} == {
+        k: p for k, p in saved.about.plans.items() if "fit" in k
     }
