@@ -280,3 +280,43 @@ def test_secure_sums_give_the_same_round_and_long_changes_are_clipped() -> None:
     assert 1e-4 < float(moved.norm()) <= PLAIN.lr * 1e-2 * (1 + 1e-4)
     with pytest.raises(ValueError, match="secure sums need a bound"):
         small(secure=True)
+
+
+@pytest.mark.parametrize("labeled", [None, [True, False, True, False]])
+def test_half_precision_halves_the_bytes_and_hardly_moves_a_round(labeled: list[bool] | None) -> None:
+    clients, whole = clients_of(labeled=labeled), small(labeled_share=0.5)
+    half, state = replace(whole, half=True), begun(whole)
+    federations = simulate(clients), simulate(clients)
+    wanted, found = (train(method, federations[i], 1, state) for i, method in enumerate((whole, half)))
+    full, less = (federation.traffic for federation in federations)
+    assert less.up["update"] * 2 == full.up["update"] == 4 * 4 * sum(state[name].numel() for name in PARTS)
+    assert all(less.down[name] * 2 == full.down[name] for name in ("h1", "last", "prior"))
+    for name in PARTS:
+        assert found[name].dtype == torch.float32  # also of what it begins the next round with
+        move = float((wanted[name] - state[name]).norm())
+        assert 0 < float((found[name] - wanted[name]).norm()) < 0.05 * move
+    with pytest.raises(ValueError, match="half=true does not go with noise or secure sums"):
+        small(half=True, secure=True, clip=1.0)
+
+
+def test_a_round_with_a_last_layer_of_low_rank_is_one_gradient_step() -> None:
+    clients = clients_of()
+    method = small(rank=2)
+    state = begun(method)
+
+    def objective(hidden: Tensor, last: Tensor) -> Tensor:
+        first, shift, narrow = hidden[:35].view(5, 7), hidden[35:40], hidden[40:].view(2, 5)
+        total = torch.zeros(())
+        for i in range(4):
+            x, y = clients.rows(i)
+            assert y is not None
+            v = last @ narrow @ (first @ method.h1(state.h1, x[0::2]).mean(0) + shift).relu() + state.bias
+            total = total + 0.03 * (v - state.prior).square().sum()
+            total = total + F.cross_entropy(method.model(method.lift(v), x[1::2]), y[1::2])
+        return total / 4
+
+    gradients = torch.func.grad(objective, (0, 1))(state.hidden, state["last"])
+    after = train(method, simulate(clients), 1, state)
+    for name, gradient in zip(("hidden", "last"), gradients, strict=True):
+        torch.testing.assert_close(after[name], state[name] - 0.5 * gradient, atol=1e-6, rtol=0)
+        assert float(gradient.abs().max()) > 1e-3

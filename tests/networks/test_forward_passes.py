@@ -17,12 +17,12 @@ from torch import Tensor
 
 from unalike.core.model import Model
 from unalike.methods.fedtta import FedTTA
-from unalike.methods.flowdup import _Hidden
+from unalike.methods.flowdup import FLowDUP
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
 from unalike.networks.classifiers import LeNetEmbedding
 from unalike.networks.embeddings import embedding_network
-from unalike.networks.hypernet import hypernetwork
+from unalike.networks.hypernet import first_values, hypernetwork
 from unalike.networks.resnets import ResidualBlock
 from unalike.networks.sets import _MAKERS, Attention
 
@@ -251,6 +251,22 @@ def test_the_hypernetwork_has_a_relu_after_every_hidden_layer(size: Any, layers:
     np.testing.assert_allclose(model(theta, v).numpy(), linear(hidden, p, "head"), rtol=1e-4, atol=1e-5)
 
 
+def test_a_head_of_low_rank_is_a_product_of_two_matrices() -> None:
+    plain = Model(build("logistic", (4,), 3))
+    model = hypernetwork(6, plain, "S", rank=2)
+    assert model.size == 100 * 6 + 100 + 2 * 100 + 15 * 2 + 15
+    theta = torch.randn(model.size, generator=torch.Generator().manual_seed(5)) * 0.1
+    p = {name: value.double().numpy() for name, value in model.tensors(theta).items()}
+    v = torch.randn(ROWS, 6, generator=torch.Generator().manual_seed(6))
+    hidden = relu(linear(v.double().numpy(), p, "trunk.0"))
+    expected = hidden @ (p["head.weight"] @ p["narrow.weight"]).T + p["head.bias"]
+    np.testing.assert_allclose(model(theta, v).numpy(), expected, rtol=1e-4, atol=1e-5)
+    first = model.tensors(first_values(model, plain, seed=3))
+    torch.testing.assert_close(first["head.bias"], plain.init(3))  # models start near a usual one
+    with pytest.raises(ValueError, match="rank=0; expected at least 1"):
+        hypernetwork(6, plain, rank=0)
+
+
 # Sets: rows that only fill up must change nothing, so each has two of them
 
 
@@ -362,10 +378,17 @@ def test_fedttas_adaptation_network_has_three_hidden_layers() -> None:
     np.testing.assert_allclose(method.adaptation(theta, x).numpy(), mlp(x.double().numpy(), p, 4), rtol=1e-4, atol=1e-4)
 
 
-def test_flowdups_hidden_layer_has_a_relu() -> None:
-    model = Model(_Hidden(7, 5))
-    theta, p = single_precision(model)
-    r = torch.randn(ROWS, 7, generator=torch.Generator().manual_seed(6))
-    expected = relu(r.double().numpy() @ p["weight"].T + p["bias"])
-    assert (expected == 0).any()
-    np.testing.assert_allclose(model(theta, r).numpy(), expected, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("rank", [None, 2])
+def test_flowdups_h2_has_one_hidden_layer_and_may_have_a_last_one_of_low_rank(rank: int | None) -> None:
+    method = FLowDUP(Model(build("logistic", (4,), 3)), features=7, width=5, rank=rank, dimension=6)
+    state = method.start(0)
+    theta, p = single_precision(method.hidden)
+    last, bias = state["last"], torch.randn(6, generator=torch.Generator().manual_seed(7))
+    assert last.shape == (6, rank or 5)
+    r = torch.randn(7, generator=torch.Generator().manual_seed(6))
+    hidden = p["0.weight"] @ r.double().numpy() + p["0.bias"]
+    assert (hidden < 0).any() and (hidden > 0).any()
+    factor = last.double().numpy() if rank is None else last.double().numpy() @ p["2.weight"]
+    expected = factor @ np.maximum(hidden, 0) + bias.double().numpy()
+    found = method.v_of({"hidden": theta, "last": last, "bias": bias}, r)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-5)

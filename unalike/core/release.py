@@ -554,7 +554,8 @@ class Total:
         total, self.shape = partial.total, tuple(partial.total.shape)
         self._parts += 1
         dtype = getattr(torch, partial.dtype, None)
-        self._dtype = dtype if isinstance(dtype, torch.dtype) and dtype.is_floating_point else torch.float32
+        floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+        self._dtype = torch.promote_types(dtype if floating else torch.float32, torch.float32)  # so sums of halves, too
         self._total = total.clone() if self._total is None else self._total.add_(total)
         self._weight, self._count = self._weight + partial.weight, self._count + partial.count
 

@@ -241,7 +241,7 @@ class Meter:
                 self._count(place, name, tuple(value.shape[1:]), len(value), value.nbytes)
         for place, partial in reply.partials.items():
             release, total = self.releases[place], partial.total
-            each = total.numel() * (8 if partial.dtype == "float64" else 4)
+            each = total.numel() * {"float64": 8, "float16": 2, "bfloat16": 2}.get(partial.dtype, 4)
             self._count(place, release.names[0], tuple(total.shape), partial.count, each * partial.count)
             for weight in release.names[1:]:
                 if weight != SIZE:

@@ -30,14 +30,8 @@ from unalike.networks.heads import with_outputs
 from unalike.networks.subspace import Kind, Subspace, subspace
 
 _DOMAIN = 5_1  # so that the start of h has nothing to do with other draws of the seed
+_DOWN, _UP = torch.float16, torch.bfloat16  # ψ wants the digits of the one, its small changes the range of the other
 PARTS = ("h1", "hidden", "last", "bias", "prior")  # ψ: h1, the three tensors of h2, and ψ_r
-
-
-class _Hidden(nn.Linear):
-    """The hidden layer of h2, with its ReLU."""
-
-    def forward(self, r: Tensor) -> Tensor:
-        return super().forward(r).relu()
 
 
 class Lift:
@@ -67,8 +61,10 @@ class FLowDUP(ProtectedMean):
     - ``features``: outputs of h1, which is the client model with another head, or with ``extractor`` the network of
       that name (Table 5.3). The choice of f costs no communication, that of h1 does. ``problem``: the shape of what
       ``extractor`` reads.
-    - ``width``: hidden units of h2; h2's last layer has width · k weights and is most of what is sent. ``begin``: the
-      factor of its initial values.
+    - ``width``: hidden units of h2; h2's last layer has width · k weights and is most of what is sent. ``rank``: with
+      one it is the product [k, rank]·[rank, width]. ``begin``: the factor of its initial values.
+    - ``half``: ψ and its changes travel in half precision, which halves what is sent; not with noise or masks, which
+      have a grid of their own.
     - ``penalty``: λ. ``learn_prior``: False is Table C.4's variant with ψ_r = 0.
     - ``schedule``: factor of the server's rate. ``rates``: more such factors, for parts of ψ by name (h1, hidden, last,
       bias, prior).
@@ -89,6 +85,8 @@ class FLowDUP(ProtectedMean):
     agreed_seed: int = 0
     features: int = 256
     width: int = 64
+    rank: int | None = None
+    half: bool = False
     begin: float = 0.1
     penalty: float = 1e-5
     learn_prior: bool = True
@@ -101,7 +99,9 @@ class FLowDUP(ProtectedMean):
     def __post_init__(self) -> None:
         if not 0 < self.labeled_share <= 1:
             raise ValueError(f"labeled_share={self.labeled_share}; expected a share above 0, up to 1")
-        at_least(self, features=1, width=1, penalty=0)
+        at_least(self, features=1, width=1, rank=1, penalty=0)
+        if self.half and (self.secure or self.noise is not None):
+            raise ValueError("half=true does not go with noise or secure sums, which round by a grid; leave half out")
         self.check_privacy(self.local)
         for name, factor in self.rates.items():
             if name not in PARTS or not factor > 0:
@@ -131,8 +131,9 @@ class FLowDUP(ProtectedMean):
 
     @cached_property
     def hidden(self) -> Model:
-        """The first layer of h2, of the mean features of a data set."""
-        return Model(_Hidden(self.features, self.width))
+        """h2 but for its last layer, of the mean features of a data set."""
+        narrow = [] if self.rank is None else [nn.Linear(self.width, self.rank, bias=False)]
+        return Model(nn.Sequential(nn.Linear(self.features, self.width), nn.ReLU(), *narrow))
 
     # On demand: the same for somebody who holds the state, such as a page in a newcomer's browser
 
@@ -193,9 +194,11 @@ class FLowDUP(ProtectedMean):
         return psi["last"] @ self.hidden(psi["hidden"], r) + psi["bias"]
 
     def _update(self, client: Client, start: dict[str, Tensor], labels: bool) -> Sent:
+        start = {name: value.to(torch.float32) for name, value in start.items()}
         fitted, loss = self.local.minimise(self.objective, start, client, labels=labels, lacking=True)
         assert isinstance(fitted, dict)
-        return send(update=torch.cat([(fitted[name] - start[name]).flatten() for name in PARTS]), loss=loss)
+        update = torch.cat([(fitted[name] - start[name]).flatten() for name in PARTS])
+        return send(update=update.to(_UP) if self.half else update, loss=loss)
 
     def objective(self, psi: Params, batch: Batch) -> Tensor:
         """Alg. 10, lines 6-12."""
@@ -219,7 +222,7 @@ class FLowDUP(ProtectedMean):
         k = self.lift.k
         # hashed, because θ0 comes from a plain seed too, and h1 must not begin as its copy
         first, second, third = (int(key(seed, _DOMAIN, part)) >> 1 & 0x7FFFFFFF for part in range(3))
-        last = Model(nn.Linear(self.width, k))
+        last = Model(nn.Linear(self.rank or self.width, k))
         start = last.tensors(self.begin * last.init(third))
         state = State(
             h1=self.h1.init(first),
@@ -231,7 +234,7 @@ class FLowDUP(ProtectedMean):
         return self.server.begin(state, *PARTS)
 
     def round(self, state: State, federation: Federation) -> State:
-        psi: dict[str, Any] = {name: state[name] for name in PARTS}
+        psi: dict[str, Any] = {name: state[name].to(_DOWN) if self.half else state[name] for name in PARTS}
         if self.noise is not None:
             replies = self.sample(federation, self.cohort).ask(self.fit, **psi)
             return self._step(state, replies["update"], federation) if "update" in replies else state

@@ -32,7 +32,8 @@ class GeneratedModels:
     """A hypernetwork h at the server, with parameters η_h, makes a client's model θ = h(v) of its descriptor v.
 
     - ``descriptor``: length l of v; None: a quarter of the number of training clients.
-    - ``size``: hidden layers of h, S 1, M 3 or L 5; ``layers``: another number of them.
+    - ``size``: hidden layers of h, S 1, M 3 or L 5; ``layers``: another number of them. ``rank``: of h's last layer,
+      [d, rank]·[rank, 100] in place of [d, 100]: h has fewer parameters; None: full.
     - ``initial``: h's first values, "near" a usual model or those of "pytorch".
     - ``server``: its optimizer; ``clip``: bound on the norm of the gradients of all networks together.
     - ``lambda_h``: regularisation of h by decay.
@@ -48,6 +49,7 @@ class GeneratedModels:
     descriptor: int | None = None
     size: Size = "M"
     layers: int | None = None
+    rank: int | None = None
     initial: Initial = "near"
     clip: float = 50.0
     lambda_h: float = 1e-3
@@ -68,7 +70,7 @@ class GeneratedModels:
     @cached_property
     def hypernet(self) -> Model:
         """h, sized for the problem."""
-        return hypernetwork(self.length, self.problem.model, self.size, self.layers, self.initial)
+        return hypernetwork(self.length, self.problem.model, self.size, self.layers, self.initial, self.rank)
 
     def first_hypernet(self, seed: int) -> Tensor:
         """η_h before the first round."""

@@ -35,10 +35,18 @@ class Head(nn.Linear):
             self.weight.mul_(HEAD_SCALE)
 
 
+class Narrow(nn.Linear):
+    """A linear layer without bias whose first values keep the variance."""
+
+    def reset_parameters(self) -> None:
+        nn.init.kaiming_normal_(self.weight, nonlinearity="linear")
+
+
 class Hypernetwork(nn.Module):
     """h: R^l → R^d (T1 §4.4, B.1.5): hidden layers of ``width`` with ReLU, then one linear head.
 
-    A head for each tensor of the model, as in pFedHN and ODPFL-HN, is the same function.
+    A head for each tensor of the model, as in pFedHN and ODPFL-HN, is the same function. With a ``rank`` the head's
+    matrix is a product of two, [d, rank]·[rank, width]: so many directions in which models differ (T1 §7.3).
 
     The papers leave the first values to PyTorch (``initial="pytorch"``). Then three layers shrink the differences
     between descriptors to a few percent, and a generated model starts as no network would be started. With "near" the
@@ -47,27 +55,39 @@ class Hypernetwork(nn.Module):
     """
 
     def __init__(
-        self, descriptor: int, parameters: int, layers: int = 3, width: int = 100, initial: Initial = "near"
+        self,
+        descriptor: int,
+        parameters: int,
+        layers: int = 3,
+        width: int = 100,
+        initial: Initial = "near",
+        rank: int | None = None,
     ) -> None:
         super().__init__()
         hidden, head = (HeLinear, Head) if initial == "near" else (nn.Linear, nn.Linear)
         widths = [descriptor] + [width] * layers
         self.trunk = nn.ModuleList([hidden(a, b) for a, b in itertools.pairwise(widths)])
-        self.head = head(width, parameters)
+        self.narrow = nn.Identity() if rank is None else Narrow(width, rank, bias=False)
+        self.head = head(rank or width, parameters)
 
     def forward(self, v: Tensor) -> Tensor:
         """Descriptors [C, l] to models [C, d]."""
         for layer in self.trunk:
             v = layer(v).relu()
-        return self.head(v)
+        return self.head(self.narrow(v))
 
 
 def hypernetwork(
-    descriptor: int, model: Model, size: Size = "M", layers: int | None = None, initial: Initial = "near"
+    descriptor: int,
+    model: Model,
+    size: Size = "M",
+    layers: int | None = None,
+    initial: Initial = "near",
+    rank: int | None = None,
 ) -> Model:
     """The hypernetwork of a size for descriptors of a length and the parameters of ``model``.
 
-    ``layers``: so many hidden layers, in place of the size's number.
+    ``layers``: so many hidden layers, in place of the size's number. ``rank``: of the head.
     """
     if size not in HIDDEN_LAYERS:
         raise ValueError(f"hypernetwork size {size!r}; expected S, M or L (1, 3 or 5 hidden layers)")
@@ -77,7 +97,9 @@ def hypernetwork(
         )
     if initial not in ("near", "pytorch"):
         raise ValueError(f"initial={initial!r}; expected near or pytorch")
-    return Model(Hypernetwork(descriptor, model.size, layers or HIDDEN_LAYERS[size], initial=initial))
+    if rank is not None and rank < 1:
+        raise ValueError(f"rank={rank}; expected at least 1, or leave it out for a head of full rank")
+    return Model(Hypernetwork(descriptor, model.size, layers or HIDDEN_LAYERS[size], initial=initial, rank=rank))
 
 
 def first_values(hypernet: Model, model: Model, seed: int, initial: Initial = "near") -> Tensor:
