@@ -1,8 +1,8 @@
 """How small may what makes models be? ``python -m benchmarks.hypernets PART [--seeds N] [--only WORD] [--out FOLDER]``.
 
-``bytes``: FLowDUP's h with other widths and ranks, and in half precision, on rotated digits. ``heads``: ranks of the last
-layer of PeFLL, pFedHN and ODPFL-HN. A line for each setting: means over the seeds of the accuracy on seen and unseen
-clients, in percent, and what a client sends in a round. Finished runs in FOLDER are not run again.
+``bytes``: FLowDUP's h with other widths and ranks, and in half precision, on rotated digits. ``heads``: ranks of the
+last layer of PeFLL, pFedHN and ODPFL-HN. A line for each setting: the accuracy on seen and unseen clients in percent,
+its mean over the seeds first, and what a client sends in a round. Finished runs in FOLDER are not run again.
 """
 
 from __future__ import annotations

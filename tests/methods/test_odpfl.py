@@ -201,9 +201,9 @@ def test_a_private_newcomer_pays_what_it_declared_and_the_noise_has_that_size() 
     exact = open_.descriptors(state, simulate(clients).everyone())
     assert federation.ledger.epsilon(1e-3, client=0) == pytest.approx(1.0, rel=1e-3)
     assert federation.ledger.unit == "point"
-    assert private.noise is not None
+    assert private.protection is not None
     for rows, n in ((slice(0, 200), 40), (slice(200, 400), 80)):
-        assert float((noisy - exact)[rows].std()) == pytest.approx(private.noise.std(2 / n), rel=0.1)
+        assert float((noisy - exact)[rows].std()) == pytest.approx(private.protection.std(2 / n), rel=0.1)
 
 
 def test_without_noise_a_newcomers_epsilon_is_infinite() -> None:

@@ -553,9 +553,7 @@ class Total:
         """Take a shard's part of the sum, which was not refused."""
         total, self.shape = partial.total, tuple(partial.total.shape)
         self._parts += 1
-        dtype = getattr(torch, partial.dtype, None)
-        floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
-        self._dtype = torch.promote_types(dtype if floating else torch.float32, torch.float32)  # so sums of halves, too
+        self._dtype = torch.float64 if partial.dtype == "float64" else torch.float32  # so are sums of halves
         self._total = total.clone() if self._total is None else self._total.add_(total)
         self._weight, self._count = self._weight + partial.weight, self._count + partial.count
 

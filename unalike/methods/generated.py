@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
@@ -14,16 +14,17 @@ from torch.func import vjp
 
 from unalike.core.checks import one_of
 from unalike.core.release import Each, Mean, Release
-from unalike.core.vocabulary import Client, Cohort, Federation, Model, Replies, State, Task, each
+from unalike.core.vocabulary import Client, Cohort, Federation, Model, Replies, Sent, State, Task, each, send
 from unalike.learn.local import LocalSGD
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.newcomers import NOBODY
 from unalike.methods.problem import Problem
 from unalike.networks.hypernet import Initial, Size, first_values, hypernetwork
-from unalike.privacy.mechanisms import Gaussian, Laplace
+from unalike.privacy.mechanisms import AdditiveNoise, Gaussian, Laplace, clip
 
 MOST_REMEMBERED = 1000  # clients whose descriptors a state has
 _REMEMBERED = "kept by the server with the client's id, to tell how far newcomers are from those who trained"
+_LEAST_SPREAD = 0.02  # of a coordinate of descriptors on the unit sphere
 SENSITIVITY = 2.0  # of a sum of points on the unit sphere when one is replaced; of their mean: 2/n (P2, Lemma 2)
 
 
@@ -38,7 +39,7 @@ class GeneratedModels:
     - ``server``: its optimizer; ``clip``: bound on the norm of the gradients of all networks together.
     - ``lambda_h``: regularisation of h by decay.
 
-    No exchange can be a secure sum: each update passes through h at its own client's v.
+    No exchange of updates can be a secure sum: each passes through h at its own client's v.
     """
 
     problem: Problem
@@ -54,9 +55,6 @@ class GeneratedModels:
     clip: float = 50.0
     lambda_h: float = 1e-3
     asks_unlabeled: ClassVar[bool] = False
-    not_client_private: ClassVar[str] = (
-        "the hypernetwork is trained through each client's own update, which the server sees by itself"
-    )
 
     @property
     def model(self) -> Model:
@@ -100,12 +98,14 @@ class GeneratedModels:
     ) -> State:
         """A step of the named networks down their gradients, clipped together; ``rates`` gives some their own.
 
+        Where each client's gradients were clipped and have their noise, they are not clipped again.
+
         The gradient of λ‖η‖² enters as decay, η ← (1 − 2βλ)η (T1 Alg. 8, lines 17-18), with β the network's rate (then
         plain SGD does the same with the gradient) or another ``beta``. ``weight_decay``: w·η is added to every clipped
         gradient, and so to momentum, as PyTorch's SGD does. ``server.begin`` puts moments into the state.
         """
         norm = math.hypot(*(float(torch.linalg.vector_norm(gradient)) for gradient in gradients.values()))
-        factor = -min(1.0, self.clip / max(norm, 1e-12))
+        factor = -1.0 if getattr(self, "noise", None) is not None else -min(1.0, self.clip / max(norm, 1e-12))
         for name, gradient in gradients.items():
             optimizer = replace(self.server, lr=(rates or {}).get(name, self.server.lr))
             kept = 1 - 2 * (optimizer.lr if beta is None else beta) * decay.get(name, 0.0)
@@ -115,34 +115,41 @@ class GeneratedModels:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientDescriptors:
+class ClientDescriptors(GeneratedModels):
     """Clients describe their data to the server by the mean of what a network makes of their rows.
 
+    - ``noise``: client-level privacy. A Poisson cohort gets both networks; each client describes itself, makes its
+      model and trains it, all by itself, and sends what the three exchanges would have made of it: the gradient of both
+      networks as one vector, clipped to ``clip``. The server sees their noisy mean. No descriptor leaves a client in
+      training. The first round finds how descriptors are normalised, in the same way, and does not train.
     - ``remember``: the server keeps the latest descriptors of up to 1,000 training clients with their ids, and tells a
       newcomer how far it is from them. The transcript says so. It never does where ``newcomer_epsilon`` is set.
-    - ``secure``: the clients' gradients of that network are summed under masks, each clipped to ``gradient_clip``.
+    - ``secure``: the clients' gradients of that network are summed under masks, each clipped to ``gradient_clip``; with
+      ``noise`` those of both networks.
     - ``newcomer_epsilon``, ``newcomer_delta``: a newcomer protects each of its rows by noise on its descriptor. On the
       unit sphere one of n rows moves the mean by at most 2/n. ``newcomer_noise``: "gaussian" is made for
       this L2 distance; "laplace" needs the L1 distance, which is up to 2√l/n in l coordinates, and has δ = 0.
     """
 
+    noise: AdditiveNoise | None = None
     remember: bool = True
     secure: bool = False
     gradient_clip: float | None = None
     newcomer_epsilon: float | None = None
     newcomer_delta: float = 0.01
     newcomer_noise: Literal["gaussian", "laplace"] = "gaussian"
+    client_private: ClassVar[Literal[True]] = True
     made_at: ClassVar[Literal["server"]] = "server"
 
     def check_descriptors(self) -> None:
         """Refuse settings that do not fit together."""
         one_of(self, "newcomer_noise")
-        if self.secure and self.gradient_clip is None:
+        if self.secure and self.gradient_clip is None and self.noise is None:
             raise ValueError("secure sums need a bound; set gradient_clip=..., the most that a gradient may be long")
-        _ = self.noise
+        _ = self.protection
 
     @property
-    def noise(self) -> Gaussian | Laplace | None:
+    def protection(self) -> Gaussian | Laplace | None:
         """A newcomer's mechanism."""
         if self.newcomer_epsilon is None:
             return None
@@ -160,10 +167,10 @@ class ClientDescriptors:
 
     def noisy_descriptor(self, length: int, rows: int | None) -> list[Release]:
         """How a newcomer's descriptor leaves it: a mean of at most ``rows`` rows; the newcomer knows of how many."""
-        if self.noise is None:
+        if self.protection is None:
             return []
         sensitivity = _OfAMean(self.distance_by_one_row(length), rows)
-        return [Each("descriptor", noise=self.noise, sensitivity=sensitivity, unit="point")]
+        return [Each("descriptor", noise=self.protection, sensitivity=sensitivity, unit="point")]
 
     def training_descriptor(self) -> list[Release]:
         """How a training client's descriptor leaves it."""
@@ -176,7 +183,47 @@ class ClientDescriptors:
     @property
     def remembers(self) -> bool:
         """Does the server keep descriptors?"""
-        return self.remember and self.newcomer_epsilon is None
+        return self.remember and self.newcomer_epsilon is None and self.noise is None
+
+    # Client-level privacy
+
+    def joint_gradient(
+        self, describe: Callable[[Tensor], Tensor], train: Callable[[Tensor], Tensor], **state: Tensor
+    ) -> Sent:
+        """The gradient of the client's loss in η_h and in the describing network's η, laid end to end.
+
+        The client ``describe``s itself by η and ``train``s the model that h makes of it to Δθ, by which the loss falls.
+        """
+
+        def make(eta_h: Tensor, eta: Tensor) -> Tensor:
+            return self.hypernet(eta_h, (describe(eta) - state["shift"])[None] * state["scale"])[0]
+
+        theta, pull = vjp(make, state["hypernet"], state["network"])[:2]
+        return send(gradient=torch.cat(pull(-train(theta))))
+
+    def noisy_mean(self) -> list[Release]:
+        """How the gradient of both networks leaves the clients."""
+        return [Mean("gradient", clip=self.clip, noise=self.noise, secure=self.secure)]
+
+    def noisy_moments(self) -> list[Release]:
+        """How the moments of the descriptors leave the clients."""
+        return [Mean("moments", clip=1.0, noise=self.noise, secure=self.secure)]
+
+    def private_gradients(
+        self, state: State, federation: Federation, network: str, moments: Task, learn: Task
+    ) -> tuple[State, dict[str, Tensor]]:
+        """The state, calibrated if it was not, and the noisy mean gradients of h and of the named network, if any."""
+        cohort = federation.sample(self.cohort, poisson=True, labeled=True)
+        if float(state.scale) == 0:
+            sent: dict[str, Any] = {network: state[network]}
+            found = cohort.ask(moments, **sent).get("moments")
+            return (state if found is None else state.replace(**_normaliser(found * math.sqrt(2)))), {}
+        sent = {name: state[name] for name in ("hypernet", network, "shift", "scale")}
+        gradient = cohort.ask(learn, **sent).get("gradient")
+        if gradient is None:  # the very first Poisson cohort was empty
+            return state, {}
+        of_h, of_network = torch.split(gradient, [state.hypernet.numel(), state[network].numel()])
+        return state, {"hypernet": of_h, network: of_network}
 
     def first_memory(self, length: int) -> dict[str, Tensor]:
         """The part of a state before anybody has described itself."""
@@ -212,6 +259,19 @@ class _OfAMean:
 
     def __call__(self, client: Client) -> Tensor:
         return self.of_one / (client.n if self.rows is None else client.n.clamp(max=self.rows))
+
+
+def moments_of(v: Tensor) -> Sent:
+    """What a private calibration takes of a client: v and ‖v‖², with v no longer than 1, and all no longer than 1."""
+    v = clip(v, 1.0)
+    return send(moments=torch.cat([v, v.square().sum()[None]]) / math.sqrt(2))
+
+
+def _normaliser(mean: Tensor) -> dict[str, Tensor]:
+    """Shift and scale by the mean of v and ‖v‖². Noise may leave no spread to see, which is then taken to be small."""
+    shift, square = mean[:-1], mean[-1]
+    spread = ((square - shift.square().sum()) / len(shift)).clamp(min=_LEAST_SPREAD**2).sqrt()
+    return {"shift": shift, "scale": 1 / spread}
 
 
 def calibrate(state: State, federation: Federation, clients: int, describe: Task, **network: Any) -> State:

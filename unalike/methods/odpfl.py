@@ -20,7 +20,7 @@ from unalike.core.draws import Draws, key
 from unalike.core.release import Mean, Release
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Sent, State, each, send, task
 from unalike.methods import Presets
-from unalike.methods.generated import ClientDescriptors, GeneratedModels, calibrate
+from unalike.methods.generated import ClientDescriptors, calibrate, moments_of
 from unalike.methods.pfedhn import PFedHN, no_ids, only_rows, rows_of, with_ids
 from unalike.networks.hypernet import generate
 from unalike.networks.sets import Encoder, set_encoder
@@ -29,7 +29,7 @@ _TABLE = 1  # domain of the seed
 
 
 @dataclass(frozen=True)
-class ODPFL(GeneratedModels, ClientDescriptors):
+class ODPFL(ClientDescriptors):
     """A set encoder describes a client by its unlabeled samples, a hypernetwork makes its model (Amosy et al., Alg. 1).
 
     - ``encoder``: "deepset" (for images that of App. C), "deepset-once" (App. C for feature vectors, too),
@@ -82,6 +82,11 @@ class ODPFL(GeneratedModels, ClientDescriptors):
             raise ValueError(
                 f"a private descriptor needs encoder='sphere' and all rows at once, because only there one sample "
                 f"is known to move it by at most 2/n; got encoder={self.encoder!r} and rows={self.rows}"
+            )
+        if self.noise is not None and self.two_phase is not None:
+            raise ValueError(
+                "noise protects clients by the mean gradient of end-to-end training; in two_phase the server learns a "
+                "descriptor of each client: leave one of them out"
             )
         if self.problem.kind == "tokens":
             raise ValueError("the set encoders read images and features, not tokens; use 'pefll' with labels='ignored'")
@@ -159,6 +164,30 @@ class ODPFL(GeneratedModels, ClientDescriptors):
         return self.mean_gradient()
 
     @task
+    def learn(self, client: Client, hypernet: Tensor, encoder: Tensor, shift: Tensor, scale: Tensor) -> Sent:
+        """With ``noise``: Algorithm 1 at the client; sends the gradient of (θ, γ)."""
+        split = client.draws.bits(1)[0]
+        networks = {"hypernet": hypernet, "network": encoder, "shift": shift, "scale": scale}
+        return self.joint_gradient(
+            lambda gamma: self._encode(client, gamma, split),
+            lambda theta: self.local.train(self.model, theta, client)[0] - theta,
+            **networks,
+        )
+
+    @learn.into
+    def joint_release(self) -> list[Release]:
+        return self.noisy_mean()
+
+    @task
+    def moments(self, client: Client, encoder: Tensor) -> Sent:
+        """With ``noise``: what the normalisation of descriptors is made from."""
+        return moments_of(self._encode(client, encoder, client.draws.bits(1)[0]))
+
+    @moments.into
+    def moments_release(self) -> list[Release]:
+        return self.noisy_moments()
+
+    @task
     def imitate(self, client: Client, encoder: Tensor, target: Tensor) -> Sent:
         """Two phases: the gradient of ‖g(x) − e‖², by which the encoder learns the client's descriptor e (eq. 10)."""
         split = client.draws.bits(1)[0]
@@ -198,6 +227,9 @@ class ODPFL(GeneratedModels, ClientDescriptors):
     def round(self, state: State, federation: Federation) -> State:
         if self.two_phase is not None and federation.round <= self.two_phase:
             return self._first_phase(state, federation)
+        if self.noise is not None:
+            state, gradients = self.private_gradients(state, federation, "encoder", self.moments, self.learn)
+            return self._step(state, gradients) if gradients else state
         state = calibrate(state, federation, self.calibration, self.describe, encoder=state.encoder)
         cohort = federation.sample(self.cohort, labeled=True)
         described = cohort.ask(self.describe, encoder=state.encoder)

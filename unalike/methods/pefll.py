@@ -21,7 +21,7 @@ from unalike.core.release import Release
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, each, send, task
 from unalike.learn.objective import Batch, Objective, Params, Supervised
 from unalike.methods import Presets
-from unalike.methods.generated import ClientDescriptors, GeneratedModels, calibrate
+from unalike.methods.generated import ClientDescriptors, calibrate, moments_of
 from unalike.networks.embeddings import Labels, embedding_network
 from unalike.networks.heads import class_bias, only_classes
 from unalike.networks.hypernet import Size, generate
@@ -30,7 +30,7 @@ NETWORKS = ("hypernet", "embedding")  # η_h and η_v in the state
 
 
 @dataclass(frozen=True)
-class PeFLL(GeneratedModels, ClientDescriptors):
+class PeFLL(ClientDescriptors):
     """Personalized models θ = h(v) from a hypernetwork fed with client descriptors.
 
     A round (Alg. 8) is three exchanges: clients describe themselves, fit the model that the server makes of it, and
@@ -176,11 +176,8 @@ class PeFLL(GeneratedModels, ClientDescriptors):
     @task
     def fit(self, client: Client, theta: Tensor) -> Sent:
         """Alg. 8, lines 10-11: local SGD on f_i from the generated θ; sends Δθ = θ_new − θ."""
-        # the gradient of λ_θ‖θ‖² is 2·λ_θ·θ, which is what weight decay adds
-        local = replace(self.local, weight_decay=self.local.weight_decay + 2 * self.lambda_theta)
-        objective = self._masked_loss(client) if self.mask_labels else Supervised(self.model)
-        fitted, loss = local.train(objective, theta, client)
-        return send(update=fitted - theta, loss=loss)
+        update, loss = self._fit(client, theta)
+        return send(update=update, loss=loss)
 
     @task
     def backpropagate(self, client: Client, embedding: Tensor, cotangent: Tensor) -> Sent:
@@ -192,6 +189,37 @@ class PeFLL(GeneratedModels, ClientDescriptors):
     @backpropagate.into
     def gradient_release(self) -> list[Release]:
         return self.mean_gradient()
+
+    @task
+    def learn(self, client: Client, hypernet: Tensor, embedding: Tensor, shift: Tensor, scale: Tensor) -> Sent:
+        """With ``noise``: the three exchanges at the client; sends the gradient of (η_h, η_v)."""
+        batch = client.draws.bits(1)[0]
+        networks = {"hypernet": hypernet, "network": embedding, "shift": shift, "scale": scale}
+        return self.joint_gradient(
+            lambda eta: self._describe_batch(client, eta, batch), lambda theta: self._fit(client, theta)[0], **networks
+        )
+
+    @learn.into
+    def joint_release(self) -> list[Release]:
+        return self.noisy_mean()
+
+    @task
+    def moments(self, client: Client, embedding: Tensor) -> Sent:
+        """With ``noise``: what the normalisation of descriptors is made from."""
+        return moments_of(self._describe_batch(client, embedding, client.draws.bits(1)[0]))
+
+    @moments.into
+    def moments_release(self) -> list[Release]:
+        return self.noisy_moments()
+
+    def _fit(self, client: Client, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Δθ and the mean loss."""
+        # the gradient of λ_θ‖θ‖² is 2·λ_θ·θ, which is what weight decay adds
+        local = replace(self.local, weight_decay=self.local.weight_decay + 2 * self.lambda_theta)
+        objective = self._masked_loss(client) if self.mask_labels else Supervised(self.model)
+        fitted, loss = local.train(objective, theta, client)
+        assert isinstance(fitted, Tensor)
+        return fitted - theta, loss
 
     @task(stays="theta")
     def mask(self, client: Client, theta: Tensor) -> Sent:
@@ -250,16 +278,12 @@ class PeFLL(GeneratedModels, ClientDescriptors):
         return self.server.begin(state, *NETWORKS)
 
     def round(self, state: State, federation: Federation) -> State:
-        state = calibrate(state, federation, self.calibration, self.describe, embedding=state.embedding)
-        cohort = federation.sample(self.cohort, labeled=True)
-        described = cohort.ask(self.describe, embedding=state.embedding)
-        cohort, v = cohort.only(described.answered), described["descriptor"]
-        state = self.with_memory(state, cohort, v)
-        g_h, g_v, fitted = self.exchange(state, cohort, v, self.fit)
-        federation.report(loss=fitted["loss"])
-        cohort, g_v = cohort.only(fitted.answered), g_v[fitted.answered] * len(fitted.answered)
-        backward = cohort.ask(self.backpropagate, embedding=state.embedding, cotangent=each(g_v))
-        gradients = {"hypernet": g_h, "embedding": backward["gradient"]}
+        if self.noise is not None:
+            state, gradients = self.private_gradients(state, federation, "embedding", self.moments, self.learn)
+        else:
+            state, gradients = self._gradients(state, federation)
+        if not gradients:
+            return state
         decay = {"hypernet": self.lambda_h, "embedding": self.lambda_v}
         beta = None  # the server's rate
         if self.decay == "clients":
@@ -270,6 +294,19 @@ class PeFLL(GeneratedModels, ClientDescriptors):
         share = 1 / min(float(rounds), self.steady)  # running means: of all rounds at first
         means = {name: torch.lerp(state[f"steady.{name}"], state[name], share) for name in NETWORKS}
         return state.replace(rounds=rounds).with_part("steady", means)
+
+    def _gradients(self, state: State, federation: Federation) -> tuple[State, dict[str, Tensor]]:
+        """The three exchanges."""
+        state = calibrate(state, federation, self.calibration, self.describe, embedding=state.embedding)
+        cohort = federation.sample(self.cohort, labeled=True)
+        described = cohort.ask(self.describe, embedding=state.embedding)
+        cohort, v = cohort.only(described.answered), described["descriptor"]
+        state = self.with_memory(state, cohort, v)
+        g_h, g_v, fitted = self.exchange(state, cohort, v, self.fit)
+        federation.report(loss=fitted["loss"])
+        cohort, g_v = cohort.only(fitted.answered), g_v[fitted.answered] * len(fitted.answered)
+        backward = cohort.ask(self.backpropagate, embedding=state.embedding, cotangent=each(g_v))
+        return state, {"hypernet": g_h, "embedding": backward["gradient"]}
 
     def personalize(self, state: State, cohort: Cohort) -> Models:
         theta = self.models(state, self.descriptors(state, cohort))

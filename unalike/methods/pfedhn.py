@@ -50,6 +50,7 @@ class PFedHN(GeneratedModels):
             "local": {"steps": 50, "epochs": "none", "batch": 64, "lr": 5e-3, "momentum": 0.9, "clip": 50.0},
         }
     }
+    not_client_private: ClassVar[str] = "the server learns a descriptor of each client by that client's own update"
     serves_unlabeled: ClassVar[bool] = False  # a newcomer's descriptor is learned from its labels
 
     def __post_init__(self) -> None:

@@ -149,7 +149,7 @@ def _card(run: FinishedRun, name: str) -> dict[str, Any]:
             group: found.mean for group in ("seen", "unseen", "unlabeled") if (found := result.accuracy.of(group))
         }
     if isinstance(method, ProtectsNewcomers) and (distance := method.sensitivity(1)) is not None:
-        noise = method.noise
+        noise = method.protection
         about["noise"] = {
             "kind": "laplace" if isinstance(noise, Laplace) else "gaussian",
             "distance": distance,  # one of n rows moves the descriptor by at most this through n

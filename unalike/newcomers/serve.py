@@ -180,7 +180,7 @@ def _with_noise(
     run: FinishedRun, method: ProtectsNewcomers, newcomer: Clients, exchange: _Exchange
 ) -> tuple[_Exchange, str]:
     """The exchange in which the noisy descriptor is all that leaves the client; and how large the noise is."""
-    noise, sensitivity = method.noise, method.sensitivity(int(newcomer.size[0]))
+    noise, sensitivity = method.protection, method.sensitivity(int(newcomer.size[0]))
     assert noise is not None and sensitivity is not None and exchange.descriptor is not None
     descriptor = noise.add(exchange.descriptor, sensitivity, SystemDraws())
     ledger = Ledger()
