@@ -80,7 +80,7 @@ def test_a_run_says_which_clients_it_leaves_out_and_why() -> None:
     assert len(told) == 1 and "10 of 20 clients have too few rows to train and test on and are left out" in told[0]
     assert "with fewer clients (--clients) each has more rows" in console.with_flags(told[0])
     run("fedavg", data=rows, watcher=watcher, rounds=1, unseen=0, cohort=2)  # the data's own clients
-    assert told[1].endswith("1 of 6 clients have too few rows to train and test on and are left out")
+    assert told[1].endswith("1 of 6 clients have too few rows to train and test on and are left out: 5")
 
 
 def test_help_names_papers_and_not_our_documents() -> None:

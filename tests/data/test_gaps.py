@@ -14,6 +14,7 @@ import unalike
 from unalike.data import DataError, load, load_lazily
 from unalike.data.population import Population
 from unalike.runs.errors import UserError
+from unalike.runs.watcher import Watcher
 
 CLIENTS, ROWS = 6, 10
 
@@ -109,3 +110,16 @@ def test_under_epsilon_missing_numbers_are_charged_as_the_scaling_is() -> None:
     own = load(frame, missing="client", classes=2, normalize="private")
     with pytest.raises(UserError, match=r"one row changes others, .* --missing mean"):
         unalike.run("fedavg", data=own, rounds=1, unit="point", epsilon=9.0, simulate_noise=True)
+
+
+def test_a_client_that_loses_all_of_its_rows_is_named() -> None:
+    frame = hospital_rows().assign(client=lambda table: "h" + table["client"].astype(str))
+    frame.loc[frame["client"] == "h2", "weight"] = np.nan  # this one never measures it
+    population = load(frame, missing="drop", unseen=0)
+    assert population.dropped == ["h2"] and len(population) == CLIENTS - 1
+    with pytest.raises(UserError, match="no training client 'h2'"):
+        unalike.run("fedavg", frame, missing="drop", unseen=0, rounds=1).predict(frame[:1], client="h2")
+    told: list[str] = []
+    watcher = type("Told", (Watcher,), {"note": lambda self, text: told.append(text)})()
+    unalike.run("fedavg", frame, missing="drop", unseen=0, rounds=1, watcher=watcher)
+    assert "1 of 6 clients have too few rows to train and test on and are left out: h2" in told[0]

@@ -180,6 +180,8 @@ def test_femnist_by_writer(real: Real) -> None:
     assert population.train.name(0) == "f0424_27"
     first, rest = load(real("femnist"), writers=200), load(real("femnist"), writers=-200)  # T1 A.4.2
     assert len(first) == 200 and len(first) + len(rest) == len(population)
+    with pytest.raises(DataError, match="writers must be below the 396 that there are, got 1302"):
+        open_source("femnist:writers=1302", seed=0)
     assert first.train.name(199) == population.train.name(199) and rest.train.name(0) == population.train.name(200)
     digits = open_source("femnist:digits", seed=0)
     assert digits.classes == 10 and len(digits.x) == 42_842

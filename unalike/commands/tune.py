@@ -55,7 +55,7 @@ class Simulating:
     app,
     "unalike tune fedavg --trials 3 --rounds 2 --clients 8 --out runs/search",
     "unalike tune fedavg local --trials 2 --rounds 2 --clients 8 --search local.lr=0.01:1 --out runs/two",
-    "unalike tune fedavg --data femnist:writers=1302 --on mdm --server-data femnist:writers=-1302 --mdm-epsilon 2 "
+    "unalike tune fedavg --data femnist:writers=200 --on mdm --server-data femnist:writers=-200 --mdm-epsilon 2 "
     "--largest 500 --out runs/rehearsed",
 )
 def tune(

@@ -58,9 +58,9 @@ def describe(population: Population) -> Description:
         "input": f"{population.kind} {'×'.join(map(str, population.input_shape))}",
     }
     if population.dropped:
-        summary["left out"] = (
-            f"{len(population.dropped):,} client{'s' * (len(population.dropped) > 1)} with too few rows"
-        )
+        several = "s" * (len(population.dropped) > 1)
+        named = ", ".join([*population.dropped[:5], *["…"] * (len(population.dropped) > 5)])
+        summary["left out"] = f"{len(population.dropped):,} client{several} with too few rows: {named}"
     if population.incomplete:
         summary["rows left out"] = f"{population.incomplete:,} for lack of a value (missing=drop)"
     if population.notes:

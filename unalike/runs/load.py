@@ -15,7 +15,7 @@ from unalike.data.source import Source
 from unalike.runs.declared import column_of
 from unalike.runs.errors import FLAG, Note, UserError
 from unalike.runs.recipe.recipe import Data, Recipe
-from unalike.runs.words import counted
+from unalike.runs.words import counted, listed
 
 FROM_PYTHON = "python:"  # before the name of data that is an object of this process
 Given: TypeAlias = "Population | Source | pd.DataFrame"  # data that is an object of this process
@@ -78,7 +78,8 @@ def describe_data(population: Population, before: str = "") -> Note | None:
     if population.dropped:
         missing = len(population.dropped)
         all_ = counted(missing + len(population), "client")
-        reasons.append(f"{missing:,} of {all_} have too few rows to train and test on and are left out")
+        who = "" if population.partition != "natural" else f": {listed(list(population.dropped), 5)}"
+        reasons.append(f"{missing:,} of {all_} have too few rows to train and test on and are left out{who}")
         if population.partition != "natural":  # such a client has the rows that it has
             reasons.append(Note(f"with fewer clients{FLAG} each has more rows", "data.clients"))
     return join_notes("", [before, join_notes("; ", reasons)]) if reasons else None

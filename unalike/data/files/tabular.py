@@ -31,13 +31,14 @@ def parse_table(pieces: Pieces, name: str, layout: Layout) -> RawRows:
     places = column_places(features)
     width = sum(1 if values is None else len(values) for values in features.values())
     x = empty_array((columns[0].rows, width), np.dtype(np.float32))
-    count = 0
+    count, came = 0, set[str]()
     kept: dict[str, list[pd.Series]] = {title: [] for title in (roles.client, roles.label, roles.id) if title}
     for piece in pieces(text):
         cells = {column.name: Cells.of(piece.frame[column.name], layout, text) for column in columns}
         keep = np.ones(len(piece.frame), dtype=bool)
         if layout.missing == "drop":
             keep &= ~np.any([one.absent for one in cells.values()], axis=0)
+            came |= set() if roles.client is None else {str(one).strip() for one in piece.frame[roles.client].unique()}
         rows = x[count : count + int(keep.sum())]
         for title, values in features.items():
             made = _encode(title, values, cells, piece, keep, layout)
@@ -49,11 +50,13 @@ def parse_table(pieces: Pieces, name: str, layout: Layout) -> RawRows:
     if count == 0:
         raise DataError(f"{name}: every row lacks a feature, so missing='drop' leaves nothing")
     client, label, ids = (kept.get(title or "") for title in (roles.client, roles.label, roles.id))
+    clients = None if client is None else _clients(client)
     return RawRows(
         x[:count],
         None if label is None else _values(label, layout),
-        None if client is None else _clients(client),
+        clients,
         features,
+        empty=sorted(came - set(map(str, pd.Series(clients).unique()))) if came else (),
         ids=None if ids is None else _values(ids, layout),
         ignored=roles.ignored,
         incomplete=columns[0].rows - count,

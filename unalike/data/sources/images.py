@@ -231,6 +231,8 @@ def femnist(task: str = "characters", extra_writers: bool = False, writers: int 
         x, y, writer, is_test = x[keep], y[keep], writer[keep], is_test[keep]
     names = np.concatenate([piece["writers"] for piece in pieces])
     if writers:
+        if abs(writers) >= len(names):
+            raise DataError(f"femnist: writers must be below the {len(names)} that there are, got {abs(writers)}")
         keep = writer < writers if writers > 0 else writer >= -writers
         x, y, writer, is_test = x[keep], y[keep], writer[keep] - max(0, -writers), is_test[keep]
         names = names[:writers] if writers > 0 else names[-writers:]
