@@ -10,6 +10,7 @@ import pytest
 import tomli_w
 
 from tests.network.sites import OPEN, rows
+from unalike.deploy import keys
 from unalike.deploy.node.host import NodeHost, Site
 from unalike.deploy.sites import Sites
 from unalike.runs.recipe.recipe import Runtime
@@ -21,7 +22,7 @@ def make_site(
 ) -> Site:
     """A site's folder, opened. policy: keys that differ from an open one."""
     site = folder / name
-    site.mkdir(parents=True)
+    keys.init_node(site, name)
     rows(number, **table).to_csv(site / "rows.csv", index=False)
     (site / "node.toml").write_text('data = "rows.csv"\n')
     (site / "policy.toml").write_text(tomli_w.dumps({**OPEN, **(policy or {})}))

@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from tests.deploy.nodes import Here, make_site, open_site, use
 from unalike.api import UserError, resume, run
+from unalike.commands.main import app
 from unalike.core.federation import QuorumError
 from unalike.core.request import ReleaseName, Reply, Request
 from unalike.deploy import open_session, plain
+from unalike.deploy.node.explain import Explanation, explain
 from unalike.deploy.node.host import CALLS, NodeHost
-from unalike.deploy.node.ledger import SiteLedger
+from unalike.deploy.node.ledger import SiteLedger, _hash
 from unalike.deploy.node.policy import Policy, approve, approved, digest_of
 from unalike.runs import checkpoint
 from unalike.runs.recipe.recipe import Recipe, to_recipe
@@ -26,6 +29,7 @@ from unalike.runtime.shard.host import result
 from unalike.runtime.shard.journal import unpack
 from unalike.runtime.shard.shard import Refused
 
+BUNDLE_KEYS = ("name", "network", "address", "certificate", "authority")
 Patch = pytest.MonkeyPatch
 Changes = dict[str, Any]
 AT_SITES = {"runtime": "network", "network": "/nowhere", "unseen": 0, "rounds": 1, "block": 4, "model": "mlp"}
@@ -34,7 +38,7 @@ PRIVATE = {"epsilon": 4.0, "delta": 1e-5, "normalize": False, "trust": "nobody",
 # a policy for runs with noise that reaches each site's sums before they leave
 GUARDED = {
     "individual": "never", "sums": "noise", "trust": ["nobody"], "epsilon": 20.0, "epsilon_run": 10.0, "delta": 1e-5,
-    "purposes": ["train"],
+    "purposes": ["train"], "largest_network": 12,
 }  # fmt: skip
 
 
@@ -150,6 +154,7 @@ def test_without_a_policy_nothing_is_allowed(tmp_path: Path) -> None:
         ({"network": "others"}, {}, "network"),
         ({"methods": ["pefll"]}, {}, "methods"),
         ({"purposes": ["serve"]}, {}, "purposes"),
+        ({"versions": ["0.0.1"]}, {}, "versions"),
         ({"rounds": 5}, {"rounds": 6}, "rounds"),
         ({"trust": ["nobody"]}, {"privacy": {"epsilon": 1.0, "trust": "server"}}, "trust"),
         ({"sums": "noise"}, {"privacy": {"epsilon": 1.0, "trust": "server", "noise": "simulated"}}, "trust"),
@@ -180,6 +185,10 @@ def test_a_model_that_a_rule_forbids(tmp_path: Path) -> None:
         ({"fewest": 2, "individual": "never"}, {"ids": torch.tensor([1])}, "individual"),
         ({"purposes": ["train"]}, {"purpose": "measure", "run": "run/1"}, "purposes"),
         ({"purposes": ["train"]}, {"purpose": "serve"}, "purposes"),
+        ({"purposes": ["train"]}, {"task": "Scorer.score"}, "purposes"),  # whatever it is said to be for
+        ({"purposes": ["train"]}, {"task": "Scaling.totals"}, "purposes"),
+        ({"tasks": ["PeFLL.fit"]}, {}, "tasks"),
+        ({"hours": 0}, {}, "hours"),
         ({"epsilon": 3.0}, {}, "epsilon"),
     ],
 )
@@ -208,7 +217,7 @@ def test_more_bytes_than_may_leave(tmp_path: Path) -> None:
         ask(host)
 
 
-@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e10])
 def test_inputs_that_are_not_finite_are_refused(bad: float, tmp_path: Path) -> None:
     host = settled(tmp_path)
     (reply,) = ask(host, shared={"theta": torch.full((model_size(host),), bad), "rate": torch.ones(())})
@@ -294,6 +303,45 @@ def test_a_recipe_waits_for_approval_with_its_schema_and_this_code(tmp_path: Pat
         load(NodeHost(site), run="3" * 32)
 
 
+def test_a_recipe_that_the_policy_lists_needs_no_other_approval(tmp_path: Path) -> None:
+    digest = digest_of(to_recipe(recipe(), ""), None)
+    load(NodeHost(make_site(tmp_path, policy={"approve": True, "recipes": [digest]})))
+
+
+# What it says before it joins
+
+
+def explained(folder: Path, changes: dict[str, Any], clients: int | None = None) -> Explanation:
+    (folder / "bundle.json").write_text(json.dumps(dict.fromkeys(BUNDLE_KEYS, "tests")))
+    return explain(folder, to_recipe(recipe(**changes), ""), None, clients)
+
+
+def test_what_a_recipe_would_ask_is_explained_with_the_rules_it_meets(tmp_path: Path) -> None:
+    site = make_site(tmp_path, policy={"sums": "never", "models": ["linear"], "rounds": 0})
+    found = explained(site.folder, {})
+    assert [one.split(":")[0] for one in found.refusals] == ["rule rounds", "rule models"]
+    fit = next(one for one in found.asked if one.task == "FedAvg.fit")
+    assert fit.leaves == "mean(update, size)" and fit.protected == "no noise" and fit.refused.startswith("rule sums")
+    assert found.epsilon is None and found.approved and found.clients == 3
+    (site.folder / "rows.csv").write_text("client,a\n1,2\n")
+    assert "cannot do what the recipe asks of its data" in explained(site.folder, {}).refusals[-1]
+
+
+def test_the_epsilon_that_is_explained_is_the_one_that_is_charged(tmp_path: Path, monkeypatch: Patch) -> None:
+    sites = private_sites(tmp_path)
+    use(monkeypatch, sites)
+    private_run(tmp_path / "run", cohort=12, rounds=2)
+    (begun,) = (sites[0].folder / "runs").glob("*/recipe.json")
+    changes = json.loads(begun.read_bytes())["recipe"]
+    found = explained(sites[0].folder, changes, 12)
+    assert not found.refusals and found.epsilon is not None
+    assert found.epsilon == pytest.approx(SiteLedger(sites[0].folder).total["client"].worst(1e-5), rel=0.02)
+    assert "ε = 10 at δ = 1e-05" in found.most
+    told = CliRunner().invoke(app, ["node", "ledger", str(sites[0].folder), "--replay"])
+    assert told.exit_code == 0, told.output
+    assert [line.split()[0] for line in told.stdout.splitlines()[:2]] == ["1", "2"] and "is signed" in told.stdout
+
+
 # Its ledger
 
 
@@ -315,6 +363,13 @@ def test_the_ledger_charges_once_and_notices_every_change(tmp_path: Path) -> Non
         file.write_text(broken)
         with pytest.raises(UserError, match="has been changed or is damaged"):
             SiteLedger(tmp_path / "a")
+    forged = json.loads(whole.splitlines()[1]) | {"clients": 2}
+    del forged["hash"], forged["signature"]
+    forged |= {"hash": _hash(forged), "signature": json.loads(whole.splitlines()[1])["signature"]}
+    file.write_text(whole.splitlines()[0] + "\n" + json.dumps(forged) + "\n")
+    ledger = SiteLedger(tmp_path / "a")  # the chain holds, and who has no key cannot sign it
+    with pytest.raises(UserError, match="it is not signed by this site's key"):
+        list(ledger.lines(signed=True))
     file.write_text(whole + '{"half a li')
     assert len(list(SiteLedger(tmp_path / "a").lines())) == 2  # a power cut: what it was to say had not left
     assert file.read_text() == whole
@@ -390,7 +445,7 @@ def three(tmp_path: Path) -> list[Any]:
 
 
 def test_a_site_without_consent_to_measuring_is_not_measured(tmp_path: Path, monkeypatch: Patch) -> None:
-    sites = [make_site(tmp_path, name, number, {"purposes": ["train"]}) for number, name in enumerate("ab")]
+    sites = [make_site(tmp_path, name, number, {"purposes": ["train", "scale"]}) for number, name in enumerate("ab")]
     use(monkeypatch, sites)
     for method in ("fedavg", "pefll"):
         done = run(method, data="rows.csv", **AT_SITES, out=tmp_path / method)

@@ -7,7 +7,7 @@ import json
 import shutil
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
+from typer.testing import CliRunner
 
-from tests.network.sites import Network, rows
+from tests.network.sites import Network, free_port, rows
+from unalike.commands.main import app
 from unalike.deploy import keys
 from unalike.runtime.network import frames
 from unalike.runtime.network.reach import Nodes, ask_hub
@@ -198,6 +200,78 @@ def test_frames_that_are_too_long_or_none(network: Network) -> None:
     with Caller(network, pair_of(network, "a")) as caller:
         caller.say.append(frames.HEAD.pack(0, 0, frames.LAST) + b"no greeting")
         assert caller.refused()[0] == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def check(site: Path, *flags: str) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["node", "check", str(site), *flags], env={"COLUMNS": "400"})
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.output
+    return done.exit_code, done.output
+
+
+def test_what_would_keep_a_site_away_is_found_before(network: Network, tmp_path: Path) -> None:
+    assert check(network.folder / "a")[0] == 0
+    site = tmp_path / "a"
+
+    def anew() -> None:
+        shutil.rmtree(site, ignore_errors=True)
+        shutil.copytree(network.folder / "a", site)
+
+    def bundle(**changed: str) -> None:
+        file = site / keys.BUNDLE
+        file.write_text(json.dumps({**json.loads(file.read_text()), **changed}))
+
+    other = tmp_path / "other"
+    keys.init_network(other, "tests", "127.0.0.1:1")
+    expired = keys.admit(other, network.folder / "a" / keys.REQUEST, days=-5 / 1440)[2]
+    certificate = json.loads(expired.read_text())["certificate"]
+    own = keys.admit(other, network.folder / "a" / keys.REQUEST)[2]
+    wrong: list[tuple[int, Callable[[], object], str]] = [
+        (10, lambda: (site / "node.toml").unlink(), "expected a line such as"),
+        (10, lambda: (site / "rows.csv").unlink(), "there is no file or folder"),
+        (11, lambda: (site / keys.KEY).unlink(), "no key of a site"),
+        (11, lambda: (site / keys.KEY).chmod(0o644), "others may read"),
+        (12, lambda: (site / keys.BUNDLE).unlink(), "no bundle of a hub"),
+        (12, lambda: bundle(certificate=json.loads((network.folder / "b" / keys.BUNDLE).read_text())["certificate"]),
+         "is for another key"),
+        (13, lambda: (site / "policy.toml").unlink(), "nothing is allowed"),
+        (13, lambda: (site / "policy.toml").write_text("round = 3"), "round"),
+        (14, lambda: (site / "ledger.jsonl").write_text("{}\n"), "changed or is damaged"),
+        (15, lambda: (site / "policy.toml").write_text("megabytes = 1000000000"), "are free"),
+        (16, lambda: bundle(certificate=certificate), "the certificate ended"),
+        (17, lambda: bundle(address="nowhere.invalid:1"), "nobody knows the name"),
+        (18, lambda: bundle(address=f"127.0.0.1:{free_port()}"), "does not answer on port"),
+        (19, lambda: bundle(authority=json.loads(own.read_text())["authority"]), "the hub's certificate is refused"),
+        (19, lambda: bundle(certificate=json.loads(own.read_text())["certificate"]), "certificate"),
+    ]  # fmt: skip
+    for code, spoil, told in wrong:
+        anew()
+        spoil()
+        found, output = check(site)
+        assert found == code and told in output, (code, told, output)
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text('method = "fedavg"\nrounds = 21\n')
+    found, output = check(network.folder / "a", "--recipe", str(recipe))
+    assert found == 22 and "rule rounds" in output
+    recipe.write_text('method = "fedavg"\nrounds = 2\n[data.options]\nfeatures = "a,weight"\n')
+    found, output = check(network.folder / "a", "--recipe", str(recipe))
+    assert found == 21 and "weight" in output  # the column that the site lacks is named
+    file = network.hub / keys.ADMITTED
+    before = file.read_text()
+    file.write_text("".join(line for line in before.splitlines(True) if not line.startswith("a ")))
+    found, output = check(network.folder / "a")
+    file.write_text(before)
+    assert found == 20 and "not admitted" in output
+
+
+def test_a_certificate_that_is_not_valid_yet(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Behind(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:  # a clock that is an hour behind
+            return datetime.now(tz) - timedelta(hours=1)
+
+    monkeypatch.setattr("unalike.deploy.node.check.datetime", Behind)
+    found, output = check(network.folder / "b")
+    assert found == 16 and "set the clock" in output
 
 
 def test_the_socket_of_runs(network: Network) -> None:

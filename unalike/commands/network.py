@@ -110,7 +110,7 @@ def hub(folder: Folder) -> None:
 
 @command(network, "unalike network status hub")
 def status(folder: Folder, as_json: Json = False) -> None:
-    """Say which sites are connected to a hub, since when, and with which version.
+    """Say which sites are connected to a hub, since when, with which version, what they do and what they refused.
 
     DIR is the folder of the network.
     """
@@ -126,12 +126,13 @@ def status(folder: Folder, as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
-    table = Table("site", "since", "version", "runs", "now")
+    table = Table("site", "since", "version", "runs", "now", "refused last")
     for name in found["admitted"]:
         one = found["nodes"].get(name)
         if one is None:
-            table.add_row(name, "", "", "", "not connected")
+            table.add_row(name, "", "", "", "not connected", "")
             continue
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(one["since"]))
-        table.add_row(name, since, one["version"], str(one["runs"]), "at work" if one["busy"] else "waits")
+        now = one["doing"] or ("at work" if one["busy"] else "waits")
+        table.add_row(name, since, one["version"], str(one["runs"]), now, (one["refused"] or [""])[-1])
     say(table)

@@ -14,6 +14,7 @@ from unalike.commands.options import Json, command, examples, flag
 from unalike.core.disk import write_whole
 from unalike.runs.errors import UserError
 
+Schema = Annotated[Path | None, flag("The schema file that comes with the recipe.")]
 app = typer.Typer()
 node = typer.Typer(
     no_args_is_help=True,
@@ -90,7 +91,7 @@ def run(folder: Folder) -> None:
     policy = Policy.read(folder)
     site = host.Site.open(folder, facts["name"], facts["network"], log)
     torch.set_num_threads(1)
-    dial = Dial(lambda: host.NodeHost(site).call, version(), max(1, policy.megabytes) << 20, log)
+    dial = Dial(lambda: host.NodeHost(site).call, version(), max(1, policy.megabytes) << 20, log, site.news)
     authority = facts["authority"].encode()
     asyncio.run(dial.keep(facts["address"], pair.key, pair.certificate, authority))
 
@@ -99,7 +100,7 @@ def run(folder: Folder) -> None:
 def approve(
     folder: Folder,
     recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", hidden=True)] = None,
-    schema: Annotated[Path | None, flag("The schema file that comes with the recipe.")] = None,
+    schema: Schema = None,
 ) -> None:
     """Allow a site to run a recipe; without one, list those that wait.
 
@@ -128,10 +129,87 @@ def approve(
     say(f"approved: {digest}")
 
 
-@command(node, "unalike node ledger site", "unalike node ledger site --verify")
+@command(node, "unalike node check site", "unalike node check site --recipe recipe.toml --schema schema.json")
+def check(
+    folder: Folder,
+    recipe: Annotated[Path | None, flag("A recipe that the site is asked to take part in.")] = None,
+    schema: Schema = None,
+) -> None:
+    """Look for what would keep a site from taking part, and say what to do about it.
+
+    DIR is the site's folder.
+
+    The exit code is the number of the first check that fails: 10 settings, 11 key, 12 bundle, 13 policy, 14 ledger,
+    15 disk, 16 clock, 17 name of the hub, 18 its port, 19 TLS, 20 admission, 21 data, 22 recipe.
+    """
+    import asyncio
+
+    from rich.table import Table
+
+    from unalike.deploy.node.check import Preflight
+    from unalike.runs.errors import UserError
+    from unalike.runs.recipe.recipe import read_recipe
+
+    try:
+        from unalike.runtime.network.dial import greet
+    except ModuleNotFoundError as error:
+        raise UserError(INSTALL) from error
+    asked = None if recipe is None else read_recipe(recipe)
+    table, failed = Table("", "check", "problem", "what to do"), 0
+    for line in Preflight(folder, lambda *given: asyncio.run(greet(*given)), asked, schema).lines():
+        failed = failed or (line.code if line.problem else 0)
+        table.add_row(str(line.code), line.name, line.problem or "none", line.fix)
+    say(table)
+    raise typer.Exit(failed)
+
+
+@command(node, "unalike node explain site recipe.toml --clients 60")
+def explain(
+    folder: Folder,
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE", hidden=True)],
+    schema: Schema = None,
+    clients: Annotated[int | None, flag("How many the whole network has. (default: as many as this site)")] = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a recipe would ask of a site, what would leave it and at which ε, and which rules it meets.
+
+    DIR is the site's folder.
+    RECIPE is the file that the researcher sent.
+
+    Nothing is sent. This is what somebody at the site can sign: the digest names this recipe, its schema and the code
+    that is installed here.
+    """
+    from dataclasses import asdict
+
+    from rich.table import Table
+
+    from unalike.deploy.node.explain import explain as explained
+    from unalike.runs.recipe.recipe import read_recipe
+
+    found = explained(folder, read_recipe(recipe), schema, clients)
+    if as_json:
+        typer.echo(json.dumps(asdict(found), indent=2))
+        return
+    say(f"recipe {found.digest}", f"approved: {'yes' if found.approved else 'no'}")
+    if found.told:
+        say(f"the server is told of {found.told}")
+    table = Table("task", "what it does", "what leaves", "protected by", "rule that it meets")
+    for one in found.asked:
+        table.add_row(one.task, one.what, one.leaves, one.protected, one.refused or "none")
+    if found.asked:
+        say(table)
+    if found.epsilon is not None:
+        say(f"ε = {found.epsilon:.4g} at δ = {found.delta:g}, if each is asked once in a round; nobody is sampled")
+    if found.most:
+        say(f"at most: {found.most}")
+    say(*(f"refused: {one}" for one in found.refusals) if found.refusals else ["the recipe as a whole meets no rule"])
+
+
+@command(node, "unalike node ledger site", "unalike node ledger site --verify", "unalike node ledger site --replay")
 def ledger(
     folder: Folder,
-    verify: Annotated[bool, flag("Check that no line was changed, and count ε again.", "--verify")] = False,
+    verify: Annotated[bool, flag("Check that no line was changed and that the site signed each.", "--verify")] = False,
+    replay: Annotated[bool, flag("Compute ε again, from the lines alone, one after the other.", "--replay")] = False,
     as_json: Json = False,
 ) -> None:
     """Show what has left a site, what was refused, and the ε of it by the site's own count.
@@ -141,14 +219,19 @@ def ledger(
     from unalike.deploy.node.ledger import SiteLedger
     from unalike.deploy.node.policy import Policy
 
-    found, policy = SiteLedger(folder), Policy.read(folder)  # reading it checks every line
-    entries = list(found.lines())
-    spent = {unit: one.epsilon(policy.delta) for unit, one in found.total.items()}
+    found, policy = SiteLedger(folder), Policy.read(folder)
+    entries = list(found.lines(signed=verify or replay))
+    spent = {unit: one.worst(policy.delta) for unit, one in found.total.items()}
     if as_json:
         typer.echo(json.dumps({"entries": entries, "epsilon": spent, "delta": policy.delta}, indent=2))
         return
-    for one in entries if not verify else ():
+    if replay:
+        for one, until in found.replay(policy.delta):
+            told = [f"ε = {epsilon:.4g} for each {unit}" for unit, epsilon in until.items()]
+            say(f"{one['number']:>5} {one['run'][:8]} {one['task']}: {', '.join(told) or 'nothing that has an ε'}")
+    for one in entries if not verify and not replay else ():
         what = f"{one['task']}: {', '.join(one['leaves']) or 'nothing'}" if one["kind"] == "charge" else one["why"]
         say(f"{one['number']:>5} {one['time']} {one['run'][:8] or '-':8} {one['kind']:8} {what}")
     told = [f"ε = {epsilon:.4g} at δ = {policy.delta:.3g} for each {unit}" for unit, epsilon in spent.items()]
-    say(f"{len(entries)} lines, each follows from the one before", *told)
+    signed = ", and is signed by this site" if verify or replay else ""
+    say(f"{len(entries)} lines, each follows from the one before{signed}", *told)

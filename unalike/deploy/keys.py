@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -208,11 +209,31 @@ def init_node(folder: Path, name: str) -> str:
     return fingerprint(key.public_key())
 
 
+def own_key(folder: Path) -> Any:
+    """A site's private key."""
+    try:
+        return load_pem_private_key((folder / KEY).read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder / KEY} is no key of a site (`unalike node init` makes one): {error}") from error
+
+
+def sign(key: Any, text: str) -> str:
+    return str(key.sign(text.encode(), ec.ECDSA(hashes.SHA256())).hex())
+
+
+def is_signed(key: Any, text: str, signature: str) -> bool:
+    """Is this the signature of a text by the private key's owner?"""
+    try:
+        key.public_key().verify(bytes.fromhex(signature), text.encode(), ec.ECDSA(hashes.SHA256()))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
 def join(folder: Path, bundle: Path) -> dict[str, str]:
     """Take a hub's bundle; refused where it is for another key. Gives its facts, with the authority's fingerprint."""
     facts = _bundle(bundle)
-    own: Any = load_pem_private_key((folder / KEY).read_bytes(), None)
-    if fingerprint(own.public_key()) != fingerprint_of(facts["certificate"].encode()):
+    if fingerprint(own_key(folder).public_key()) != fingerprint_of(facts["certificate"].encode()):
         raise UserError(f"{bundle} is for another key than that of {folder}; send the hub this site's {REQUEST}")
     write_whole(folder / BUNDLE, json.dumps(facts, indent=1).encode())
     return {**facts, "fingerprint": fingerprint_of(facts["authority"].encode())}

@@ -15,10 +15,11 @@ import math
 import os
 import re
 import secrets
+import time
 import tomllib
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from unalike.core.disk import write_whole
 from unalike.core.failure import Diverged
 from unalike.core.release import Each, Release, Stays
 from unalike.core.request import Program, Reply, Request
+from unalike.core.roster import Roster
 from unalike.core.schema import Schema
 from unalike.data import DataError
 from unalike.data.population import Population
@@ -59,6 +61,7 @@ SETTINGS, RUNS, SCHEMA = "node.toml", "runs", "schema.json"
 CALLS = ("version", "load", "settle", "answer", "use", "forget", "commit", "rollback", "plans")
 KINDS = (Absent, Clients)  # what is told about clients, by either side
 _RUN = re.compile(r"[0-9a-f]{32}")
+LARGEST = 1e9  # number in an input
 _MOST_TEXT = 1 << 20  # characters of a recipe or a schema
 
 
@@ -72,6 +75,7 @@ class Site:
     data: Path
     ledger: SiteLedger
     tell: Callable[[str], None]
+    news: dict[str, Any] = field(default_factory=dict)  # for the hub's status: what it is doing, what it refused
 
     @classmethod
     def open(cls, folder: Path, name: str, network: str, tell: Callable[[str], None]) -> Site:
@@ -136,7 +140,7 @@ class NodeHost:
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._run, self._policy = "", Policy()
+        self._run, self._policy, self._begun = "", Policy(), 0.0
         self._recipe: Recipe | None = None
         self._population: Population | None = None
         self._journal: Journal | None = None
@@ -178,6 +182,7 @@ class NodeHost:
 
     def _note(self, refusal: Forbidden) -> None:
         self._site.tell(f"refused: {refusal}")
+        self._site.news["refused"] = [*self._site.news.get("refused", ()), str(refusal)][-5:]
         self._site.ledger.refuse(self._run, refusal.rule, str(refusal))
 
     @property
@@ -201,7 +206,7 @@ class NodeHost:
             raise Refused("a run is named by 32 hexadecimal digits, and a schema is text")
         self._journal = self._population = None
         self._run, self._policy = run, Policy.read(self._site.folder)
-        home = self._site.folder / RUNS / run
+        self._begun, home = time.time(), self._site.folder / RUNS / run
         try:
             recipe = to_recipe(told["recipe"], "the recipe")
         except UserError as error:
@@ -211,14 +216,15 @@ class NodeHost:
         if (home / "recipe.json").exists():  # the run goes on: it is what it began as, whatever comes now
             begun = json.loads((home / "recipe.json").read_bytes())
             recipe, schema = to_recipe(begun["recipe"], "the recipe"), begun["schema"]
+            self._begun = float(begun["begun"])
             for refusal in self._policy.refusals(recipe, self._site.network):
                 raise refusal
-        if self._policy.approve:
-            check_approved(self._site.folder, recipe, schema)
+        check_approved(self._site.folder, self._policy, recipe, schema)
         home.mkdir(parents=True, exist_ok=True)
         if schema is not None:
             write_whole(home / SCHEMA, schema.encode())
-        content = {"recipe": recipe.model_dump(mode="json", exclude_none=True), "schema": schema}
+        values = recipe.model_dump(mode="json", exclude_none=True)
+        content = {"recipe": values, "schema": schema, "begun": self._begun}
         write_whole(home / "recipe.json", json.dumps(content).encode())
         self._recipe = local_recipe(recipe, self._site.data, home / SCHEMA if schema is not None else None)
         self._population = load_data(self._recipe)
@@ -249,7 +255,8 @@ class NodeHost:
             raise Refused("what is said of this site's clients is not what it told")
         torch.set_num_threads(1)
         prepared = prepare(self._recipe, everybody)
-        self._policy.check_model(prepared.recipe)
+        for refusal in self._policy.late_refusals(prepared.recipe, len(everybody)):
+            raise refusal
         simulated = noise_of(prepared.recipe) == "seeded"
         roster = prepared.population.roster().select(mine)
         labeled = roster.labeled & self._population.train.labeled
@@ -270,6 +277,7 @@ class NodeHost:
 
     def _answer(self, head: bytes, *arrays: bytes) -> bytes:
         request = Request.decode(head)
+        self._site.news["doing"] = f"{request.task} for run {self._run[:8]}"
         try:
             self._allow(request, head, arrays)
             frames = [self._tame(frame) for frame in self.journal.answer(head, *arrays)]
@@ -279,6 +287,8 @@ class NodeHost:
         except (Refused, wire.WireError, TypeError) as error:
             self._site.tell(f"refused: {request.task}: {error}")
             frames = [_all_failed(request, "refused by its site: the request is not one of this run")]
+        finally:
+            self._site.news["doing"] = ""
         self._sent += sum(map(len, frames))
         if self._sent > self._policy.megabytes << 20:
             raise Forbidden("megabytes", f"more than {self._policy.megabytes} MB would leave in this run")
@@ -287,11 +297,12 @@ class NodeHost:
     def _allow(self, request: Request, head: bytes, arrays: Sequence[bytes]) -> None:
         """Check a request against the policy, and charge what it lets out."""
         shard, policy, ledger = self.journal.shard, self._policy, self._site.ledger
-        if request.purpose not in policy.purposes:
-            raise Forbidden("purposes", f"{request.purpose} is not listed")
+        policy.check_task(request.task, request.purpose)
+        if time.time() > self._begun + policy.hours * 3600:
+            raise Forbidden("hours", f"this run began more than {policy.hours:g} hours ago")
         for name, value in _inputs(request, arrays):
-            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                raise Refused(f"the input {name} is not finite")
+            if value.is_floating_point() and not bool((value.abs() <= LARGEST).all()):  # which no NaN is
+                raise Refused(f"the input {name} holds a number that is not finite or above {LARGEST:g}")
         ask = f"{self._run} {request.run} {request.serial} {hashlib.sha256(head).hexdigest()[:32]}"
         if request.purpose != "measure" and ledger.known(ask):
             return  # its journal has the answer, or knows that it was cut off
@@ -301,7 +312,7 @@ class NodeHost:
         positions, charges = shard.positions(request.ids), list[Charge]()
         for release in releases:
             protected = policy.check_release(release, len(positions), shard.program.terms)
-            charges += _charges(release, shard, positions) if protected else [Charge(BARE)]
+            charges += charges_of(release, shard.roster, positions) if protected else [Charge(BARE)]
         self._check_cost(charges)
         what = {
             "task": request.task,
@@ -371,11 +382,11 @@ def _inputs(request: Request, arrays: Sequence[bytes]) -> Iterator[tuple[str, Te
         yield from ((name, one) for name, one in wire.decode(data).items() if isinstance(one, Tensor))
 
 
-def _charges(release: Release, shard: Shard, positions: Tensor) -> list[Charge]:
+def charges_of(release: Release, roster: Roster, positions: Tensor) -> list[Charge]:
     """What a release with noise costs, as if nobody had been sampled: the server knows who was."""
     if isinstance(release, Stays):
         return []
-    declared = shard.roster.declarations(positions)
+    declared = roster.declarations(positions)
     cost = release.cost(declared) if callable(release.cost) else release.cost
     if isinstance(cost, LocalCost):
         return [Charge(event, "point") for event in dict.fromkeys(cost.events)]

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from unalike.deploy import keys
 from unalike.privacy.ledger import Charge, Ledger
 from unalike.runs.errors import UserError
 
@@ -23,10 +24,10 @@ _START = "0" * 64
 
 
 class SiteLedger:
-    """What has left a site, and what was refused."""
+    """What has left a site, and what was refused. Each line is signed by the site's key."""
 
     def __init__(self, folder: Path) -> None:
-        self._file = folder / FILE
+        self._file, self._key = folder / FILE, keys.own_key(folder)
         self._last, self._count = _START, 0
         self.total: dict[str, Ledger] = {}  # by unit
         self.by_run: dict[tuple[str, str], Ledger] = {}  # by run and unit
@@ -43,16 +44,18 @@ class SiteLedger:
             with self._file.open("r+b") as file:
                 file.truncate(content.rfind(b"\n") + 1)
 
-    def lines(self) -> Iterator[dict[str, Any]]:
-        """The entries, each checked against the one before."""
+    def lines(self, signed: bool = False) -> Iterator[dict[str, Any]]:
+        """The entries, each checked against the one before; ``signed``: and its signature, which takes longer."""
         last = _START
         content = self._file.read_bytes() if self._file.exists() else b""
         for number, line in enumerate(content.split(b"\n")[:-1], 1):
             try:
                 entry = json.loads(line)
-                own = entry.pop("hash")
+                own, signature = entry.pop("hash"), entry.pop("signature")
                 if entry["before"] != last or own != _hash(entry):
                     raise ValueError("its hash does not follow from what is before it")
+                if signed and not keys.is_signed(self._key, own, signature):
+                    raise ValueError("it is not signed by this site's key")
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise UserError(
                     f"{self._file}, line {number}: the ledger has been changed or is damaged ({error}). A node does "
@@ -77,6 +80,7 @@ class SiteLedger:
         whole = {"number": self._count + 1, "time": datetime.now(UTC).isoformat(timespec="seconds"), **entry}
         whole["before"] = self._last
         whole["hash"] = _hash(whole)
+        whole["signature"] = keys.sign(self._key, whole["hash"])
         handle = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             data = json.dumps(whole).encode() + b"\n"
@@ -103,6 +107,15 @@ class SiteLedger:
             total[unit] = total.get(unit, Ledger()) + spent
             own[unit] = own.get(unit, Ledger()) + spent
         return total, own
+
+    def replay(self, delta: float) -> Iterator[tuple[dict[str, Any], dict[str, float]]]:
+        """Each charge, and the ε of all until then by unit, computed again from the lines alone."""
+        total: dict[str, Ledger] = {}
+        for entry in self.lines(signed=True):
+            if entry["kind"] == "charge":
+                for unit, state in entry["cost"].items():
+                    total[unit] = total.get(unit, Ledger()) + Ledger.from_state(state)
+                yield entry, {unit: one.worst(delta) for unit, one in total.items()}
 
     def charge(self, run: str, ask: str, purpose: str, what: dict[str, Any], charges: Sequence[Charge]) -> None:
         """Write what is about to leave."""

@@ -19,6 +19,7 @@ from unalike.runs.errors import UserError
 from unalike.runs.recipe.recipe import Recipe, read_toml
 from unalike.runtime.shard.host import version
 from unalike.runtime.shard.shard import Refused
+from unalike.version import __version__
 
 FILE, APPROVED, PENDING = "policy.toml", "approved", "pending"
 Shows = Literal["never", "noise", "bare"]
@@ -27,6 +28,7 @@ _OWN: dict[str, Any] = {
     **dict.fromkeys(("runtime", "title", "expected", "checkpoint_every"), True),
     "data": {"name": True, "schema_": True},
 }
+_FOR: dict[str, str] = {"Scaling": "scale", "Scorer": "measure", "Losses": "measure"}  # purposes of tasks, by owner
 _MOST_PENDING = 100  # recipes that wait for approval
 
 
@@ -46,7 +48,9 @@ class Policy(BaseModel):
     network: str = ""  # whose runs; empty: nobody's
     methods: list[str] = []
     models: list[str] = []  # architectures
-    purposes: list[Purpose] = []  # train, serve, measure
+    versions: list[str] = []  # of Unalike; empty: whichever is installed here
+    tasks: list[str] = []  # empty: all of the listed methods
+    purposes: list[Literal["train", "serve", "measure", "scale"]] = []  # scale: exact sums for the scaling of inputs
     trust: list[Literal["server", "nobody"]] = []  # who may see sums before they have noise, in runs with an ε
     individual: Shows = "never"  # arrays of single clients: never, only with noise, or as they are
     sums: Shows = "never"
@@ -56,11 +60,14 @@ class Policy(BaseModel):
     epsilon: float = Field(0.0, ge=0)  # the most that all runs together may cost, by this site's own count
     epsilon_run: float = Field(0.0, ge=0)  # and one run
     noise: float = Field(0.0, ge=0)  # the least noise multiplier of Gaussian noise
+    largest_network: int = Field(0, ge=0)  # clients, of which those of a secure sum may share its noise out
     rounds: int = Field(0, ge=0)
+    hours: float = Field(0.0, ge=0)  # that one run may last
     asks: int = Field(8, ge=1)  # in a round, for training; as many again before the first
     megabytes: int = Field(0, ge=0)  # that leave in one run, and that one message to this site may have
     round_sizes: int = Field(10, ge=1)  # the server is told numbers of rows rounded up to multiples of this
     approve: bool = True  # every recipe needs `unalike node approve`
+    recipes: list[str] = []  # digests that need no other approval
 
     @classmethod
     def read(cls, folder: Path) -> Policy:
@@ -82,6 +89,8 @@ class Policy(BaseModel):
             yield Forbidden("network", f"this site works for {self.network or 'nobody'}, not for {network}")
         if recipe.method not in self.methods:
             yield Forbidden("methods", f"{recipe.method} is not listed")
+        if self.versions and __version__ not in self.versions:
+            yield Forbidden("versions", f"Unalike {__version__} is installed here, which is not listed")
         if "train" not in self.purposes:
             yield Forbidden("purposes", "train is not listed")
         if recipe.rounds > self.rounds:
@@ -91,10 +100,21 @@ class Policy(BaseModel):
         if recipe.privacy.promises and recipe.privacy.noise == "simulated" and self.sums != "bare":
             yield Forbidden("sums", "simulated noise protects nobody, so it counts as none")
 
-    def check_model(self, recipe: Recipe) -> None:
-        """The model, once it is known which one the recipe means."""
+    def late_refusals(self, recipe: Recipe, clients: int) -> Iterator[Forbidden]:
+        """The rules that a recipe meets once its model and the number of all clients are known."""
         if recipe.model.name not in self.models:
-            raise Forbidden("models", f"{recipe.model.name} is not listed")
+            yield Forbidden("models", f"{recipe.model.name} is not listed")
+        if recipe.privacy.promises and recipe.privacy.trust == "nobody" and clients > self.largest_network:
+            told = f"the server tells of {clients} clients, allowed are {self.largest_network}"
+            yield Forbidden("largest_network", told)
+
+    def check_task(self, task: str, purpose: Purpose) -> None:
+        """Refuse a task, or what it is asked for."""
+        for one in (purpose, _FOR.get(task.partition(".")[0], purpose)):
+            if one not in self.purposes:
+                raise Forbidden("purposes", f"{one} is not listed")
+        if self.tasks and task not in self.tasks:
+            raise Forbidden("tasks", f"{task} is not listed")
 
     def check_release(self, release: Release, clients: int, terms: Terms) -> bool:
         """Refuse a release that may not leave; does it leave protected by noise?"""
@@ -112,14 +132,14 @@ class Policy(BaseModel):
         if allowed == "never" or (allowed == "noise" and not protected):
             few = f", over {clients} of its clients" if kind == "individual" and not isinstance(release, Each) else ""
             bare = "" if protected else " without noise"
-            raise Forbidden(kind, f"{what}{bare}{few}: {kind} arrays leave {_TOLD[allowed]}")
+            raise Forbidden(kind, f"{what}{bare}{few}: {kind} arrays leave {TOLD[allowed]}")
         level = getattr(release.noise, "noise_multiplier", None)
         if protected and isinstance(level, float | int) and level < self.noise:
             raise Forbidden("noise", f"{what} has a noise multiplier of {level:g}, the least is {self.noise:g}")
         return protected
 
 
-_TOLD = {"never": "never", "noise": "with noise alone", "bare": "as they are"}
+TOLD = {"never": "never", "noise": "with noise alone", "bare": "as they are"}
 
 
 def closed(recipe: Recipe) -> Iterator[Forbidden]:
@@ -154,10 +174,10 @@ def digest_of(recipe: Recipe, schema: str | None) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def check_approved(folder: Path, recipe: Recipe, schema: str | None) -> None:
+def check_approved(folder: Path, policy: Policy, recipe: Recipe, schema: str | None) -> None:
     """Refuse a recipe that nobody here has approved, and note that it waits for that."""
     digest = digest_of(recipe, schema)
-    if digest in approved(folder):
+    if not policy.approve or digest in approved(folder) or digest in policy.recipes:
         return
     waiting = folder / PENDING
     waiting.mkdir(exist_ok=True)

@@ -7,11 +7,11 @@ that the stream stays awake while they compute.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import MappingProxyType
 from typing import Any
 
 import grpc
@@ -31,22 +31,28 @@ class Dial:
     - ``host``: makes the host of a new channel.
     - ``most``: bytes that one message to this node may have.
     - ``tell``: takes a line for the log.
+    - ``news``: what whoever asks the hub for its status may know of this node; others change it.
     """
 
-    def __init__(self, host: Callable[[], Host], version: str, most: int, tell: Callable[[str], None]) -> None:
-        self._make, self._version, self._most, self._tell = host, version, most, tell
+    def __init__(
+        self,
+        host: Callable[[], Host],
+        version: str,
+        most: int,
+        tell: Callable[[str], None],
+        news: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self._make, self._version, self._most, self._tell, self._news = host, version, most, tell, news
         self._instance = secrets.token_hex(16)
         self._thread = ThreadPoolExecutor(1)
 
     async def keep(self, address: str, key: bytes, certificate: bytes, authority: bytes) -> None:
         """Dial, and dial again whenever the stream ends."""
-        secret = grpc.ssl_channel_credentials(authority, key, certificate)
-        named = (*frames.OPTIONS, ("grpc.ssl_target_name_override", frames.HUB), ("grpc.enable_http_proxy", 0))
-        wait = FIRST
+        secured, wait = _secured(key, certificate, authority), FIRST
         while True:
             why = "the hub ended the stream"
             try:
-                async with grpc.aio.secure_channel(address, secret, named) as channel:
+                async with grpc.aio.secure_channel(address, *secured) as channel:
                     if await self._stay(channel):
                         wait = FIRST
             except grpc.aio.AioRpcError as error:
@@ -70,8 +76,7 @@ class Dial:
             async with writing:
                 await stream.write(frame)
 
-        hello = json.dumps({"instance": self._instance, "version": self._version})
-        await write(next(frames.split(0, 0, hello.encode())))
+        await write(frames.greeting({"instance": self._instance, "version": self._version}))
         working = asyncio.create_task(self._work(calls, hosts, write))
         known = False
         try:
@@ -81,7 +86,7 @@ class Dial:
                     self._tell("connected")
                     known = True
                 if kind == frames.PING:
-                    await write(frames.signal(frames.PING))
+                    await write(frames.signal(frames.PING, content=self._news))
                 elif kind == frames.OPEN:
                     hosts[number], joiners[number] = self._make(), Joiner(self._most)
                 elif kind == frames.CLOSE:
@@ -117,6 +122,29 @@ class Dial:
             if number in hosts:
                 for frame in frames.split(number, call, answer):
                     await write(frame)
+
+
+async def greet(address: str, key: bytes, certificate: bytes, authority: bytes) -> tuple[str, str, float]:
+    """What a hub says to this node's greeting: a status, why, and what time it is there. The stream ends at once."""
+    try:
+        async with grpc.aio.secure_channel(address, *_secured(key, certificate, authority)) as channel:
+            stream = channel.stream_stream(frames.METHOD)()
+            await stream.write(frames.greeting({"instance": secrets.token_hex(16), "version": "check"}))
+            frame = await asyncio.wait_for(stream.read(), SILENCE)
+            if frame is grpc.aio.EOF:
+                await stream.code()
+                raise TimeoutError
+            return "OK", "", float(frames.content(frame).get("time", 0.0))
+    except grpc.aio.AioRpcError as error:
+        return error.code().name, str(error.details()), 0.0
+    except TimeoutError:
+        return "DEADLINE_EXCEEDED", "no answer to the greeting", 0.0
+
+
+def _secured(key: bytes, certificate: bytes, authority: bytes) -> tuple[Any, Any]:
+    """The credentials and the options of a channel: the hub is known by the network's own authority alone."""
+    named = (*frames.OPTIONS, ("grpc.ssl_target_name_override", frames.HUB), ("grpc.enable_http_proxy", 0))
+    return grpc.ssl_channel_credentials(authority, key, certificate), named
 
 
 def _answer(host: Host, message: bytes) -> bytes:

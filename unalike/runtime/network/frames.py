@@ -6,8 +6,10 @@ puts frames together bounds what they may come to.
 
 from __future__ import annotations
 
+import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 SOCKET = "hub.sock"  # in the folder of a network
 METHOD = "/unalike.Network/Join"
@@ -17,6 +19,7 @@ CHUNK = 1 << 20
 LONGEST = HEAD.size + CHUNK
 OPTIONS = (("grpc.max_receive_message_length", LONGEST), ("grpc.max_send_message_length", LONGEST))
 MORE, LAST, PING, OPEN, CLOSE = range(5)
+FEW = 4096  # bytes of plain values that are looked at
 BEAT = 5.0  # seconds between two pings of a hub
 SILENCE = 4 * BEAT  # a stream on which nothing came for so long is given up, on either side
 
@@ -33,9 +36,23 @@ def split(channel: int, call: int, data: bytes) -> Iterator[bytes]:
         yield HEAD.pack(channel, call, kind) + view[place : place + CHUNK]
 
 
-def signal(kind: int, channel: int = 0) -> bytes:
-    """A frame without content."""
-    return HEAD.pack(channel, 0, kind)
+def signal(kind: int, channel: int = 0, content: Mapping[str, Any] | None = None) -> bytes:
+    """A frame that is no message; with a few plain values, as a ping has."""
+    return HEAD.pack(channel, 0, kind) + (b"" if content is None else json.dumps(dict(content)).encode()[:CHUNK])
+
+
+def greeting(content: Mapping[str, Any]) -> bytes:
+    """A node's first frame."""
+    return signal(LAST, content=content)
+
+
+def content(frame: bytes) -> dict[str, Any]:
+    """The plain values of such a frame; none where they are not what is expected."""
+    try:
+        found = json.loads(frame[HEAD.size : HEAD.size + FEW])
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def head(frame: bytes) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""The hub: owns the port, the server's key and the list of admitted nodes. It carries frames and reads none of them.
+"""The hub: owns the port, the server's key and the list of admitted nodes. It carries messages and reads none of them.
 
 A node dials in by mutual TLS and holds one stream. Its certificate must be of this network's authority, and its public
 key that of a line in the file ``admitted``: who deletes the line ends the stream at once. A run reaches the hub by a
@@ -34,6 +34,7 @@ class _Node:
         self.name, self.key, self.context = name, key, context
         self.instance, self.version = str(hello.get("instance", "")), str(hello.get("version", ""))[:100]
         self.since = self.heard = time.time()
+        self.news: dict[str, Any] = {}  # what it says of itself
         self.runs: dict[int, asyncio.StreamWriter] = {}  # by channel
         self.pending: set[tuple[int, int]] = set()  # calls that it has not answered
         self.over: asyncio.Future[tuple[grpc.StatusCode, str]] = asyncio.get_running_loop().create_future()
@@ -54,6 +55,8 @@ class _Node:
         self.heard = time.time()
         channel, call, kind = frames.head(frame)
         writer = self.runs.get(channel)
+        if kind == frames.PING:
+            self.news = frames.content(frame)
         if kind == frames.LAST:
             self.pending.discard((channel, call))
         if writer is None or kind not in (frames.MORE, frames.LAST):
@@ -65,9 +68,11 @@ class _Node:
             writer.close()
 
     def status(self) -> dict[str, Any]:
+        refused = self.news.get("refused")
         return {
             "since": self.since, "heard": self.heard, "version": self.version,
-            "runs": len(self.runs), "busy": bool(self.pending),
+            "runs": len(self.runs), "busy": bool(self.pending), "doing": str(self.news.get("doing", ""))[:200],
+            "refused": [str(one)[:500] for one in refused[-5:]] if isinstance(refused, list) else [],
         }  # fmt: skip
 
 
@@ -128,9 +133,10 @@ class Hub:
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "this key is not admitted here")
         try:
             first = await asyncio.wait_for(context.read(), SILENCE)
-            hello = json.loads(first[HEAD.size : HEAD.size + 4096])
-            assert isinstance(hello, dict)
-        except (TimeoutError, TypeError, ValueError, AssertionError):
+            hello = frames.content(first)
+        except (TimeoutError, TypeError):
+            hello = {}
+        if not hello:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a node begins with a greeting")
         node, old = _Node(name, key, hello, context), self._nodes.get(name)
         if old is not None and old.instance != node.instance:
@@ -141,7 +147,7 @@ class Hub:
         self._nodes[name] = node
         self._tell(f"{name} is here, {node.version}")
         try:
-            await node.write(frames.signal(frames.PING))
+            await node.write(_ping())
             code, why = await self._listen(node)
         finally:
             if self._nodes.get(name) is node:
@@ -191,7 +197,7 @@ class Hub:
 
     async def _ping(self, node: _Node) -> None:
         with contextlib.suppress(Exception):  # a stream that has just ended; whoever listens to it knows
-            await asyncio.wait_for(node.write(frames.signal(frames.PING)), SILENCE)
+            await asyncio.wait_for(node.write(_ping()), SILENCE)
 
     # Runs
 
@@ -240,6 +246,10 @@ class Hub:
     async def _close(self, node: _Node, channel: int) -> None:
         with contextlib.suppress(Exception):  # its stream may have ended, and its channels with it
             await node.write(frames.signal(frames.CLOSE, channel))
+
+
+def _ping() -> bytes:
+    return frames.signal(frames.PING, content={"time": time.time()})
 
 
 async def _read(reader: asyncio.StreamReader) -> bytes:
