@@ -30,7 +30,7 @@ _BY_CLIENT = {
     **dict.fromkeys(("fedtta", "fedsplit", "fedem", "pfedme", "perfedavg", "adaped", "quped", "fml"), _CLIENTS),
     **dict.fromkeys(("ld-fedavg", "fedrep", "knnper", "learned-prior"), _WIDE),
 }
-_BY_POINT = ("fedsplit", "robust-hdp", "rdpcfl", "mr-mtl")
+_BY_POINT = ("fedsplit", "robust-hdp", "rdpcfl", "mr-mtl", "pfedme")
 _KMEANS = "--epsilon 2 --delta 1e-4"
 NOBODY = " --trust nobody"
 
@@ -45,6 +45,7 @@ AUDITS: dict[str, str] = {  # what `unalike privacy audit` is given
     "FedAvg, points, a CNN": f"fedavg {_POINTS.replace('logistic', 'small-cnn')}",
     "FedAvg, points, ResNet18 (gradients one by one)": f"fedavg {_POINTS.replace('logistic', 'resnet18')}",
     **{f"{name}, points": f"{name} {_POINTS}" for name in _BY_POINT},
+    "fedrep, points": f"fedrep {_POINTS.replace('logistic', 'mlp')}",
     "Gaussian estimates, clients": "gaussian --epsilon 2 --delta 1e-4",
     "Bernoulli estimates, clients": "bernoulli --epsilon 1",
     "MDM, clients": "mdm --epsilon 4 --delta 1e-4",

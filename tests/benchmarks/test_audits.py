@@ -12,6 +12,8 @@ from unalike.methods import METHODS
 def test_every_private_method_has_a_row(unit: str, mark: str) -> None:
     private = {one.cls for one in METHODS.values() if hasattr(one.cls, mark)}
     named = [words.split()[0] for words in AUDITS.values() if f"--unit {unit}" in words]
+    if unit == "point":
+        private.remove(METHODS["adaped"].cls)  # sends no gradients of its rows' losses, so no canary would be heard
     assert private and private == {METHODS[name].cls for name in named if name in METHODS}
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from unalike.audit.tap import Tapped, sampled_ratio, scores
 from unalike.core.client import Clients
 from unalike.core.draws import Draws, key
-from unalike.core.method import Auditable, ClientPrivate, PointPrivate
+from unalike.core.method import Auditable, ClientPrivate, PointPrivate, charged_training
 from unalike.core.model import Model
 from unalike.core.schema import Schema
 from unalike.learn.ghost import GhostNorms
@@ -86,7 +86,7 @@ def audit(prepared: Prepared, *, canaries: int | None = None, cut_noise: float =
         run = _client_run(method, prepared, cut_noise, slots, rounds)
         return judge("client", run, prepared.delta, canaries, cut_noise, seed, rounds, planned)
     if isinstance(method, PointPrivate) and method.local.private is not None:
-        steps = method.local.steps_of(int(prepared.roster.bound.min()))
+        steps = charged_training(method).steps_of(int(prepared.roster.bound.min()))
         planned = participations(method.cohort, prepared.roster, max(1, prepared.recipe.rounds)) * steps.count
         rounds = min(planned, _ROUNDS)
         run = _point_run(method, prepared, cut_noise, rounds)
@@ -209,7 +209,7 @@ def _with_one_step(method: Any) -> Any:
 def _point_run(method: Any, prepared: Prepared, cut_noise: float, rounds: int) -> Callable[[int], AttackedRun]:
     """Rows of one client, in batches of the rate that those of the recipe's smallest client have."""
     private = method.local.private
-    steps = method.local.steps_of(int(prepared.roster.bound.min()))
+    steps = charged_training(method).steps_of(int(prepared.roster.bound.min()))
     z = private.multiplier(steps)
     model, inputs = _one_weight_each(method.model, prepared.roster.schema)
 
@@ -226,6 +226,11 @@ def _point_run(method: Any, prepared: Prepared, cut_noise: float, rounds: int) -
         for number in range(1, rounds + 1):
             state = attacked.round(state, tapped.begin_round(number))
         assert len(tapped.private_updates) == rounds, "an attacker who hears nothing proves nothing"
+        if tapped.private_updates[0].numel() != _POINTS:
+            raise UserError(
+                f"{prepared.recipe.method} sends no mean of gradients, which is all that the audit can attack "
+                "at point level; that of fedavg goes through the same steps of DP-SGD"
+            )
         rate = torch.tensor(batch / len(rows), dtype=torch.float64)
         seen = torch.stack(tapped.private_updates).to(torch.float64) * batch / private.clip  # 0 or 1, plus noise
         score = sampled_ratio((2 * seen - 1) / (2 * (cut_noise * z) ** 2), rate).sum(0)
@@ -241,6 +246,7 @@ def _on_model(method: Any, model: Model, local: LocalSGD) -> Any:
     if isinstance(method, Auditable):
         return method.for_audit(model, 1, local, None)
     plain = {"weights": "uniform", "clustering": "known", "clusters": 1, "known": (0,), "schedule": Schedule()}
+    plain |= {"head": 0, "lambda_": 1.0, "inner_lr": 1.0, "inner_steps": 1}
     known = {one.name for one in fields(method)}
     return replace(
         method, model=model, cohort=1, local=local, **{name: value for name, value in plain.items() if name in known}

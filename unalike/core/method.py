@@ -180,6 +180,20 @@ class PointPrivate(Protocol):
 
 
 @runtime_checkable
+class TrainsInStages(Protocol):
+    """A client takes more steps of DP-SGD in a round than those of ``local``; its points pay for all of them."""
+
+    @property
+    def charged(self) -> Any:
+        """All steps of a round as one ``LocalSGD``."""
+
+
+def charged_training(method: Any) -> Any:
+    """The steps of DP-SGD that a round charges a client's points with."""
+    return method.charged if isinstance(method, TrainsInStages) else method.local
+
+
+@runtime_checkable
 class NeedsRounds(Protocol):
     """With fewer rounds than ``least_rounds`` a part of it would never begin."""
 

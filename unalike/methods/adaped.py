@@ -17,10 +17,10 @@ from unalike.core.federation import QuorumError
 from unalike.core.release import Mean, Release
 from unalike.core.vocabulary import Client, Cohort, Federation, Models, Sent, State, send, task
 from unalike.learn.local import LocalSGD
-from unalike.learn.objective import Batch, InTurns, Moves, divergence, scores, teacher_gradient
+from unalike.learn.objective import Batch, InTurns, Moves, Params, divergence, loss_of, scores, teacher_gradient
 from unalike.learn.schedules import Schedule
 from unalike.methods import Presets
-from unalike.methods.averaging import ProtectedMean
+from unalike.methods.averaging import ProtectedMean, private_inputs
 from unalike.methods.distillation import distillation_loss, student_gradient
 from unalike.methods.newcomers import NOBODY, PersonalModels, kept_or, one_rate, with_answered
 from unalike.privacy import Gaussian
@@ -46,10 +46,14 @@ class AdaPeD(ProtectedMean, PersonalModels):
     what the shares of the expected cohort add up to is drawn once, on the sum. The paper has clients send the noise
     that they trained with: later steps can undo it, and a cohort's size shows in it. Theorem 7, which overlooks both,
     is reported as ``theorem_7_epsilon``.
+
+    With ``local.private`` (point-level privacy) a step moves θ, μ and ψ at once, not in turns, by DP-SGD on one batch:
+    a sample's gradient of the loss above, in all three, is clipped as one vector. So θ is as private as μ, which it
+    will have taught in the rounds after. A newcomer's θ stays, and is trained without noise.
     """
 
     cohort: int | float = 10
-    local: LocalSGD = field(default_factory=lambda: LocalSGD(steps=10, batch=1 / 60, lr=0.1, weight_decay=1e-4))
+    local: LocalSGD = LocalSGD(steps=10, batch=1 / 60, lr=0.1, weight_decay=1e-4)
     mu_lr: float | None = None
     psi_lr: float = 0.03
     psi: float = 4.0
@@ -60,11 +64,14 @@ class AdaPeD(ProtectedMean, PersonalModels):
     newcomer_rounds: int = field(default=6, kw_only=True)
     noisy_steps: Literal["apart", "together"] | None = None
     psi_clip: float = 1.0
+    point_private: ClassVar[Literal[True]] = True
     presets: ClassVar[Presets] = {"paper": {}, "ozkara2022": {}}  # the defaults are those of P3 §4.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.check_privacy(self.local)
+        self.check_privacy(self.local, points=True)
+        if self.local.private is not None and self.train_unsampled:
+            raise ValueError("train_unsampled trains models that later rounds start from, and charges nobody for it")
         if not 0 < self.least_psi <= self.psi:
             raise ValueError(f"psi={self.psi}, least_psi={self.least_psi}; expected 0 < least_psi <= psi")
         at_least(self, mu_lr=0, psi_lr=0, most_rounds_alone=0)
@@ -80,7 +87,16 @@ class AdaPeD(ProtectedMean, PersonalModels):
     # The clients' side
 
     @task
-    def fit(self, client: Client, mu: Tensor, psi: Tensor, rate: Tensor, jitter: Tensor | None = None) -> Sent:
+    def fit(
+        self,
+        client: Client,
+        mu: Tensor,
+        psi: Tensor,
+        rate: Tensor,
+        jitter: Tensor | None = None,
+        noise: Tensor | None = None,
+        batch: Tensor | None = None,
+    ) -> Sent:
         """τ steps (Alg. 5, lines 9-15); sends the change of μ and ψ as one vector."""
         start = {"theta": kept_or(client, self.first), "mu": mu, "psi": psi}
         protect: Callable[..., dict[str, Tensor]] = dict
@@ -88,11 +104,13 @@ class AdaPeD(ProtectedMean, PersonalModels):
             start |= {"mu_sum": torch.zeros_like(mu), "psi_sum": torch.zeros_like(psi)}
             protect = partial(self._protect, client, jitter)
         after, loss = self._alternating.minimise(
-            InTurns(partial(self._moves, protect)),
+            InTurns(partial(self._moves, protect)) if self.local.private is None else self._joint,
             start,
             client,
             labels=True,
             rate=rate,
+            noise=noise,
+            batch=batch,
             least={"psi": self.least_psi},
             undecayed=("psi", "mu_sum", "psi_sum"),
         )
@@ -111,6 +129,8 @@ class AdaPeD(ProtectedMean, PersonalModels):
         if self.noisy_steps is None:
             return self.mean_update(self.local)
         return [Mean("update", clip=self._sum_bound, noise=self.noise, secure=self.secure)]
+
+    fit.derive(private_inputs)
 
     @task
     def go_on(self, client: Client, rate: Tensor) -> Sent:
@@ -132,9 +152,17 @@ class AdaPeD(ProtectedMean, PersonalModels):
 
     @task
     def join(self, client: Client, mu: Tensor, psi: Tensor) -> Sent:
-        """The personal model of a newcomer; a client that has one keeps it."""
-        trained = self.local.repeat(self.newcomer_rounds)(distillation_loss(self.model, mu, _mix(psi)), mu, client)
-        return send(keep={"theta": client.kept.get("theta", trained)})
+        """The personal model of a newcomer. It was trained without noise, so no later round begins with it."""
+        plain = replace(self.local.repeat(self.newcomer_rounds), private=None)
+        trained = plain(distillation_loss(self.model, mu, _mix(psi)), mu, client)
+        return send(keep={"joined": client.kept.get("joined", trained)})
+
+    def _joint(self, params: Params, batch: Batch) -> Tensor:
+        """f(θ) + ½·log 2ψ + KD(θ, μ)/2ψ."""
+        assert isinstance(params, dict) and batch.y is not None
+        of_theta, of_mu = (scores(self.model(params[name], batch.x), batch.y) for name in ("theta", "mu"))
+        apart = divergence(of_mu, of_theta, batch.y) / (2 * params["psi"])
+        return batch.mean(loss_of(of_theta, batch.y) + apart) + torch.log(2 * params["psi"]) / 2
 
     def _moves(self, protect: Callable[..., dict[str, Tensor]], params: dict[str, Tensor], batch: Batch) -> Moves:
         """One step: the forward pass of μ serves θ and μ, that of the new θ serves μ and ψ."""
@@ -196,7 +224,7 @@ class AdaPeD(ProtectedMean, PersonalModels):
         return State(mu=self.first, psi=torch.tensor(self.psi), ids=NOBODY)
 
     def round(self, state: State, federation: Federation) -> State:
-        cohort = self.sample(federation, self.cohort)
+        cohort = self.sample(federation, self.cohort).within_budget(self.fit)
         rate, jitter = self.schedule(federation.round), self._shares(cohort)
         replies = cohort.ask(self.fit, mu=state.mu, psi=state.psi, rate=rate, **jitter)
         if self.train_unsampled:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from unalike.core.federation import Cohort, Federation, Replies
-from unalike.core.method import State
+from unalike.core.method import State, charged_training
 from unalike.core.release import SIZE, Mean, Release
 from unalike.core.roster import Declarations
 from unalike.learn.local import LocalSGD
@@ -55,7 +55,10 @@ class ProtectedMean:
         return federation.sample(cohort, poisson=self.noise is not None, labeled=True)
 
     def mean_update(self, local: LocalSGD, weight: str | None = None) -> list[Release]:
-        """The mean of ``update``; with the mean ``loss``, and by ``weight``, where nothing is to be protected."""
+        """The mean of ``update``; with the mean ``loss``, and by ``weight``, where nothing is to be protected.
+
+        ``local``: all that a client trains in a round.
+        """
         if local.private is not None:
             return [Mean("update", clip=self.clip, secure=self.secure, cost=local.cost)]
         if self.noise is not None or self.secure:
@@ -68,7 +71,7 @@ class ProtectedMean:
 
 def mean(method: Any) -> list[Release]:
     """The mean of ``update``, in which clients count the same."""
-    return method.mean_update(method.local)
+    return method.mean_update(charged_training(method))
 
 
 def mean_by_size(method: Any) -> list[Release]:
@@ -78,7 +81,7 @@ def mean_by_size(method: Any) -> list[Release]:
 
 def private_inputs(method: Any, declared: Declarations) -> Mapping[str, Tensor]:
     """DP-SGD's noise multiplier, and where each has its own the batch size, which each client finds for itself."""
-    return method.local.private_inputs(declared)
+    return charged_training(method).private_inputs(declared)
 
 
 @dataclass(frozen=True, kw_only=True)

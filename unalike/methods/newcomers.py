@@ -57,7 +57,7 @@ class PersonalModels:
     @task(stays="theta")
     def recall(self, client: Client, common: Tensor) -> Sent:
         """The client's own model, or the common one where there is none."""
-        return send(theta=client.kept.get("theta", common))
+        return send(theta=client.kept.get("theta", client.kept.get("joined", common)))
 
     def own_models(self, state: State, cohort: Cohort, join: Task, common: Tensor, **given: Tensor) -> Models:
         """The models of a cohort. Its newcomers train theirs first, by the task ``join``, from what is ``given``."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from unalike.core.federation import Federation
-from unalike.core.method import ClientPrivate, PointPrivate
+from unalike.core.method import ClientPrivate, PointPrivate, charged_training
 from unalike.core.release import Noise
 from unalike.core.roster import Roster
 from unalike.learn.scaling import PrivateScaling, too_noisy
@@ -227,12 +227,12 @@ def forecast(
         rounds = participations(method.cohort, roster, rounds)  # of one client
         if roster.epsilon is not None:
             noises, epsilon = (
-                method.local.noise_multipliers(roster.declarations()).tolist(),
+                charged_training(method).noise_multipliers(roster.declarations()).tolist(),
                 float(roster.epsilon.max()),
             )
         else:
             private, clip = method.local.private, method.local.private.clip
-            each = [method.local.steps_of(size) for size in sorted(set(roster.bound.tolist()))]
+            each = [charged_training(method).steps_of(size) for size in sorted(set(roster.bound.tolist()))]
             noises, rates = [private.multiplier(steps) for steps in each], [steps.rate for steps in each]
             spans = [Steps(steps.rate, steps.count * rounds) for steps in each]
             epsilon = max(
