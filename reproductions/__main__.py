@@ -17,6 +17,7 @@ from rich.text import Text
 from unalike.commands.console import progress_console, results_console, say
 from unalike.commands.main import explain_errors
 from unalike.commands.options import Json, Quiet, command, flag
+from unalike.runs.errors import explain_disk_errors
 
 if TYPE_CHECKING:
     from reproductions.runner import Watch
@@ -64,7 +65,6 @@ def reproduce(
     """
     from reproductions import catalog, runner
     from unalike.runs.errors import UserError
-    from unalike.runs.folder import explain_disk_errors
 
     if page:
         from reproductions.page import write_page

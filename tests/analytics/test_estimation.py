@@ -273,13 +273,13 @@ def test_channels_that_make_no_sense(settings: dict[str, float], message: str) -
     ("settings", "message"),
     [
         ({"mu": 0.0}, "mu, sigma_theta and sigma_x together"),
-        ({"sigma_x": 0.0}, "sigma_x must be a number above 0"),
+        ({"sigma_x": 0.0}, "sigma_x=0.0; expected a number above 0"),
         ({"channel": Channel(bits=2)}, "deviations must be known"),
         ({"channel": Channel(bits=2), "sigma_x": 1.0, "sigma_theta": 1.0}, "give radius"),
     ],
 )
 def test_gaussian_settings_that_make_no_sense(settings: dict[str, float], message: str) -> None:
-    with pytest.raises(EstimationError, match=message):
+    with pytest.raises(ValueError, match=message):
         GaussianMeans(**settings)  # type: ignore[arg-type]
 
 

@@ -408,7 +408,7 @@ def test_a_client_whose_targets_are_no_classes_does_not_answer(solver: str) -> N
 def test_settings_that_make_no_sense() -> None:
     with pytest.raises(EstimationError, match="mu, sigma_theta and"):
         GaussianPrior(mu=0.0)
-    with pytest.raises(EstimationError, match="solver must be 'em' or 'gd'"):
+    with pytest.raises(ValueError, match="solver='newton'; expected one of em, gd"):
         GaussianPrior(solver="newton")  # type: ignore[arg-type]
     with pytest.raises(EstimationError, match="needs sigma_x"):
         MixturePrior(2, family="linear")

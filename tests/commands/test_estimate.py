@@ -228,10 +228,10 @@ def test_mixture_linear_and_logistic_run(tmp_path: Path) -> None:
     [
         (["bernoulli", "--epsilon", "0"], "epsilon must be a finite number above 0"),
         (["bernoulli", "--alpha", "2"], "give both or neither"),
-        (["bernoulli", "--form", "best"], "form must be 'exact', 'moments' or 'plug-in'"),
+        (["bernoulli", "--form", "best"], "--form 'best'; expected one of exact, moments, plug-in"),
         (["bernoulli", "--data", "gaussian-means:clients=50"], "a Bernoulli sample is 0 or 1, but client 0 has"),
         (["gaussian", "--epsilon", "1"], "deviations must be known"),
-        (["gaussian", "--calibration", "best"], "calibration must be 'analytic' or 'paper'"),
+        (["gaussian", "--calibration", "best"], "--calibration 'best'; expected one of analytic, paper"),
         (["mixture", "--data", "gaussian-means:clients=3", "--components", "4"], "4 mixture components for 3 clients"),
         (["linear", "--data", "gaussian-means:clients=50"], "needs a target for every row"),
         (["linear", "--data", "linear-prior:clients=20,dim=2", "--components", "2"], "needs --sigma-x"),

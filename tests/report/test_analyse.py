@@ -283,7 +283,7 @@ def test_advice_about_the_disk_fits_the_command(
     def refuse(file: Path) -> None:
         raise OSError(number, "no", str(file))
 
-    monkeypatch.setattr("unalike.runs.folder.check_writable", refuse)
+    monkeypatch.setattr("unalike.core.disk.check_writable", refuse)
     shown = " ".join(unalike("analyse", runs["fedavg"], "--quick", code=1).split())
     assert f"unalike analyse {runs['fedavg']} --quick" in shown
     assert "--out" not in shown and "resume" not in shown

@@ -142,7 +142,7 @@ def test_what_cannot_be_written_or_read_is_said(shops: Path, monkeypatch: pytest
 
     notes = Notes()
     with monkeypatch.context() as patched:
-        patched.setattr("unalike.runs.folder.check_writable", refuse)
+        patched.setattr("unalike.runs.data_ledger.check_writable", refuse)
         train(shops, epsilon=2.0, watcher=notes)
         assert any("nobody adds up what all runs on this data cost" in note for note in notes.all)
         with pytest.raises(UserError, match="make it writable"):

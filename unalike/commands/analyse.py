@@ -11,6 +11,8 @@ from rich.table import Table
 
 from unalike.commands.console import print_files, progress_console, say
 from unalike.commands.options import Json, command, flag
+from unalike.core import disk
+from unalike.runs import errors
 
 if TYPE_CHECKING:
     from unalike.report.analyses.file import Analyses
@@ -59,12 +61,12 @@ def analyse(
 
     finished = analyse.finished_run(run)
     again = f"unalike analyse {run}{' --quick' if quick else ''}"
-    explain_disk_errors = partial(folder.explain_disk_errors, run, again=again)
+    explain_disk_errors = partial(errors.explain_disk_errors, run, again=again)
     with explain_disk_errors():
         (run / folder.SIMULATION).mkdir(exist_ok=True)
         target = folder.report_of(run, [run])
         for file in (run / folder.ANALYSES, target):
-            folder.check_writable(file)
+            disk.check_writable(file)
     progress = progress_console()
 
     def tell(line: str) -> None:

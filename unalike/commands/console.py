@@ -15,7 +15,7 @@ from rich.table import Table
 
 from unalike.core.disk import write_whole
 from unalike.core.notes import Note
-from unalike.runs.errors import UserError
+from unalike.runs.errors import UserError, explain_disk_errors
 from unalike.runs.recipe.keys import flag_of
 
 if TYPE_CHECKING:
@@ -134,7 +134,6 @@ def check_free(**files: Path | None) -> None:
 
 def write(file: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    from unalike.runs.folder import explain_disk_errors
 
     with explain_disk_errors(file.parent):
         write_whole(file, text.encode())
@@ -143,7 +142,6 @@ def write(file: Path, text: str) -> None:
 def write_figure(file: Path, chart: Figure) -> None:
     """Draw a chart in a file of the kind that its ending says."""
     from unalike.report.figures.file import save
-    from unalike.runs.folder import explain_disk_errors
 
     with explain_disk_errors(file.parent):
         save(chart, file)

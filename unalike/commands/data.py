@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from unalike.commands.console import check_free, print_files, say, with_flags, write_figure
+from unalike.commands.console import check_free, print_files, say, with_flags, write, write_figure
 from unalike.commands.options import Dealing, Plot, Seed, Set, command, flag, plan_from_flags
 
 if TYPE_CHECKING:
@@ -50,7 +50,6 @@ def data(
     check_free(plot=plot, schema=written)
     from unalike.data import describe
     from unalike.data.schema_file import schema_text
-    from unalike.runs.folder import explain_disk_errors
     from unalike.runs.load import load_data
 
     population = load_data(plan_from_flags(["fedavg"], dealing, seed=seed, set_=set_).runs[0][1])
@@ -65,8 +64,7 @@ def data(
 
         write_figure(plot, population_chart(population))
     if written is not None:
-        with explain_disk_errors(written, "unalike data"):
-            written.write_text(schema_text(population) + "\n", encoding="utf-8")
+        write(written, schema_text(population) + "\n")
     print_files(figure=plot, schema=written)
 
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from unalike.commands import options
 from unalike.commands.console import bar, check_free, guarantee, print_files, say, worker_lines, write_figure
 from unalike.commands.options import command, expect, flag
-from unalike.runs.errors import UserError
+from unalike.runs.errors import UserError, explain_disk_errors
 
 if TYPE_CHECKING:
     from unalike.analytics.mdm.study import MixturePrivacy
@@ -121,7 +121,6 @@ def mdm(
     """
     check_free(plot=plot, out=out)
     from unalike.analytics.mdm.study import fit_mixture
-    from unalike.runs.folder import explain_disk_errors
 
     settings = fitting.settings()
     where.refuse(compare=compare, plot=plot is not None)

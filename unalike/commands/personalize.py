@@ -14,7 +14,8 @@ from rich.table import Table
 
 from unalike.commands.console import check_free, print_files, say
 from unalike.commands.options import Json, RowFlags, command, flag
-from unalike.runs.errors import UserError
+from unalike.core.disk import check_writable
+from unalike.runs.errors import UserError, explain_disk_errors
 from unalike.runs.words import counted
 
 if TYPE_CHECKING:
@@ -80,7 +81,6 @@ def personalize(
     from unalike.newcomers.predict import Predicted, as_csv
     from unalike.newcomers.serve import serve
     from unalike.runs.finished import FinishedRun
-    from unalike.runs.folder import explain_disk_errors
 
     if data is None:
         more = {"epsilon": epsilon, "delta": delta, "predictions": predictions, "ledger": ledger}
@@ -163,7 +163,6 @@ def _files(model: Path, onnx: bool, predictions: Path | None, ledger: Path | Non
     """The files to be written; all that could go wrong with them is said before any work."""
     from unalike.newcomers.graphs import can_write_onnx
     from unalike.newcomers.ledger import read_ledger
-    from unalike.runs.folder import check_writable, explain_disk_errors
 
     graph = model if model.suffix == ".onnx" else model.with_suffix(".onnx") if onnx else None
     if graph is not None and not can_write_onnx():
@@ -186,7 +185,6 @@ def _files(model: Path, onnx: bool, predictions: Path | None, ledger: Path | Non
 
 
 def _write_model(served: PersonalModel, files: _Files) -> None:
-    from unalike.runs.folder import explain_disk_errors
 
     with explain_disk_errors(files.model.parent):
         try:

@@ -13,8 +13,8 @@ from rich.table import Table
 
 from unalike.commands.console import check_free, print_files, say
 from unalike.commands.options import Json, RowFlags, command, flag
-from unalike.core.disk import write_whole
-from unalike.runs.errors import UserError
+from unalike.core.disk import check_writable, write_whole
+from unalike.runs.errors import UserError, explain_disk_errors
 from unalike.runs.words import counted, listed
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ def predict(
     from unalike.newcomers.ledger import add, path_beside, read_ledger
     from unalike.newcomers.predict import as_csv, predict_client
     from unalike.runs.finished import FinishedRun
-    from unalike.runs.folder import check_writable, explain_disk_errors
 
     target = out or path_beside(data, ".predictions.csv")
     finished = FinishedRun.open(run)

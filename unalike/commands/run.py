@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unalike.commands.console import check_free, print_files, progress_console, say
+from unalike.commands.console import check_free, print_files, progress_console, say, write
 from unalike.commands.options import (
     Address,
     Dealing,
@@ -22,8 +22,7 @@ from unalike.commands.options import (
     flag,
     plan_from_flags,
 )
-from unalike.core.disk import write_whole
-from unalike.runs.errors import UserError
+from unalike.runs.errors import UserError, explain_disk_errors
 
 if TYPE_CHECKING:
     from unalike.runs.recipe.recipe import Plan
@@ -139,7 +138,7 @@ def report(
     target = out or own or Path(folder.REPORT)
     if target != own:
         check_free(out=target)
-    with folder.explain_disk_errors(target.parent):
+    with explain_disk_errors(target.parent):
         write_report(folders, target)
     print_files(report=target)
 
@@ -151,7 +150,6 @@ def _export(
     from unalike.report import export
     from unalike.report.figures.file import check_ending
     from unalike.report.page.read import read_runs
-    from unalike.runs import folder
 
     if len(forms) > 1:
         raise UserError(f"--{forms[0]} and --{forms[1]}: a table has one form; choose one")
@@ -159,7 +157,7 @@ def _export(
     if figures is not None:
         check_ending(Path(f"figure.{ending}"))
         check_free(figures=figures)
-        with folder.explain_disk_errors(figures):
+        with explain_disk_errors(figures):
             written = export.figures(runs, figures, ending)
         say(f"{len(written)} figures in {figures}")
     for form in forms:
@@ -168,8 +166,7 @@ def _export(
             typer.echo(text, nl=False)
             continue
         check_free(out=out)
-        with folder.explain_disk_errors(out.parent):
-            write_whole(out, text.encode())
+        write(out, text)
         print_files(table=out)
 
 

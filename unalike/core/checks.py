@@ -8,13 +8,15 @@ import math
 from collections.abc import Iterable
 from typing import Any, get_args, get_type_hints
 
+from unalike.privacy.checks import SettingError
+
 
 def at_least(owner: object, **least: float) -> None:
     """Fields that must be so large or more."""
     for name, bound in least.items():
         value = getattr(owner, name)
         if value is not None and not value >= bound:
-            raise ValueError(f"{name}={value}; expected {bound} or more")
+            raise SettingError(f"{name}={value}; expected {bound} or more")
 
 
 def above(owner: object, **bounds: float) -> None:
@@ -22,7 +24,7 @@ def above(owner: object, **bounds: float) -> None:
     for name, bound in bounds.items():
         value = getattr(owner, name)
         if value is not None and not bound < value < math.inf:
-            raise ValueError(f"{name}={value}; expected a number above {bound}")
+            raise SettingError(f"{name}={value}; expected a number above {bound}")
 
 
 def one_of(owner: object, *names: str) -> None:
@@ -30,7 +32,7 @@ def one_of(owner: object, *names: str) -> None:
     kind: Any = type(owner)
     for name in names:
         if getattr(owner, name) not in _choices(kind, name):
-            raise ValueError(f"{name}={getattr(owner, name)!r}; expected one of {', '.join(_choices(kind, name))}")
+            raise SettingError(f"{name}={getattr(owner, name)!r}; expected one of {', '.join(_choices(kind, name))}")
 
 
 @functools.cache  # it is slow, and optimizers are made anew in every round

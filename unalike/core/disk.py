@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,15 @@ def write_whole(file: Path, content: bytes, mode: int = 0o600, durable: bool = T
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def check_writable(file: Path) -> None:
+    """Fail as ``write_whole`` would, before long work instead of after it."""
+    if file.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
+    trial = part_file(file)
+    trial.open("wb").close()
+    trial.unlink()
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from unalike.core.disk import locked
+from unalike.core.disk import check_writable, locked
 from unalike.core.federation import Federation
 from unalike.data.entry import is_named
 from unalike.privacy import Budget, BudgetExceeded, Everyone, Ledger
@@ -136,7 +136,7 @@ class DataLedger:
         if file is None:
             return None
         try:
-            folder.check_writable(file)
+            check_writable(file)
         except OSError as error:
             why = f"{file} cannot be written ({error.strerror}), so nobody adds up what all runs on this data cost"
             if wanted is None and read(file).total_epsilon is None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 from unalike.core.notes import FLAG, Note
 
-__all__ = ["FLAG", "Diverged", "Interrupted", "Note", "UserError"]
+__all__ = ["FLAG", "Diverged", "Interrupted", "Note", "UserError", "explain_disk_errors"]
 
 
 class UserError(Exception):
@@ -35,3 +38,26 @@ class Interrupted(Exception):
         self.by = by or int(signal.SIGINT)
         resume = "" if folder is None else f" Go on with: unalike resume {folder}"
         super().__init__(f"stopped after {after}.{resume}")
+
+
+@contextlib.contextmanager
+def explain_disk_errors(folder: Path, again: str | None = None) -> Iterator[None]:
+    """Turn what the operating system says about files into a sentence and advice.
+
+    ``again`` is the command to repeat, where neither ``unalike resume`` nor ``--out`` would help.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise
+        where = error.filename or folder
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise UserError(
+                f"the disk is full: {where} could not be written. Nothing that was there is lost; free some space, "
+                f"then go on with: {again or f'unalike resume {folder}'}"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            advice = "choose another folder with --out" if again is None else f"change that, then repeat: {again}"
+            raise UserError(f"no permission to write {where}; {advice}") from error
+        raise UserError(f"cannot use {where}: {error.strerror}") from error

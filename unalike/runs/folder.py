@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import errno
 import importlib.metadata
 import io
 import itertools
@@ -19,12 +18,12 @@ import platform
 import re
 import shutil
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
 
 from unalike.core import outside
-from unalike.core.disk import part_file, write_whole
+from unalike.core.disk import write_whole
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema
 from unalike.runs.errors import UserError
@@ -50,38 +49,6 @@ ACCURACY: Literal["simulation/accuracy.json"] = "simulation/accuracy.json"
 WORKERS = f"{SIMULATION}/workers.json"  # and what workers did, which tells how many clients were drawn
 T = TypeVar("T")
 _LIBRARIES = ("unalike", "torch", "numpy", "scikit-learn", "dp-accounting", "safetensors", "pydantic")
-
-
-@contextlib.contextmanager
-def explain_disk_errors(folder: Path, again: str | None = None) -> Iterator[None]:
-    """Turn what the operating system says about files into a sentence and advice.
-
-    ``again`` is the command to repeat, where neither ``unalike resume`` nor ``--out`` would help.
-    """
-    try:
-        yield
-    except OSError as error:
-        if error.errno is None:
-            raise
-        where = error.filename or folder
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise UserError(
-                f"the disk is full: {where} could not be written. Nothing that was there is lost; free some space, "
-                f"then go on with: {again or f'unalike resume {folder}'}"
-            ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            advice = "choose another folder with --out" if again is None else f"change that, then repeat: {again}"
-            raise UserError(f"no permission to write {where}; {advice}") from error
-        raise UserError(f"cannot use {where}: {error.strerror}") from error
-
-
-def check_writable(file: Path) -> None:
-    """Fail as ``write_whole`` would, before long work instead of after it."""
-    if file.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(file))
-    trial = part_file(file)
-    trial.open("wb").close()
-    trial.unlink()
 
 
 def write_json(file: Path, content: Any, mode: int = 0o600) -> None:

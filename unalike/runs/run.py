@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 from unalike.data.population import Population
 from unalike.runs import fingerprint, folder
-from unalike.runs.errors import FLAG, Diverged, Interrupted, Note, UserError
-from unalike.runs.folder import explain_disk_errors, read_json, write_json
+from unalike.runs.errors import FLAG, Diverged, Interrupted, Note, UserError, explain_disk_errors
+from unalike.runs.folder import read_json, write_json
 from unalike.runs.load import Given, describe_data, load_data, name_given_data
 from unalike.runs.measure import metric_of
 from unalike.runs.prepare import Workers, prepare

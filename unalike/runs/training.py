@@ -23,9 +23,9 @@ from unalike.privacy import BudgetExceeded
 from unalike.runs import checkpoint, fingerprint, folder, predictions
 from unalike.runs.absent import Absent
 from unalike.runs.data_ledger import DataLedger
-from unalike.runs.errors import FLAG, Diverged, Interrupted, Note, UserError
+from unalike.runs.errors import FLAG, Diverged, Interrupted, Note, UserError, explain_disk_errors
 from unalike.runs.finished import FinishedRun, Memory
-from unalike.runs.folder import RunFolder, explain_disk_errors
+from unalike.runs.folder import RunFolder
 from unalike.runs.gap import Gap
 from unalike.runs.map_data import descriptors, map_data
 from unalike.runs.measure import Measured, headline, measure, serves_unlabeled, validation_score

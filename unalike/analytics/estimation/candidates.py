@@ -19,9 +19,9 @@ from unalike.analytics.estimation.shared import (
     Estimator,
     PriorFit,
     check_roster,
-    check_settings,
     ignore_round,
 )
+from unalike.core.checks import above, at_least, one_of
 from unalike.core.client import Client
 from unalike.core.federation import Federation
 from unalike.core.release import Release
@@ -63,8 +63,9 @@ class DiscreteMixture(Estimator):
         return "mean" if self.model == "means" else "linear"
 
     def __post_init__(self) -> None:
-        counts = ("components", "rounds")
-        check_settings(self, positive=("sigma_x", "bound"), counts=counts, model=MixedModel)
+        above(self, sigma_x=0, bound=0)
+        at_least(self, components=1, rounds=1)
+        one_of(self, "model")
         if self.central is not None and not self.channel.is_bare:
             raise EstimationError("the noise is either the clients' own (channel) or on their sums (central): give one")
         if (self.candidates is None) != (self.weights is None):

@@ -17,9 +17,9 @@ from unalike.analytics.estimation.shared import (
     Estimator,
     PriorFit,
     check_roster,
-    check_settings,
     ignore_round,
 )
+from unalike.core.checks import above, at_least, one_of
 from unalike.core.client import Client
 from unalike.core.federation import Federation, Replies, each
 from unalike.core.release import Each, Release, Sum
@@ -64,9 +64,8 @@ class GaussianMeans(Estimator):
     loss = "mean"
 
     def __post_init__(self) -> None:
-        check_settings(self, positive=("sigma_theta", "sigma_x", "bound"))
-        if self.radius is not None and not self.radius >= 0:
-            raise EstimationError(f"radius must be a number from 0 on, got {self.radius:g}")
+        above(self, sigma_theta=0, sigma_x=0, bound=0)
+        at_least(self, radius=0)
         if self.mu is not None and (self.sigma_theta is None or self.sigma_x is None):
             raise EstimationError("a known prior is mu, sigma_theta and sigma_x together; give all three, or no mu")
         if not self.channel.is_bare and self.mu is None:
@@ -202,7 +201,8 @@ class BernoulliRates(Estimator):
     def __post_init__(self) -> None:
         if (self.alpha is None) != (self.beta is None):
             raise EstimationError("a known prior is alpha and beta together; give both or neither")
-        check_settings(self, positive=("alpha", "beta"), form=Form)
+        above(self, alpha=0, beta=0)
+        one_of(self, "form")
         Channel(self.bits, self.epsilon)
 
     can_sweep = True

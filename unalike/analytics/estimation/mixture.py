@@ -20,9 +20,9 @@ from unalike.analytics.estimation.shared import (
     Estimator,
     PriorFit,
     check_roster,
-    check_settings,
     ignore_round,
 )
+from unalike.core.checks import above, at_least, one_of
 from unalike.core.client import Client
 from unalike.core.federation import Federation
 from unalike.core.release import Each, Mean, Release
@@ -91,8 +91,9 @@ class MixturePrior(Estimator):
         return self.family
 
     def __post_init__(self) -> None:
-        positive, counts = ("sigma_x", "lr", "lr_mean", "lr_variance", "bound"), ("components", "rounds", "local_steps")
-        check_settings(self, positive=positive, counts=counts, family=Family, solver=Solver)
+        above(self, sigma_x=0, lr=0, lr_mean=0, lr_variance=0, bound=0)
+        at_least(self, components=1, rounds=1, local_steps=1)
+        one_of(self, "family", "solver")
         if self.central is not None and self.solver == "gd":
             raise EstimationError("private sums go with solver 'clusters': gradients have no bound")
         if self.central is not None and self.bound is None:

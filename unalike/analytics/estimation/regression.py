@@ -26,9 +26,9 @@ from unalike.analytics.estimation.shared import (
     Estimator,
     PriorFit,
     check_roster,
-    check_settings,
     ignore_round,
 )
+from unalike.core.checks import above, at_least, one_of
 from unalike.core.client import Client
 from unalike.core.federation import Federation
 from unalike.core.release import Mean, Release, Sum
@@ -79,8 +79,9 @@ class GaussianPrior(Estimator):
         return {} if self.mu is None else {"expected_mse": expected_mse(federation)}
 
     def __post_init__(self) -> None:
-        positive = ("sigma_theta", "sigma_x", "lr", "lr_mean", "lr_variance", "floor", "bound")
-        check_settings(self, positive=positive, counts=["rounds"], family=Family, solver=Solver)
+        above(self, sigma_theta=0, sigma_x=0, lr=0, lr_mean=0, lr_variance=0, floor=0, bound=0)
+        at_least(self, rounds=1)
+        one_of(self, "family", "solver")
         deviations = self.sigma_theta is not None and (self.sigma_x is not None or self.family == "logistic")
         if self.mu is not None and not deviations:
             raise EstimationError("a known prior is mu, sigma_theta and (if linear) sigma_x together; or give no mu")

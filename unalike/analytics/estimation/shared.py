@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from unalike.analytics.reading import bad_rows
+from unalike.core.checks import one_of
 from unalike.core.client import Client
 from unalike.core.federation import Federation
 from unalike.core.release import Each
@@ -64,7 +65,7 @@ class Channel:
         if self.epsilon is not None:
             check_epsilon(self.epsilon)
             check_delta(self.delta)
-        check_settings(self, calibration=Calibration)
+        one_of(self, "calibration")
         if self.epsilon is not None and self.calibration == "paper" and self.epsilon >= 1:
             raise EstimationError(
                 f"the paper's noise is proven for epsilon below 1, got {self.epsilon:g}; use the analytic one"
@@ -187,33 +188,12 @@ def gain(error: float, baseline: float) -> float | None:
     return None if baseline == 0 else 1.0 - error / baseline
 
 
-# Checks of settings and the roster, before anything is asked; rows are checked where they are read (samples.py)
-
-
-def check_settings(
-    settings: object, *, positive: Sequence[str] = (), counts: Sequence[str] = (), **choices: object
-) -> None:
-    """Refuse a number that is not above 0 (None: not given), a count below 1, and what is none of a literal's values.
-
-    ``positive`` and ``counts`` name fields of the settings; ``choices`` are fields with their types.
-    """
-    for name in positive:
-        value = getattr(settings, name)
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise EstimationError(f"{name} must be a number above 0, got {value:g}")
-    for name in counts:
-        if getattr(settings, name) < 1:
-            raise EstimationError(f"{name} must be at least 1, got {getattr(settings, name)}")
-    for name, kind in choices.items():
-        if getattr(settings, name) not in get_args(kind):
-            *others, last = map(repr, get_args(kind))
-            raise EstimationError(f"{name} must be {', '.join(others)} or {last}, got {getattr(settings, name)!r}")
-
-
 def check_roster(
     roster: Roster, family: str | None = None, *, width: int | None = None, clients: int = 1, components: int = 1
 ) -> int:
-    """The number of features. Refuses images and tokens, another number than ``width``, and fewer than ``clients``.
+    """The number of features, before anything is asked; rows are checked where they are read (``samples.py``).
+
+    Refuses images and tokens, another number than ``width``, and fewer than ``clients``.
 
     ``family``: of a regression, which needs targets. ``components``: of a mixture, each of which needs a client.
     """

@@ -20,7 +20,7 @@ from unalike.core.disk import write_whole
 from unalike.report.page import transcript, words
 from unalike.report.page.read import Run, read_runs
 from unalike.runs import folder
-from unalike.runs.errors import UserError
+from unalike.runs.errors import UserError, explain_disk_errors
 from unalike.runs.result import GROUPS
 from unalike.runs.words import counted, duration, listed, size, stated
 
@@ -45,7 +45,7 @@ def report_on(comparison: Comparison) -> Path | None:
     runs = [result.folder for result in comparison.results if result.folder is not None]
     if comparison.folder is None:
         return None
-    with folder.explain_disk_errors(comparison.folder):
+    with explain_disk_errors(comparison.folder):
         written = folder.report_of(comparison.folder, runs)
         write_report(runs, written)
     return written
