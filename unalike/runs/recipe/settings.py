@@ -68,19 +68,7 @@ def _expecting(plan: Plan, file: Path) -> Plan:
     if all(recipe.expected == Expected() for _, recipe in plan.runs):
         return plan
     written = plan_of(read_toml(file), str(file))
-    speed = {
-        "block",
-        "threads",
-        "device",
-        "strict",
-        "name",
-        "workers",
-        "address",
-        "network",
-        "nodes",
-        "deadline",
-        "folder",
-    }
+    speed = set(Runtime.model_fields) - {"drop", "lost", "quorum"}  # what changes nothing but how fast it is
     apart = dict.fromkeys(("title", "seed", "eval_every", "checkpoint_every", "expected"), True) | {"runtime": speed}
     before = {label: recipe.model_dump(exclude=apart) for label, recipe in written.runs}
     runs = []
