@@ -1,4 +1,4 @@
-"""docs/architecture.md says where things live: the files that it names are there, and have what one looks for in them."""
+"""docs/architecture.md says where things live: the files that it names are there, and have what one looks for."""
 
 import re
 from pathlib import Path
