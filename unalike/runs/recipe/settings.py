@@ -19,6 +19,7 @@ from unalike.runs.recipe.recipe import (
     Expected,
     Plan,
     Recipe,
+    Runtime,
     apply_overrides,
     check_code,
     plan_of,
