@@ -47,7 +47,7 @@ def unalike(*words: str) -> str:
 
 def widen(patch: pytest.MonkeyPatch, columns: int) -> None:
     """Let the terminal have so many columns."""
-    patch.setattr(console, "printed", lambda: Console(width=columns, highlight=False, markup=False))
+    patch.setattr(console, "results_console", lambda: Console(width=columns, highlight=False, markup=False))
 
 
 def test_a_plan_is_for_the_clients_that_were_named() -> None:
