@@ -132,5 +132,5 @@ def page(made: Callable[[str], tuple[Path, Path]]) -> Iterator[Page]:
     with serving(made("clinics")[1], made("digits")[1]) as address, browsing() as context:
         page = context.new_page()
         page.goto(address)
-        page.get_by_text("trained for").wait_for()
+        page.get_by_text("rounds with").wait_for()
         yield page

@@ -197,7 +197,6 @@ function multiply(a, b, m, k, n, out, oa = 0, ob = 0, oc = 0) { // C[m, n] += A[
   for (let i = 0; i < m; i++) {
     for (let p = 0; p < k; p++) {
       const v = a[oa + i * k + p];
-      if (v === 0) continue;
       const row = ob + p * n, to = oc + i * n;
       for (let j = 0; j < n; j++) out[to + j] += v * b[row + j];
     }
@@ -207,11 +206,11 @@ function multiply(a, b, m, k, n, out, oa = 0, ob = 0, oc = 0) { // C[m, n] += A[
 function matmul([a, b]) {
   const left = a.dims.length === 1, right = b.dims.length === 1;
   const da = left ? [1, ...a.dims] : a.dims, db = right ? [...b.dims, 1] : b.dims;
-  const [m, k] = da.slice(-2), n = db[db.length - 1];
-  const lead = da.length >= db.length ? da.slice(0, -2) : db.slice(0, -2), many = size(lead);
-  const out = new Float64Array(many * m * n);
-  const sa = size(da.slice(0, -2)) === 1 ? 0 : m * k, sb = size(db.slice(0, -2)) === 1 ? 0 : k * n;
-  for (let i = 0; i < many; i++) multiply(a.data, b.data, m, k, n, out, i * sa, i * sb, i * m * n);
+  const [m, k] = da.slice(-2), n = db[db.length - 1], fronts = [da.slice(0, -2), db.slice(0, -2)];
+  const lead = pairwise(() => 0)(fronts.map((front) => tensor(front))).dims, many = size(lead);
+  const [x, y] = [[a, da], [b, db]].map(([one, dims], i) => ([1, many].includes(size(fronts[i])) ? one : spread({ ...one, dims }, [...lead, ...dims.slice(-2)])).data);
+  const sa = x.length === m * k ? 0 : m * k, sb = y.length === k * n ? 0 : k * n, out = new Float64Array(many * m * n);
+  for (let i = 0; i < many; i++) multiply(x, y, m, k, n, out, i * sa, i * sb, i * m * n);
   const dims = [...lead, ...(left ? [] : [m]), ...(right ? [] : [n])];
   return tensor(dims, Float32Array.from(out), a.type);
 }
@@ -418,17 +417,13 @@ function cast([x], has) {
   return { dims: x.dims, type: has.to, data };
 }
 
-function expand([x, shape]) {
-  const wanted = tensor([...shape.data], null, x.type);
-  return pairwise((v) => v)([x, wanted]);
-}
+const spread = (x, dims) => pairwise((v) => v)([x, tensor(dims)]);
+
+const expand = ([x, shape]) => spread(x, [...shape.data]);
 
 function where([test, a, b]) {
-  const type = a.type, both = pairwise((c, v) => (c ? v : NaN), type)([test, a]);
-  const yes = pairwise((c) => c, BOOL)([test, tensor(both.dims, null, BOOL)]);
-  const wide = expand([b, tensor([both.dims.length], Float64Array.from(both.dims), INT64)]);
-  if (wide.data.length !== both.data.length) throw new Error("this page cannot compute this Where");
-  return like({ ...both, type }, both.data.map((v, i) => (yes.data[i] ? v : wide.data[i])));
+  const { dims } = pairwise(() => 0)([test, a, b]), [yes, first, second] = [test, a, b].map((x) => spread(x, dims));
+  return like(first, first.data.map((v, i) => (yes.data[i] ? v : second.data[i])));
 }
 
 function instanceNorm([x, scale, bias], has) {
@@ -468,8 +463,8 @@ function erf(x) { // to 1.2e-7 (Abramowitz and Stegun 7.1.26 has 1.5e-7; this is
   return Math.sign(x) * (1 - Math.exp(-a * a) / ((a + fraction) * Math.sqrt(Math.PI)));
 }
 
-const OPERATORS = {
-  Add: pairwise((a, b) => a + b), Sub: pairwise((a, b) => a - b), Mul: pairwise((a, b) => a * b), Div: pairwise((a, b) => a / b),
+export const OPERATORS = {
+  Add: pairwise((a, b) => a + b), Sub: pairwise((a, b) => a - b), Mul: pairwise((a, b) => a * b), Div: ([a, b]) => pairwise(a.type === FLOAT || a.type === DOUBLE ? (u, v) => u / v : (u, v) => Math.trunc(u / v))([a, b]),
   Pow: pairwise((a, b) => a ** b), Max: pairwise((a, b) => Math.max(a, b)), Min: pairwise((a, b) => Math.min(a, b)),
   Equal: pairwise((a, b) => +(a === b), BOOL), Less: pairwise((a, b) => +(a < b), BOOL), Greater: pairwise((a, b) => +(a > b), BOOL),
   And: pairwise((a, b) => +(a && b), BOOL), Not: ([x]) => ({ dims: x.dims, type: BOOL, data: x.data.map((v) => +!v) }),
@@ -489,5 +484,5 @@ const OPERATORS = {
   Flatten: ([x], has) => { const a = axis(has.axis ?? 1, x.dims.length); return { ...x, dims: [size(x.dims.slice(0, a)), size(x.dims.slice(a))] }; },
   Shape: ([x], has) => { const part = x.dims.slice(has.start ?? 0, has.end ?? undefined); return tensor([part.length], Float64Array.from(part), INT64); },
   ConstantOfShape: ([shape], has) => { const out = tensor([...shape.data], null, has.value?.type ?? FLOAT); out.data.fill(has.value ? has.value.data[0] : 0); return out; },
-  Constant: (_, has) => has.value?.data ? has.value : tensor([], Float32Array.of(has.value_float ?? has.value_int ?? 0)),
+  Constant: (_, has) => has.value?.data ? has.value : ("value_int" in has ? tensor([], Float64Array.of(has.value_int), INT64) : tensor([], Float32Array.of(has.value_float))),
 };
