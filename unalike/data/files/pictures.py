@@ -12,6 +12,7 @@ from unalike.data.files.layout import RawRows
 from unalike.data.source import Array, DataError
 
 PICTURES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+_ORIENTATION = 0x0112  # how a camera was held (EXIF): pictures are read upright
 
 
 def picture_folder(folder: Path, clients: list[Path], size: int | Sequence[int] | None) -> RawRows:
@@ -45,7 +46,7 @@ def visible(folder: Path) -> list[Path]:
 def read_pictures(files: list[Path], size: int | Sequence[int] | None = None) -> Array:
     """Image files as one uint8 array [rows, channels, height, width]; ``size`` scales to height × width."""
     try:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image, ImageOps, UnidentifiedImageError
     except ImportError as error:
         raise DataError("reading image files needs Pillow: pip install 'unalike[data]'") from error
     wanted = None if size is None else (size, size) if isinstance(size, int) else tuple(size)
@@ -58,6 +59,8 @@ def read_pictures(files: list[Path], size: int | Sequence[int] | None = None) ->
             with Image.open(path) as image:
                 modes.append(image.mode)
                 found = (image.height, image.width)
+                if image.getexif().get(_ORIENTATION, 1) >= 5:  # a quarter turn
+                    found = (image.width, image.height)
         except (UnidentifiedImageError, OSError) as error:
             raise DataError(f"cannot read the image {path}: {error}") from error
         if modes[-1].startswith(("I", "F")):
@@ -76,8 +79,8 @@ def read_pictures(files: list[Path], size: int | Sequence[int] | None = None) ->
     for row, path in enumerate(files):
         try:
             with Image.open(path) as image:
-                converted = image.convert(mode)
-                if (image.height, image.width) != (height, width):
+                converted = ImageOps.exif_transpose(image).convert(mode)
+                if (converted.height, converted.width) != (height, width):
                     converted = converted.resize((width, height), Image.Resampling.BILINEAR)
                 pixels = np.asarray(converted)
         except (OSError, SyntaxError) as error:

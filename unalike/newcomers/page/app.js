@@ -2,7 +2,7 @@
 
 import { read, run, size, tensor } from "./onnx.js";
 import { addGaussian, addLaplace, gaussianMultiplier, spent } from "./noise.js";
-import { Wrong, asInputs, isIndicator, pictureLine, readTable, rowNames } from "./rows.js";
+import { Wrong, asInputs, decoded, isIndicator, pictureLine, pixels, readTable, rowNames, withColumns } from "./rows.js";
 
 const $ = (id) => document.getElementById(id);
 const SHOWN = 8;
@@ -85,15 +85,14 @@ const place = (card, file) => `v1/runs/${encodeURIComponent(card.name)}/${file}`
 
 async function choose(card) {
   const graphs = ["model.onnx", ...(card.made_at ? ["describe.onnx"] : []), ...(card.offline ? ["make.onnx"] : [])];
-  const [schema, model, describe, make] = await Promise.all([get(place(card, "schema.json"), "json"), ...graphs.map((file) => get(place(card, file), "arrayBuffer"))]);
+  const [plain, model, describe, make] = await Promise.all([get(place(card, "schema.json"), "json"), ...graphs.map((file) => get(place(card, file), "arrayBuffer"))]);
   for (const key of Object.keys(now)) delete now[key];
-  schema.columns = card.columns && new Map(card.columns); // in their order
-  Object.assign(now, { card, schema, model: read(model), modelBytes: model, describe: describe && read(describe), make: make && read(make), drawn: [] });
+  Object.assign(now, { card, schema: withColumns(plain, card), model: read(model), modelBytes: model, describe: describe && read(describe), make: make && read(make), drawn: [] });
   keepForLater(["v1/runs.json", ...["schema.json", ...graphs].map((file) => place(card, file))]);
   const about = [`${card.method}, trained for ${plural(card.rounds, "round")} with ${plural(card.clients, "client")}.`];
   if (card.trained) about.push(card.trained);
   $("about").textContent = about.join(" ");
-  const image = schema.kind === "image";
+  const { schema } = now, image = schema.kind === "image";
   $("file").accept = image ? "image/png,image/jpeg,image/bmp,image/gif,image/webp" : ".csv,.tsv,text/csv";
   $("file").multiple = image;
   $("drawing").hidden = !(image && schema.shape[0] === 1);
@@ -142,7 +141,7 @@ async function take(files) {
   forget();
   if (now.schema.kind === "image") return takePictures(files);
   if (files.length > 1) throw new Wrong("One table at a time, please.");
-  now.file = { name: files[0].name, text: await files[0].text() };
+  now.file = { name: files[0].name, text: decoded(await files[0].arrayBuffer(), files[0].name) };
   readAgain();
 }
 
@@ -164,11 +163,7 @@ function readAgain() {
 async function takePictures(files) {
   const lines = [];
   for (const file of files) {
-    let picture;
-    try { picture = await createImageBitmap(file); } catch { throw new Wrong(`${file.name} is no picture that this browser can read`); }
-    const canvas = new OffscreenCanvas(picture.width, picture.height), pen = canvas.getContext("2d", { willReadFrequently: true });
-    pen.drawImage(picture, 0, 0);
-    lines.push(pictureLine(pen.getImageData(0, 0, picture.width, picture.height), file.name, now.schema, now.card.pixels, lines.length));
+    lines.push(pictureLine(await pixels(file), file.name, now.schema, now.card.pixels, lines.length));
   }
   now.drawn.push(...lines);
   use(now.drawn);

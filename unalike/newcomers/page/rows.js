@@ -7,6 +7,7 @@ const MOST_BYTES = 64 * 2 ** 20, MOST_ROWS = 200000;
 const ABSENT = new Set(["", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"]); // pandas' own
 const NUMBER = /^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$/;
 const DATE = /^(\d{4})-(\d\d)-(\d\d)(?:[ T](\d\d):(\d\d)(?::(\d\d(?:\.\d+)?))?Z?)?$/;
+const TRUTH = /^(true|false)$/i, LARGEST = 3.4028234663852886e38; // of float32
 const TIME = /^(\d\d?):(\d\d)(?::(\d\d(?:\.\d+)?))?$/;
 const GAP = " is missing"; // the end of an indicator's name
 
@@ -43,13 +44,21 @@ export function readNumber(word, decimal = ".") { // NaN if it is none
   const date = DATE.exec(word), time = TIME.exec(word);
   if (date) { // days since the year 2000
     const [y, m, d, hour, minute, second] = date.slice(1).map((part) => Number(part ?? 0));
-    const day = new Date(Date.UTC(y, m - 1, d));
+    const day = new Date(0);
+    day.setUTCFullYear(y, m - 1, d); // Date.UTC takes the year 1 for 1901
     if (day.getUTCMonth() !== m - 1 || hour > 23 || minute > 59 || second >= 60) return NaN;
     return (day.getTime() - Date.UTC(2000, 0, 1)) / 864e5 + (hour * 3600 + minute * 60 + second) / 86400;
   }
   if (time) return Number(time[1]) + Number(time[2]) / 60 + Number(time[3] ?? 0) / 3600;
   return NaN;
 }
+
+export function decoded(buffer, name) {
+  try { return new TextDecoder("utf-8", { fatal: true }).decode(buffer); } catch { throw new Wrong(`${name} is not UTF-8 text; save it as CSV with UTF-8`); }
+}
+
+// A schema with its columns in their order, which an object in JSON would lose where a name looks like a number
+export const withColumns = (schema, card) => ({ ...schema, columns: card.columns && new Map(card.columns) });
 
 const listed = (words, most = 10) => words.slice(0, most).join(", ") + (words.length > most ? ", …" : "");
 
@@ -64,7 +73,7 @@ export function readTable(text, name, schema, how) {
   if (titles.length === 1 && /[;\t|]/.test(titles[0])) throw new Wrong(`${name}: only one column was found, "${titles[0]}"; choose another delimiter`);
   const twice = titles.find((title, i) => titles.indexOf(title) !== i);
   if (twice !== undefined) throw new Wrong(`${name}: the column "${twice}" occurs more than once`);
-  if (titles.includes("")) throw new Wrong(`${name}: a column has no name, which is often a saved row number and no feature; name it or remove it`);
+  if (titles.some((title) => title === "" || title.startsWith("Unnamed: "))) throw new Wrong(`${name}: a column has no name, which is often a saved row number and no feature; name it or remove it`);
   if (!rows.length) throw new Wrong(`${name} has no rows, but a newcomer needs at least one`);
   if (rows.length > MOST_ROWS) throw new Wrong(`${name} has more than ${MOST_ROWS} rows; use unalike personalize`);
   const long = rows.findIndex((row) => row.length > titles.length);
@@ -78,17 +87,21 @@ export function readTable(text, name, schema, how) {
   const notes = [], others = titles.filter((title) => !real.includes(title) && ![client, label, id].includes(title));
   if (others.length) notes.push(`ignored, because training did not have them: ${listed(others)}`);
 
-  const nothing = new Set([...ABSENT, ...[].concat(how.na_values ?? []).map((word) => String(word).trim())]);
+  const codes = [how.na_values ?? []].flat().flatMap((word) => String(word).split(",")).map((word) => word.trim()).filter(Boolean);
+  const nothing = new Set([...ABSENT, ...codes]), numbers = new Set(codes.map((code) => readNumber(code, how.decimal)));
   const at = Object.fromEntries(titles.map((title, i) => [title, i]));
   const word = (row, title) => { const cell = row[at[title]] ?? ""; return ABSENT.has(cell) ? "" : cell.trim(); };
+  const decimals = (said) => (how.decimal === "," ? said.replaceAll(",", ".") : said);
   const gone = (row, title) => nothing.has(word(row, title));
+  const known = (row, title) => (gone(row, title) ? "" : word(row, title));
   const width = size(schema.shape), x = new Float32Array(rows.length * width), gaps = new Uint8Array(x.length);
   let column = 0;
   for (const [title, values] of wanted) {
     const source = isIndicator(title, schema) ? title.slice(0, -GAP.length) : title;
-    const truths = rows.every((row) => gone(row, source) || /^(true|false)$/i.test(word(row, source)));
+    const truths = rows.every((row) => TRUTH.test(row[at[source]] ?? "")); // without a gap, as pandas reads them
+    const plain = rows.every((row) => gone(row, source) || NUMBER.test(decimals(word(row, source)))); // then −9.0 is the code −9, too
     rows.forEach((row, i) => {
-      const to = i * width + column, empty = gone(row, source), said = word(row, source);
+      const said = word(row, source), to = i * width + column, empty = gone(row, source) || (plain && numbers.has(readNumber(said, how.decimal)));
       if (source !== title) { x[to] = +empty; return; }
       if (empty) { for (let j = 0; j < (values?.length ?? 1); j++) { x[to + j] = NaN; gaps[to + j] = 1; } return; }
       if (values) {
@@ -100,14 +113,13 @@ export function readTable(text, name, schema, how) {
       const number = truths ? +/^t/i.test(said) : readNumber(said, how.decimal);
       if (Number.isNaN(number)) throw new Wrong(`${name}: the column "${title}" should hold numbers, but data row ${i + 1} holds "${said}"`);
       x[to] = number;
-      if (!Number.isFinite(x[to])) throw new Wrong(`${name}: data row ${i + 1} holds a number too large: ${said}`);
+      if (!(Math.abs(number) <= LARGEST)) throw new Wrong(`${name}: data row ${i + 1} holds a number too large: ${said}`);
     });
     column += values?.length ?? 1;
   }
   const lines = rows.map((row, i) => ({
     row: i, x: x.subarray(i * width, (i + 1) * width), gaps: gaps.subarray(i * width, (i + 1) * width),
-    id: id ? idWord(word(row, id)) : String(i + 1),
-    client: client ? word(row, client) : "", label: label ? word(row, label) : "",
+    id: id ? known(row, id) : String(i + 1), client: client ? word(row, client) : "", label: label ? known(row, label) : "",
   }));
   const nobody = lines.find((line) => client && line.client === "");
   if (nobody) throw new Wrong(`${name}: data row ${nobody.row + 1} does not say whose it is; fill in the column "${client}"`);
@@ -118,8 +130,6 @@ export function readTable(text, name, schema, how) {
 export const isIndicator = (title, schema) => title.endsWith(GAP) && schema.columns.has(title.slice(0, -GAP.length));
 
 const pickRole = (given, usual, titles) => (given === "" ? null : titles.includes(given ?? usual) ? given ?? usual : null);
-
-const idWord = (word) => (NUMBER.test(word) && !/^[+-]?0\d/.test(word) && Number.isSafeInteger(Number(word)) && /[.eE]/.test(word) ? String(Number(word)) : word);
 
 // One client's lines as inputs of the graphs: what to do about gaps, and labels as numbers
 
@@ -175,7 +185,17 @@ export async function rowNames(lines) {
   return [...names];
 }
 
-// Pictures: {width, height, data: RGBA bytes} as a canvas gives them, to one line of a schema of images
+// A picture's pixels as they are in the file: upright, and without a conversion of colours
+
+export async function pixels(file) {
+  let picture;
+  try { picture = await createImageBitmap(file, { colorSpaceConversion: "none" }); } catch { throw new Wrong(`${file.name} is no picture that this browser can read`); }
+  const pen = new OffscreenCanvas(picture.width, picture.height).getContext("2d", { willReadFrequently: true });
+  pen.drawImage(picture, 0, 0);
+  return pen.getImageData(0, 0, picture.width, picture.height);
+}
+
+// {width, height, data: RGBA bytes} as a canvas gives them, to one line of a schema of images
 
 export function pictureLine(picture, name, schema, largest, row = 0, label = "") {
   const [channels, height, width] = schema.shape, area = picture.width * picture.height;
