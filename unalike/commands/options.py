@@ -227,6 +227,10 @@ class _Division:
     validation: Annotated[
         float | None, _data("Share of a client's training rows that choices are made by. (default: none)")
     ] = None
+    weight_column: Annotated[str | None, _data("How much a row counts in training; no feature.")] = None
+    class_weights: Annotated[
+        str | None, _data("How much rows count in training, by class: balanced at each client, or yes=10,no=1.")
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ class Clients:
     gaps: bool = False  # inputs may be missing (NaN): they count as ``shift``, so that a model gets 0 for them
     target_center: float | None = None  # numbers to predict reach a task as (y - center) / deviation
     target_deviation: float | None = None
+    weight: Tensor | None = None  # [rows] float32: how much each row counts in local training; None: all the same
 
     @classmethod
     def from_sizes(
@@ -179,6 +180,7 @@ class Clients:
             full=full,
             taught=taught,
             tame=tame,
+            weight=None if self.weight is None else self.weight.index_select(0, flat).reshape(rows.shape),
         )
 
 
@@ -207,13 +209,13 @@ class Block:
     full: bool  # no client of the block is padded
     taught: Tensor | None = None  # [clients] how many rows of each have a label, the first ones; None: all rows
     tame: bool = False  # numbers that are not finite are replaced row by row
+    weight: Tensor | None = None  # [clients, capacity]; None: all rows count the same
 
     def columns(self, key_of_ask: Tensor, bounds: Tensor) -> dict[str, Tensor]:
         """All that differs from client to client: row i of every array makes the i-th client."""
         columns = {"x": self.x, "n": self.n, "labeled": self.labeled, "bound": bounds, "key": key(key_of_ask, self.ids)}
-        if self.taught is not None:
-            columns["taught"] = self.taught
-        return columns if self.y is None else {**columns, "y": self.y}
+        more = {"taught": self.taught, "weight": self.weight, "y": self.y}
+        return columns | {name: one for name, one in more.items() if one is not None}
 
     def client(self, columns: Mapping[str, Tensor], kept: Kept, system: bool = False) -> Client:
         """The client of a row of ``columns``; ``system``: its noise comes from the operating system."""
@@ -230,6 +232,7 @@ class Block:
             SystemDraws(columns["key"]) if system else Draws(columns["key"], 2),
             columns.get("taught"),
             self.tame,
+            columns.get("weight"),
         )
 
 
@@ -266,6 +269,7 @@ class Client:
     noise: DrawsLike  # for noise that protects: seeded in simulation, else the operating system's
     _taught: Tensor | None = None  # how many rows have a label, the first ones; None: all rows
     _tame: bool = False  # replace what is not finite row by row
+    weight: Tensor | None = None  # [capacity] how much each row counts in local training; None: all the same
 
     def __post_init__(self) -> None:
         self.masks = Masks(self.draws.fork(3))  # of dropout; apart, so that they change no other draw

@@ -42,6 +42,7 @@ def array_source(
     partial_labels: PartialLabels = "keep",
     schema: Schema | None = None,
     ids: Any = None,
+    weight: Any = None,
 ) -> Source:
     """A source from arrays: ``x`` [rows, ...], optionally ``y`` [rows] and ``client`` [rows].
 
@@ -53,6 +54,7 @@ def array_source(
       may have no label at all. Of one that has some, the rows without a label describe it and are in no loss; with
       ``partial_labels="drop"`` it loses them, and with "error" it is refused.
     - ``schema``: what the arrays must be; it then says kind, classes and task. ``ids`` [rows]: what rows are called.
+    - ``weight`` [rows]: how much each row counts in local training, 0 or more.
     """
     if schema is not None:
         kind, classes, task = schema.kind, schema.classes, "regression" if schema.target == "number" else None
@@ -61,9 +63,10 @@ def array_source(
     codes, names = (None, None) if client is None else encode_clients(_column(name, "client", client, len(x)), name)
     who: dict[str, Any] = {"client": codes, "client_names": names}
     ids = None if ids is None else _column(name, "ids", ids, len(x))
+    weight = None if weight is None else _weights(name, _column(name, "weight", weight, len(x)))
     if y is None:
         none = {} if schema is None or schema.target == "none" else _blank_labels(name, len(x), codes, schema)
-        return Source(name, kind, x, ids=ids, **who, **none)
+        return Source(name, kind, x, ids=ids, weight=weight, **who, **none)
     raw = _column(name, "y", y, len(x))
     missing = _missing(raw)
     if missing.all():
@@ -71,7 +74,8 @@ def array_source(
     if missing.any():
         keep, mixed = rows_to_keep(name, missing, codes, names, partial_labels)
         if not keep.all():
-            x, raw, missing, ids = x[keep], raw[keep], missing[keep], None if ids is None else ids[keep]
+            x, raw, missing = x[keep], raw[keep], missing[keep]
+            ids, weight = (None if one is None else one[keep] for one in (ids, weight))
             codes = who["client"] = None if codes is None else codes[keep]
         who["known"] = ~missing if mixed else None
         if codes is not None:
@@ -87,7 +91,19 @@ def array_source(
     counted = labels.classes is not None and labels.names is None and classes is None
     pooled = [COUNTED] if counted else [] if labels.names is None else ["the names of the classes"]
     notes = [labels.note] if labels.note else []
-    return Source(name, kind, x, y, labels.classes, labels.names, pooled=pooled, notes=notes, ids=ids, **who)
+    return Source(
+        name, kind, x, y, labels.classes, labels.names, pooled=pooled, notes=notes, ids=ids, weight=weight, **who
+    )
+
+
+def _weights(name: str, given: Array) -> Array:
+    """Weights of rows, refused where they cannot be meant."""
+    numbers = pd.to_numeric(pd.Series(given), errors="coerce").to_numpy(np.float32)
+    wrong = np.flatnonzero(~(np.isfinite(numbers) & (numbers >= 0)))
+    if len(wrong) or not numbers.any():
+        what = f"that of data row {wrong[0] + 1} is {str(given[wrong[0]])!r}" if len(wrong) else "all are 0"
+        raise DataError(f"{name}: weights must be finite numbers of 0 or more, not all 0, but {what}")
+    return numbers
 
 
 def _blank_labels(name: str, rows: int, codes: Array | None, schema: Schema) -> dict[str, Any]:

@@ -41,6 +41,7 @@ class Division:
     rotate: Sequence[float] | None = None
     normalize: bool | Literal["private"] = True
     schema: Schema | None = None
+    class_weights: str | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -68,7 +69,8 @@ def divide(source: Source, division: Division) -> LazyPopulation:
     parts = _split_rows(source, assigned, division)
     scaling, shift, scale = _scaling(source, division.normalize, division.schema)
     y, per_client, turned = _shifted(source, assigned, division, parts.kept)
-    clients = _clients(source, assigned, y, parts.kept, scaling, shift, scale)
+    weight = row_weights(source, assigned, y, parts.train, division.class_weights)
+    clients = replace(_clients(source, assigned, y, parts.kept, scaling, shift, scale), weight=weight)
     if division.normalize and division.schema is not None:
         center, deviation = division.schema.target_center, division.schema.target_deviation
         clients = replace(clients, target_center=center, target_deviation=deviation)
@@ -184,6 +186,49 @@ def _clients(
         known=None if known is None else torch.from_numpy(np.require(known, requirements=["C", "W"])),
         gaps=source.fill is not None and scaling != "none",
     )
+
+
+def row_weights(
+    source: Source, assigned: Assignment, y: Array | None, train: Array, class_weights: str | None
+) -> Tensor | None:
+    """[rows] how much each row counts in local training; None: all the same.
+
+    ``class_weights``: "balanced", so that every class of a client has as much weight as its others, or public numbers
+    by the names of classes, ``yes=10,no=1``. A weight column is multiplied in.
+    """
+    weight = source.weight if source.weight is None or assigned.rows is None else source.weight[assigned.rows]
+    if class_weights is None:
+        return None if weight is None else torch.from_numpy(np.require(weight, requirements=["C", "W"]))
+    if y is None or source.classes is None:
+        raise DataError(f"{source.name}: class_weights need classes, and there are none{FLAG}", "data.class_weights")
+    if class_weights == "balanced":
+        cell = owners(assigned.sizes) * source.classes + y
+        used = rank(assigned.sizes) < np.repeat(train, assigned.sizes)
+        if source.known is not None:
+            used &= source.known if assigned.rows is None else source.known[assigned.rows]
+        counts = np.bincount(cell[used], minlength=len(train) * source.classes).reshape(len(train), source.classes)
+        usual = counts.sum(1, keepdims=True) / np.maximum(1, (counts > 0).sum(1, keepdims=True))
+        made = (usual / np.maximum(1, counts)).reshape(-1)[cell]
+    else:
+        made = _class_weights(source, class_weights)[y]
+    return torch.from_numpy((made if weight is None else made * weight).astype(np.float32))
+
+
+def _class_weights(source: Source, text: str) -> Array:
+    """[classes] the numbers of ``yes=10,no=1``."""
+    names = list(map(str, source.class_names or range(source.classes or 0)))
+    found = dict(part.rpartition("=")[::2] for part in text.split(","))
+    try:
+        numbers = np.array([float(found[name]) for name in names])
+        if len(found) != len(names) or not (np.isfinite(numbers).all() and (numbers >= 0).all() and numbers.any()):
+            raise ValueError
+    except (KeyError, ValueError):
+        expected = ",".join(f"{name}=1" for name in names[:4]) + (",…" if len(names) > 4 else "")
+        raise DataError(
+            f"{source.name}: class_weights = {text!r}{FLAG}: expected balanced, or a number for each class: {expected}",
+            "data.class_weights",
+        ) from None
+    return numbers
 
 
 def _part(clients: Clients, start: Array, size: Array, kept: Array, labeled: Array) -> Clients:

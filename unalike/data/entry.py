@@ -40,6 +40,7 @@ def load(
     rotate: Sequence[float] | None = None,
     normalize: bool | Literal["private"] = True,
     schema: Schema | str | Path | None = None,
+    class_weights: str | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Population:
@@ -65,6 +66,8 @@ def load(
       models get scaled inputs.
     - ``schema``: what rows look like (a ``Schema``, or a file as ``Schema.to_json`` writes it). Columns in order,
       values of text, classes and scaling are then its own, and data that does not fit is an error.
+    - ``class_weights``: how much rows count in local training: "balanced", so that each class of a client counts the
+      same, or numbers by class, "yes=10,no=1". ``weight_column`` of a table names weights of rows.
     - ``options`` go to the source or file reader, e.g. ``client_column="shop"``.
 
     The same arguments and ``seed`` give the same population, and each decision has a generator of its own: hiding more

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,8 +58,9 @@ class LazyPopulation:
         made: dict[Part, Clients] = {}
         for name, part in self.facts.parts.items():
             some = part.select(positions)
-            y, known = (None if one is None else one[index] for one in (part.y, part.known))
-            made[name] = replace(some, x=x, y=y, known=known, start=some.start + own)
+            columns = {key: getattr(part, key) for key in ("y", "known", "weight")}
+            own_columns: dict[str, Any] = {key: one if one is None else one[index] for key, one in columns.items()}
+            made[name] = replace(some, x=x, start=some.start + own, **own_columns)
         return made
 
     def groups(self, rows: int) -> Iterator[dict[Part, Clients]]:

@@ -68,6 +68,7 @@ class Source:
     client_names: Sequence[str] | None = None
     labeled: Array | None = None  # [natural clients] bool: False for one who came without labels
     known: Array | None = None  # [rows] bool: which labels are there, where a client has some of them; None: see above
+    weight: Array | None = None  # [rows] float32: how much each row counts in local training; None: all the same
     is_test: Array | None = None  # [rows] bool: the source's own division into training and test rows
     normalize: Literal["published", "standard", "none"] = "standard"
     mean: Array | None = None  # per channel, in units of x
@@ -90,7 +91,13 @@ class Source:
         rows = len(self.x)
         if rows == 0:
             raise DataError(f"{self.name}: there is not a single sample")
-        for what, column in (("y", self.y), ("client", self.client), ("is_test", self.is_test), ("known", self.known)):
+        for what, column in (
+            ("y", self.y),
+            ("client", self.client),
+            ("is_test", self.is_test),
+            ("known", self.known),
+            ("weight", self.weight),
+        ):
             if column is not None and (column.ndim != 1 or len(column) != rows):
                 raise DataError(
                     f"{self.name}: `{what}` must hold one value for each of the {rows} rows of x, "

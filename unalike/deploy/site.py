@@ -142,7 +142,7 @@ def _parts(given: Given) -> Parts:
 
 
 def _with_rows(clients: Clients, own: Clients) -> Clients:
-    return replace(clients, x=own.x, y=own.y, start=own.start, known=own.known)
+    return replace(clients, x=own.x, y=own.y, start=own.start, known=own.known, weight=own.weight)
 
 
 def _without_rows(given: Given) -> Given:

@@ -221,6 +221,8 @@ class LocalSGD:
         if self.private is None:
             plain = _Batches(self, client, known)
             return plain, None if isinstance(objective, InTurns) else grad_and_value(objective)
+        if client.weight is not None:
+            raise ValueError("DP-SGD counts all rows the same; leave weights of rows and classes out")
         if isinstance(objective, InTurns):
             raise ValueError("DP-SGD moves all parameters at once, and this objective moves them in turns")
         if (batch is None) != (self.private.batches is None):
@@ -288,6 +290,7 @@ class _Batches:
     def __init__(self, local: LocalSGD, client: Client, known: Tensor | None = None) -> None:
         capacity, epochs = client.capacity, local.epochs or 0
         self._known = known  # [capacity] which rows have a label, where some of them lack theirs
+        self._row_weight = client.weight
         self.active: Tensor | None = None  # [steps]: does the client still train? None: every client of the block does
         self._orders: list[Tensor] = []  # [capacity] rows, for each epoch
         self._rows: Tensor | None = None  # [steps, B] rows, where they are not slices of the epochs' orders
@@ -330,8 +333,10 @@ class _Batches:
         """The samples of each step."""
 
         def drawn(rows: Tensor, weight: Tensor | None) -> Batch:
-            labels, known = (None if one is None else take_rows(one, rows) for one in (y, self._known))
-            return Batch(take_rows(x, rows), labels, weight, known=known)
+            labels, known, own = (
+                None if one is None else take_rows(one, rows) for one in (y, self._known, self._row_weight)
+            )
+            return Batch(take_rows(x, rows), labels, _product(own, weight), known=known)
 
         if self._rows is not None:
             for step in range(self._steps):
@@ -343,7 +348,12 @@ class _Batches:
                     yield shuffled.part(slice(begin, begin + self._size))
         else:
             for _ in range(self._steps):
-                yield Batch(x, y, self._weights, known=self._known)
+                yield Batch(x, y, _product(self._row_weight, self._weights), known=self._known)
+
+
+def _product(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """What two weights are together; None counts as 1."""
+    return other if one is None else one if other is None else one * other
 
 
 def _share(share: float, count: Tensor) -> Tensor:

@@ -12,11 +12,12 @@ from torch import Tensor
 from unalike.core.model import Model
 
 Params = Tensor | dict[str, Tensor]
+_NOTHING = 1e-12  # a batch without weight has a mean of 0
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Samples of one step; ``weight`` is 0 for rows that only fill up a partial batch, None where there are none.
+    """Samples of one step; ``weight`` says how much each counts, 0 where a row only fills up; None: all the same.
 
     ``known`` is 1 for rows that have a label; None: all have, or none has (then there is no ``y``).
     """
@@ -38,13 +39,13 @@ class Batch:
         """Mean of per-sample values [B] over the batch's real samples."""
         if self.weight is None:
             return values.mean()
-        return (values * self.weight).sum() / self.weight.sum().clamp(min=1)
+        return (values * self.weight).sum() / self.weight.sum().clamp(min=_NOTHING)
 
     def mean_gradient(self, gradients: Tensor) -> Tensor:
         """[B, k] gradients of the per-sample values as those of their mean."""
         if self.weight is None:
             return gradients / len(gradients)
-        return gradients * (self.weight / self.weight.sum().clamp(min=1))[:, None]
+        return gradients * (self.weight / self.weight.sum().clamp(min=_NOTHING))[:, None]
 
 
 def take_rows(values: Tensor, rows: Tensor) -> Tensor:

@@ -17,10 +17,12 @@ from unalike.core.client import Clients
 from unalike.core.lazy import pd
 from unalike.core.schema import Schema
 from unalike.data.arrays import PartialLabels, array_source
+from unalike.data.build import row_weights
 from unalike.data.files.frames import of_frame
 from unalike.data.files.layout import Layout, RawRows
 from unalike.data.files.reader import read_rows
 from unalike.data.files.tabular import parse_table
+from unalike.data.partition.assignment import Assignment
 from unalike.data.rows import group
 from unalike.data.source import Array, Names, number_places
 from unalike.newcomers.ledger import row_names
@@ -30,7 +32,7 @@ from unalike.runs.measure import serves_unlabeled
 from unalike.runs.words import counted, listed
 
 OPTIONS = (
-    *("client_column", "label_column", "delimiter", "decimal", "na_values", "drop", "missing"),
+    *("client_column", "label_column", "weight_column", "delimiter", "decimal", "na_values", "drop", "missing"),
     *("partial_labels", "size"),
 )
 FAR = 10  # deviations from the mean of training: further away, a value is told
@@ -127,7 +129,7 @@ class NewcomerFile:
             order, sizes = group(whole.client, len(names))
             parts = np.split(np.arange(len(whole.x)) if order is None else order, np.cumsum(sizes)[:-1])
             clients = {name: part for name, part in zip(names, parts, strict=True) if len(part)}
-        notes = _notes(rows, schema, usual_id)
+        notes = _notes(rows, schema, [usual_id, how.get("weight_column")])
         return cls(run, file, rows, whole.x, clients, missing, partial_labels, notes)
 
     def only(self, client: str | None) -> str:
@@ -153,7 +155,7 @@ class NewcomerFile:
         With ``missing`` "mean" or "client" a missing number becomes the schema's mean, never one of the newcomer's own:
         then a row changes no other row, and the sensitivity of a private descriptor stays 2/n (P2 Lemma 2).
         """
-        file, schema, own = self.path, self.run.schema, self.clients[client]
+        file, schema, own, weight = self.path, self.run.schema, self.clients[client], self.rows.weight
         keep, x, gaps, notes = self._complete(own)
         y = None
         if self.rows.y is not None and schema.target != "none" and (truth or not unlabeled):
@@ -172,13 +174,17 @@ class NewcomerFile:
             classes=schema.classes,
             task="regression" if schema.classes is None else "classification",
             partial_labels=self.partial_labels,
+            weight=None if weight is None else weight[keep],
         )
+        everybody = Assignment(None, np.array([len(source.x)]), None)
+        weights = None if source.y is None else self.run.recipe.data.class_weights
         one = Clients.from_sizes(
             torch.from_numpy(source.x),
             None if source.y is None else torch.from_numpy(source.y),
             torch.tensor([len(source.x)]),
             known=None if source.known is None else torch.from_numpy(source.known),
         ).using(schema)
+        one = replace(one, weight=row_weights(source, everybody, source.y, everybody.sizes, weights))
         if source.known is not None:
             told = f"{int(source.known.sum())} of {counted(len(source.x), 'row')} have one"
             notes.append(f"labels: {told}; all rows describe the client, those with a label train")
@@ -247,7 +253,7 @@ def _read_rows(
     return replace(rows, y=None) if how.get("label_column") == "" else rows
 
 
-def _notes(rows: RawRows, schema: Schema, usual_id: str | None) -> list[str]:
+def _notes(rows: RawRows, schema: Schema, known: Sequence[str | None]) -> list[str]:
     """What cannot be compared with the run's data, or is ignored."""
     notes = []
     if schema.kind == "features" and schema.columns is None and rows.columns is not None:
@@ -256,7 +262,7 @@ def _notes(rows: RawRows, schema: Schema, usual_id: str | None) -> list[str]:
     if schema.kind == "features" and schema.columns is not None and rows.columns is None:
         said = "x has no names for its features; they were taken in the order of training"
         notes.append(f"{said}: {listed(list(schema.columns), 10)}")
-    ignored = [title for title in rows.ignored if title != usual_id]
+    ignored = [title for title in rows.ignored if title not in known]
     if ignored:
         them, what = ("it holds", "column") if len(ignored) == 1 else ("one of them holds", "columns")
         labels = "" if rows.y is not None else f"; if {them} labels, name it with --label-column"

@@ -132,6 +132,11 @@ def _check_public(population: Population, unit: str) -> None:
             "noise for a single row does not protect it: say --missing mean, with public constants in a schema or "
             "with --set data.normalize=private, or protect whole clients (--unit client)"
         )
+    if population.train.weight is not None and unit == "point":
+        raise UserError(
+            "DP-SGD counts all rows the same: leave --weight-column and --class-weights out, or protect whole clients "
+            "(--unit client)"
+        )
     found = [*population.pooled, *(["the scaling of the inputs"] if population.scaling == "asked" else [])]
     if not found:
         return

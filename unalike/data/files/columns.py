@@ -34,6 +34,7 @@ class Roles:
     label: str | None
     id: str | None
     epsilon: str | None
+    weight: str | None
     features: list[str]
     dropped: list[str]
     ignored: list[str]
@@ -54,7 +55,8 @@ class Roles:
 
         client, label = find("client_column", "client"), find("label_column", "y")
         id_, epsilon = find("id_column", must=layout.id_required), find("epsilon_column")
-        others = [title for title in titles if title not in (client, label, id_, epsilon)]
+        weight = find("weight_column")
+        others = [title for title in titles if title not in (client, label, id_, epsilon, weight)]
         if known is None:
             for option in ("features", "drop", "categorical"):
                 _check_there(getattr(layout, option) or (), option, titles, name)
@@ -70,7 +72,7 @@ class Roles:
         if not features:
             raise DataError(f"{name}: there is no feature column beside {', '.join(titles)}")
         dropped = [title for title in others if title not in features and title not in ignored]
-        return cls(client, label, id_, epsilon, features, dropped, ignored)
+        return cls(client, label, id_, epsilon, weight, features, dropped, ignored)
 
 
 def _check_there(wanted: Sequence[str], option: str, titles: Sequence[str], name: str) -> None:

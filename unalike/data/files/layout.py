@@ -20,6 +20,7 @@ class Layout:
 
     - ``client_column`` (default ``client``) says whose a row is, ``label_column`` (default ``y``) holds the labels.
       ``id_column`` names the rows (in NPZ it is an array), ``epsilon_column`` says what ε a client grants.
+      ``weight_column`` says how much a row counts in training.
     - ``features``: the columns to learn from, all others are left out; ``drop``: columns to leave out. ``categorical``:
       columns whose numbers are names. Each is a list, or names with commas between them.
     - ``na_values``: what stands for a missing value, beside an empty cell, such as ``?,-9``. ``decimal``: ``","`` for
@@ -36,6 +37,7 @@ class Layout:
     label_column: str | None = None
     id_column: str | None = None
     epsilon_column: str | None = None
+    weight_column: str | None = None
     features: str | Sequence[str] | None = None
     drop: str | Sequence[str] = ()
     categorical: str | Sequence[str] = ()
@@ -76,7 +78,7 @@ class ColumnReport:
     """What was made of one column of a table."""
 
     name: str
-    role: str  # client, label, id, ε, feature, left out
+    role: str  # client, label, id, ε, weight, feature, left out
     content: str  # e.g. "numbers from 1 to 9", "text with 3 values: a, b, c"
     missing: int = 0
 
@@ -91,6 +93,7 @@ class RawRows:
     columns: Features | None = None  # None: no table
     empty: Sequence[str] = ()  # clients without a row
     ids: Array | None = None  # of the rows
+    weight: Array | None = None  # of the rows
     ignored: list[str] = field(default_factory=list)  # columns that an earlier table did not have
     incomplete: int = 0  # rows left out for lack of a value
     gaps: bool = False  # some features are missing (NaN)

@@ -74,7 +74,9 @@ def _layout(name: str, schema: Schema | None, options: Mapping[str, Any]) -> tup
 
 
 def _source(rows: RawRows, name: str, missing: Missing, schema: Schema | None, others: Mapping[str, Any]) -> Source:
-    source = array_source(rows.x, rows.y, rows.client, name=name, schema=schema, ids=rows.ids, **others)
+    source = array_source(
+        rows.x, rows.y, rows.client, name=name, schema=schema, ids=rows.ids, weight=rows.weight, **others
+    )
     text = [title for title, values in (rows.columns or {}).items() if values is not None]
     pooled = [*source.pooled, *(f"the values of the text column {title!r}" for title in text)]
     if any(title.endswith(MISSING) for title in rows.columns or {}):

@@ -32,7 +32,9 @@ def parse_table(pieces: Pieces, name: str, layout: Layout) -> RawRows:
     width = sum(1 if values is None else len(values) for values in features.values())
     x = empty_array((columns[0].rows, width), np.dtype(np.float32))
     count, came = 0, set[str]()
-    kept: dict[str, list[pd.Series]] = {title: [] for title in (roles.client, roles.label, roles.id) if title}
+    kept: dict[str, list[pd.Series]] = {
+        title: [] for title in (roles.client, roles.label, roles.id, roles.weight) if title
+    }
     for piece in pieces(text):
         cells = {column.name: Cells.of(piece.frame[column.name], layout, text) for column in columns}
         keep = np.ones(len(piece.frame), dtype=bool)
@@ -49,7 +51,9 @@ def parse_table(pieces: Pieces, name: str, layout: Layout) -> RawRows:
             series.append(one if pd.api.types.is_numeric_dtype(one) else _compact(one))
     if count == 0:
         raise DataError(f"{name}: every row lacks a feature, so missing='drop' leaves nothing")
-    client, label, ids = (kept.get(title or "") for title in (roles.client, roles.label, roles.id))
+    client, label, ids, weight = (
+        kept.get(title or "") for title in (roles.client, roles.label, roles.id, roles.weight)
+    )
     clients = None if client is None else _clients(client)
     return RawRows(
         x[:count],
@@ -58,6 +62,7 @@ def parse_table(pieces: Pieces, name: str, layout: Layout) -> RawRows:
         features,
         empty=sorted(came - set(map(str, pd.Series(clients).unique()))) if came else (),
         ids=None if ids is None else _values(ids, layout),
+        weight=None if weight is None else _values(weight, layout),
         ignored=roles.ignored,
         incomplete=columns[0].rows - count,
         gaps=layout.missing not in ("error", "drop") and any(column.missing for column in columns),
@@ -137,7 +142,13 @@ def _clients(pieces: list[pd.Series]) -> Array | pd.Categorical:
 
 
 def _report_columns(roles: Roles, columns: list[Column]) -> list[ColumnReport]:
-    named = [(roles.client, "client"), (roles.label, "label"), (roles.id, "id"), (roles.epsilon, "ε")]
+    named = [
+        (roles.client, "client"),
+        (roles.label, "label"),
+        (roles.id, "id"),
+        (roles.epsilon, "ε"),
+        (roles.weight, "weight"),
+    ]
     found = [ColumnReport(title, role, "") for title, role in named if title is not None]
     found += [column.report for column in columns]
     return found + [ColumnReport(title, "left out", "") for title in [*roles.dropped, *roles.ignored]]

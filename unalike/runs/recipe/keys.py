@@ -12,10 +12,19 @@ _SECTIONS = {
     "": ("title", "rounds", "seed", "seeds", "preset", "eval_every", "checkpoint_every", "metric", "select"),
     "data.": (
         *("partition", "clients", "samples", "min_samples", "test", "validation", "unseen", "labeled", "rotate"),
-        *("normalize", "schema"),
+        *("normalize", "schema", "class_weights"),
     ),
     "data.options.": (
-        *("client_column", "label_column", "id_column", "features", "categorical", "indicator", "task"),
+        *(
+            "client_column",
+            "label_column",
+            "id_column",
+            "weight_column",
+            "features",
+            "categorical",
+            "indicator",
+            "task",
+        ),
         *("missing", "na_values", "decimal", "delimiter"),
     ),
     "hyperparameters.": ("cohort",),

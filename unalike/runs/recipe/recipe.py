@@ -42,6 +42,7 @@ class Data(_Section):
     rotate: list[float] | None = None
     normalize: bool | Literal["private"] = True  # "private": by noisy sums, where no constants are public
     schema_: str | None = Field(None, alias="schema")  # a file that says what rows look like, and is public
+    class_weights: str | None = None  # "balanced", or numbers by class: "yes=10,no=1"
     seed: int | None = Field(None, ge=0)  # None: the run's seed
     options: dict[str, Any] = {}  # of the source or file reader, e.g. client_column
 
