@@ -25,8 +25,8 @@ class MRMTL:
     mean of these to w̄. With ``local.private`` the steps are those of DP-SGD; λ·(w − w̄) holds no data beyond w and is
     added to the private gradient.
 
-    A client that was never asked, such as a newcomer, has w̄. This is multi-task learning under a known covariance (P3
-    §3.6) by which all pairs of clients are equally close; for any other the server would have to see every model.
+    A client that was never asked, such as a newcomer, has w̄. This is multi-task learning under a known covariance
+    (Ozkara et al., 2022, §3.6) by which all pairs of clients are equally close; for any other the server would have to see every model.
     """
 
     model: Model
