@@ -26,7 +26,8 @@ class MRMTL:
     added to the private gradient.
 
     A client that was never asked, such as a newcomer, has w̄. This is multi-task learning under a known covariance
-    (Ozkara et al., 2022, §3.6) by which all pairs of clients are equally close; for any other the server would have to see every model.
+    (Ozkara et al., 2022, §3.6) by which all pairs of clients are equally close; for any other the server would have to
+    see every model.
     """
 
     model: Model
