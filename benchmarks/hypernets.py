@@ -15,7 +15,7 @@ from typing import Any
 
 from unalike.runs.finished import FinishedRun
 from unalike.runs.folder import RESULT
-from unalike.runs.recipe.recipe import checked
+from unalike.runs.recipe.recipe import to_recipe
 from unalike.runs.result import Result
 from unalike.runs.run import run_recipe
 
@@ -69,7 +69,7 @@ def measure(title: str, settings: Mapping[str, Any], seed: int, out: Path) -> tu
     """The result of a run, and the bytes that a client sent up in a round."""
     folder = out / f"{title.replace(', ', '-').replace(' ', '-')}-{seed}"
     if not (folder / RESULT).is_file():
-        run_recipe(checked({**settings, "seed": seed}, title), folder)
+        run_recipe(to_recipe({**settings, "seed": seed}, title), folder)
     result, run = Result.load(folder), FinishedRun.open(folder)
     cohort = run.method.cohort  # type: ignore[attr-defined]
     asked = min(len(run.roster), cohort if isinstance(cohort, int) else max(1, round(cohort * len(run.roster))))

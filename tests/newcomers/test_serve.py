@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from tests.child import in_child
+from tests.newcomers.onnx_files import assert_plain
 from unalike.commands import personalize
 from unalike.commands.main import app
 from unalike.data import load
@@ -84,6 +85,7 @@ def test_the_model_is_also_an_onnx_graph_that_reads_raw_rows(
     expected = finished.method.model(served.theta, client.block(torch.arange(1)).x[0])
     np.testing.assert_allclose(scores, expected.numpy(), atol=1e-4)
     assert len(scores) == 50
+    assert_plain(Path(told["onnx"]), schema=True)
     assert told["onnx_input"] == "uint8 [rows, 1, 8, 8]" and told["epsilon"] is told["delta"] is None
 
 

@@ -31,16 +31,18 @@ def methods(name: Annotated[str | None, typer.Argument(hidden=True)] = None) -> 
     if name is None:
         rows = ((key, row.summary, row.paper) for key, row in by_name().items())
         _list(("method", "what it does", "paper"), rows)
-        say("unalike methods NAME shows a method's hyperparameters.")
+        say("unalike methods NAME shows a method's hyperparameters, and how newcomers are served on demand.")
         return
     import tomli_w
 
+    from unalike.newcomers.bundle import served_by_default
     from unalike.runs.recipe.hyperparameters import describe, method_named
 
     values = describe(name)
     if name in METHODS:
         row = METHODS[name]
         say(f"# {row.title}: {row.summary} ({row.paper})")
+        say(f"# A newcomer by `unalike bundle`: {served_by_default(name)}")
     first, *shared = method_named(name).cls.__mro__[:-1]
     for cls in (first, *shared):  # with what it shares with other methods, such as Averaging
         document = ("" if cls is first else f"\n{cls.__name__}: ") + _plain(cls.__doc__ or "").strip()

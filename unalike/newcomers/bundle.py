@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,38 +31,51 @@ from unalike.privacy.mechanisms import Laplace
 from unalike.runs.errors import UserError
 from unalike.runs.finished import FinishedRun
 from unalike.runs.folder import RESULT
+from unalike.runs.prepare import build
+from unalike.runs.recipe.recipe import to_recipe
 from unalike.runs.result import Result
 from unalike.version import __version__
 
 FORMAT = 1
 FILES = ("describe.onnx", "make.onnx", "model.onnx", "schema.json", "card.json")
+NOT = "not by a bundle"
 _READ = ("client_column", "label_column", "id_column", "delimiter", "decimal", "na_values", "missing")
 _FULL = {"digits": 16}  # the largest value of a pixel where it is not 255
 
 
-def how_served(method: Method, state: State, roster: Roster) -> str:
+def served_by_default(name: str) -> str:
+    """How a bundle serves the named method with its defaults, tried on a problem of a few numbers."""
+    schema = Schema((4,), target="class", classes=3)
+    roster = Roster(torch.arange(8), torch.full((8,), 10), torch.ones(8, dtype=torch.bool), schema)
+    method = build(to_recipe({"method": name, "rounds": 0, "model": {"name": "mlp"}}, name), roster)[1]
+    return how_served(method, method.start(0), schema)
+
+
+def how_served(method: Method, state: State, schema: Schema) -> str:
     """Who makes a newcomer's model of what, as ``unalike methods`` says it; or "not by a bundle", and why."""
     if isinstance(method, OnDemand):
+        made = {"server": "the server makes it of the newcomer's descriptor", "newcomer": "made by the newcomer itself"}
         why = method.why_not_on_demand
-        return (
-            f"not by a bundle: {why}" if why else f"a model of its own, made at the {method.made_at} from a descriptor"
-        )
+        return f"{NOT}: {why}" if why else f"a model of its own, {made[method.made_at]}"
     try:
-        models = server_models(method, state, roster)
+        models = server_models(method, state, _strangers(schema))
     except Asked:
-        return "not by a bundle: a newcomer trains, or answers with labels"
-    same = len(models) > 1 and bool((models == models[0]).all())
-    return (
-        "one model for everybody" if same else "not by a bundle: the server keeps a model for each client that trained"
-    )
+        return f"{NOT}: a newcomer trains, or answers with what its rows are like"
+    same = bool((models == models[0]).all())
+    return "one model for everybody" if same else f"{NOT}: the server lends each newcomer another client's model"
+
+
+def _strangers(schema: Schema) -> Roster:
+    """Clients that no run has met."""
+    ids = torch.arange(-17, -1)
+    return Roster(ids, torch.ones_like(ids), torch.zeros(len(ids), dtype=torch.bool), schema)
 
 
 def write_bundle(run: FinishedRun, out: Path, name: str | None = None) -> dict[str, Any]:
     """Write the bundle of a run into a new or empty folder, and give its card."""
     method, schema, state = run.method, run.schema, run.state
-    clients = run.roster.select(range(min(2, len(run.roster))))
-    served = how_served(method, state, clients)
-    if served.startswith("not"):
+    served = how_served(method, state, schema)
+    if served.startswith(NOT):
         raise UserError(f"{run.recipe.method} is served {served}. Use: unalike personalize {run.path} --data FILE")
     if schema.kind == "tokens":
         raise UserError("a bundle is for tables and pictures, not for text; use: unalike personalize")
@@ -72,53 +84,54 @@ def write_bundle(run: FinishedRun, out: Path, name: str | None = None) -> dict[s
     if out.exists() and any(entry.name not in FILES for entry in out.iterdir()):
         raise UserError(f"--out {out} holds other files; give a new or empty folder")
     out.mkdir(parents=True, exist_ok=True)
-    x = torch.zeros(3, *schema.shape, dtype=schema.dtype)
     card = _card(run, name or file_word(run.path.resolve().name))
-    files: dict[str, Callable[[Path], None]] = {
-        "schema.json": lambda file: write_whole(file, schema.to_json().encode(), 0o644)
-    }
+    if (length := write_graphs(method, state, schema, out)) is not None:
+        card["length"] = length
+    write_whole(out / "schema.json", schema.to_json().encode(), 0o644)
+    card["files"] = {}
+    for title in FILES[:-1]:
+        if (out / title).exists():
+            content = (out / title).read_bytes()
+            card["files"][title] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    write_whole(out / "card.json", json.dumps(card, indent=2, ensure_ascii=False).encode(), 0o644)  # last: it is whole
+    return card
+
+
+def write_graphs(method: Method, state: State, schema: Schema, out: Path) -> int | None:
+    """Write what makes and uses models into a folder, and give the length of a descriptor, where there are any."""
+    x, model = torch.zeros(3, *schema.shape, dtype=schema.dtype), method.model
+    for title in ("describe.onnx", "make.onnx"):
+        (out / title).unlink(missing_ok=True)  # of another bundle that was here
+    length = None
     if isinstance(method, OnDemand):
-        y = torch.zeros(3, dtype=torch.int64 if schema.classes else torch.float32)
-        rows = {"x": x, "y": y} if method.reads_labels else {"x": x}
-        v = method.descriptor_of(state, *_scaled(schema, *rows.values()))
-        common = method.common_model(state).detach()
-        card["length"] = v.numel()
-        files["describe.onnx"] = lambda file: write_graph(
-            file, _describing(method, state, schema), rows, "v", rows=["x", "y"]
-        )
-        files["make.onnx"] = lambda file: write_graph(
-            file, lambda v: method.model_of(state, v), {"v": v.detach()}, "theta"
-        )
+        rows = {"x": x}
+        if method.reads_labels:
+            rows["y"] = torch.zeros(3, dtype=torch.int64 if schema.classes else torch.float32)
+
+        def describe(*rows: Tensor) -> Tensor:
+            return method.descriptor_of(state, *_scaled(schema, *rows))
+
+        v = describe(*rows.values()).detach()
+        length, common = v.numel(), method.common_model(state).detach()
+        write_graph(out / "describe.onnx", describe, rows, "v", rows=["x", "y"])
+        write_graph(out / "make.onnx", lambda v: method.model_of(state, v), {"v": v}, "theta")
     else:
-        common = server_models(method, state, clients)[0].clone()
-    model = method.model
-    files["model.onnx"] = lambda file: write_graph(
-        file,
+        common = server_models(method, state, _strangers(schema))[0].clone()
+    write_graph(
+        out / "model.onnx",
         lambda x, theta: schema.in_units(model(theta, scale_inputs(x, schema)).reshape(x.shape[0], -1)),
         {"x": x, "theta": common},
         "scores",
         rows=["x"],
         defaults={"theta": common},
     )
-    card["files"] = {}
-    for title, write in files.items():
-        write(out / title)
-        content = (out / title).read_bytes()
-        card["files"][title] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    for title in set(FILES) - {*files, "card.json"}:
-        (out / title).unlink(missing_ok=True)  # of another bundle that was here
-    write_whole(out / "card.json", json.dumps(card, indent=2, ensure_ascii=False).encode(), 0o644)  # last: it is whole
-    return card
+    return length
 
 
 def _scaled(schema: Schema, x: Tensor, y: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
     if y is not None and schema.target_center is not None and schema.target_deviation is not None:
         y = (y - schema.target_center) / schema.target_deviation
     return scale_inputs(x, schema), y
-
-
-def _describing(method: OnDemand, state: State, schema: Schema) -> Callable[..., Tensor]:
-    return lambda *rows: method.descriptor_of(state, *_scaled(schema, *rows))
 
 
 def _card(run: FinishedRun, name: str) -> dict[str, Any]:
