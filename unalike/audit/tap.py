@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unalike.core.client import Client
-from unalike.core.federation import Cohort, Federation, Input, Replies, each
+from unalike.core.federation import Input
 from unalike.core.release import Each, Release, Sum
-from unalike.core.task import Sent, Task
+from unalike.core.vocabulary import Client, Cohort, Federation, Replies, Sent, Task, each
 from unalike.privacy.mechanisms import AdditiveNoise, Norm
 from unalike.privacy.sampling import FixedSize, Poisson, Sampling
 

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from unalike.core.checks import at_least
 from unalike.core.client import Kept
-from unalike.core.federation import Federation
-from unalike.core.method import State
+from unalike.core.vocabulary import Federation, State
 
 _RANK = 1e-12  # directions below this share of the strongest one are rounding
 

@@ -8,12 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from unalike.core.client import Client
-from unalike.core.federation import Cohort, Federation, Held, Models, QuorumError, each
-from unalike.core.model import Model
+from unalike.core.federation import Held, QuorumError
 from unalike.core.outside import WrongReturn, first_line_of
 from unalike.core.roster import Roster
-from unalike.core.task import Sent, send, task
+from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, each, send, task
 from unalike.learn.objective import loss_of
 
 AT_ONCE = 256  # clients whose personal models are in memory together

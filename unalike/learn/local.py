@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value
 
-from unalike.core.client import Client
 from unalike.core.dropout import dropout_from
-from unalike.core.model import Model
 from unalike.core.roster import Declarations
+from unalike.core.vocabulary import Client, Model
 from unalike.learn.dpsgd import PoissonBatches, PrivateGradient
 from unalike.learn.objective import Batch, InTurns, Objective, Params, StepGradient, Supervised, take_rows
 from unalike.privacy import dpsgd

@@ -12,10 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from unalike.core.client import Client
-from unalike.core.federation import Cohort, Federation
 from unalike.core.release import Each, Mean, Sum
-from unalike.core.task import Sent, send, task
+from unalike.core.vocabulary import Client, Cohort, Federation, Sent, send, task
 
 _NEWTON = 50  # steps at most; a dozen are enough
 

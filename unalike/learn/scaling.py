@@ -10,12 +10,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from unalike.core.client import Client
-from unalike.core.federation import Cohort, Federation
 from unalike.core.release import Release, Sum, Unit
 from unalike.core.roster import Roster
 from unalike.core.schema import Kind, Schema
-from unalike.core.task import Sent, send, task
+from unalike.core.vocabulary import Client, Cohort, Federation, Sent, send, task
 from unalike.privacy.mechanisms import Gaussian
 
 _CONSTANT = 1e-7  # a feature that varies less than this, beside its mean, is only shifted

@@ -15,9 +15,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from unalike.core.disk import write_whole
-from unalike.core.federation import Federation
-from unalike.core.method import State
 from unalike.core.transcript import Traffic, Transcript
+from unalike.core.vocabulary import Federation, State
 from unalike.privacy.ledger import Ledger
 from unalike.runs.errors import UserError
 from unalike.runs.folder import CHECKPOINT, CLIENTS, JOURNAL, RECIPE, read_json

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from unalike.core.client import Clients
-from unalike.core.federation import Cohort, Federation, Models
-from unalike.core.method import Method, ServesUnlabeled, State, TrainsNewcomers
-from unalike.core.model import Model
+from unalike.core.method import Method, ServesUnlabeled, TrainsNewcomers
 from unalike.core.schema import Schema
+from unalike.core.vocabulary import Cohort, Federation, Model, Models, State
 from unalike.data.population import Population
 from unalike.learn.evaluation import Scores, evaluate
 from unalike.learn.metrics import RARE, Metric, Predictions, metric_named, score_clients, score_name

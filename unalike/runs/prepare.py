@@ -11,11 +11,10 @@ from typing import Any, Protocol, cast
 import torch
 
 from unalike.core import outside
-from unalike.core.federation import Federation
 from unalike.core.method import LearnsFromLabels, Method, NeedsRounds
-from unalike.core.model import Model
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema
+from unalike.core.vocabulary import Federation, Model
 from unalike.data.population import Population
 from unalike.data.source import COUNTED
 from unalike.learn.scaling import PrivateScaling

@@ -22,10 +22,8 @@ from unalike.analytics.estimation.shared import (
     ignore_round,
 )
 from unalike.core.checks import above, at_least, one_of
-from unalike.core.client import Client
-from unalike.core.federation import Federation
 from unalike.core.release import Release
-from unalike.core.task import Sent, Task, send, task
+from unalike.core.vocabulary import Client, Federation, Sent, Task, send, task
 
 MixedModel = Literal["means", "linear"]
 

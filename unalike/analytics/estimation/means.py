@@ -20,10 +20,8 @@ from unalike.analytics.estimation.shared import (
     ignore_round,
 )
 from unalike.core.checks import above, at_least, one_of
-from unalike.core.client import Client
-from unalike.core.federation import Federation, Replies, each
 from unalike.core.release import Each, Release, Sum
-from unalike.core.task import Sent, send, task
+from unalike.core.vocabulary import Client, Federation, Replies, Sent, each, send, task
 from unalike.privacy.mechanisms import Quantizer, RandomizedResponse
 
 Form = Literal["exact", "moments", "plug-in"]

@@ -23,10 +23,8 @@ from unalike.analytics.estimation.shared import (
     ignore_round,
 )
 from unalike.core.checks import above, at_least, one_of
-from unalike.core.client import Client
-from unalike.core.federation import Federation
 from unalike.core.release import Each, Mean, Release
-from unalike.core.task import Sent, Task, send, task
+from unalike.core.vocabulary import Client, Federation, Sent, Task, send, task
 
 Solver = Literal["clusters", "gd"]
 FEWER = "fewer clients differ from one another than there are components: some components are empty"

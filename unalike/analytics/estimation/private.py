@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unalike.core.federation import Federation
 from unalike.core.release import Release, Sum
-from unalike.core.task import Task
+from unalike.core.vocabulary import Federation, Task
 from unalike.privacy.checks import check_delta, check_epsilon
 from unalike.privacy.mechanisms import Gaussian
 

@@ -29,10 +29,8 @@ from unalike.analytics.estimation.shared import (
     ignore_round,
 )
 from unalike.core.checks import above, at_least, one_of
-from unalike.core.client import Client
-from unalike.core.federation import Federation
 from unalike.core.release import Mean, Release, Sum
-from unalike.core.task import Sent, send, task
+from unalike.core.vocabulary import Client, Federation, Sent, send, task
 
 Solver = Literal["em", "gd"]
 _SMALLEST = 1e-10  # of a variance, as a share of where it starts: likelihoods of clients that are all alike have no top

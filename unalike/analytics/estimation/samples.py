@@ -15,11 +15,10 @@ from torch import Tensor
 
 from unalike.analytics.estimation.shared import Estimates, EstimationError, check_roster, mse
 from unalike.analytics.reading import Ranges, check_ranges, coordinate_names, read_population
-from unalike.core.client import Client, Clients
-from unalike.core.federation import Federation, each
+from unalike.core.client import Clients
 from unalike.core.release import Sum
 from unalike.core.request import Part
-from unalike.core.task import Sent, send, task
+from unalike.core.vocabulary import Client, Federation, Sent, each, send, task
 from unalike.data import Population
 from unalike.data.entry import is_named
 from unalike.data.files.frames import read_table

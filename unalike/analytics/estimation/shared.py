@@ -17,11 +17,9 @@ from torch import Tensor
 
 from unalike.analytics.reading import bad_rows
 from unalike.core.checks import one_of
-from unalike.core.client import Client
-from unalike.core.federation import Federation
 from unalike.core.release import Each
 from unalike.core.roster import Roster
-from unalike.core.task import Sent, send, task
+from unalike.core.vocabulary import Client, Federation, Sent, send, task
 from unalike.data.source import DataError
 from unalike.privacy.checks import check_delta, check_epsilon
 from unalike.privacy.mechanisms import Gaussian, Quantizer

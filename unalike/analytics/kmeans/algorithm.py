@@ -41,11 +41,9 @@ from unalike.analytics.kmeans.client import (
 from unalike.analytics.kmeans.diameter import Diameter
 from unalike.analytics.kmeans.ground import Ground
 from unalike.analytics.kmeans.run import ServerRun
-from unalike.core.client import Client
-from unalike.core.federation import Federation
 from unalike.core.release import Inputs, Release, Sum
 from unalike.core.roster import Roster
-from unalike.core.task import Sent, send, task
+from unalike.core.vocabulary import Client, Federation, Sent, send, task
 from unalike.privacy.checks import SettingError, check_positive
 from unalike.privacy.mechanisms import AdditiveNoise
 

@@ -16,9 +16,8 @@ from torch import Tensor
 from unalike.analytics.kmeans.algorithm import Clustering, FedDPKMeans
 from unalike.analytics.kmeans.client import nearest_center
 from unalike.analytics.kmeans.run import weighted_kmeans
-from unalike.core.client import Client, Clients
-from unalike.core.federation import Federation
-from unalike.core.task import Sent, send, task
+from unalike.core.client import Clients
+from unalike.core.vocabulary import Client, Federation, Sent, send, task
 from unalike.privacy.checks import SettingError
 
 _ATTEMPTS = 1000  # candidates for each centre of a sphere packing

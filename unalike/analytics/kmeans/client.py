@@ -7,10 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from unalike.core.client import Client
-from unalike.core.federation import Federation
 from unalike.core.release import Inputs, Sum
-from unalike.core.task import Sent, send, task
+from unalike.core.vocabulary import Client, Federation, Sent, send, task
 
 
 def clipped_points(client: Client, origin: Tensor, radius: Tensor, moves: Tensor | None) -> Tensor:

@@ -17,8 +17,7 @@ from unalike.analytics.kmeans.budget import StepNoise
 from unalike.analytics.kmeans.client import triangle_layout
 from unalike.analytics.kmeans.diameter import Diameter, Reduction
 from unalike.analytics.kmeans.ground import ground, reaches
-from unalike.core.federation import Cohort, Federation
-from unalike.core.task import Task
+from unalike.core.vocabulary import Cohort, Federation, Task
 from unalike.privacy.mechanisms import AdditiveNoise, Laplace
 
 if TYPE_CHECKING:

@@ -32,11 +32,9 @@ from torch import Tensor
 
 from unalike.analytics.mdm.steps import MOST_PRECISION, drop_empty, maximize, quantiles, stack, start_mixture
 from unalike.analytics.reading import bad_rows
-from unalike.core.client import Client
-from unalike.core.federation import Cohort, Federation, Replies
 from unalike.core.release import Each, Release, Sum
 from unalike.core.roster import Roster
-from unalike.core.task import Sent, Task, send, task
+from unalike.core.vocabulary import Client, Cohort, Federation, Replies, Sent, Task, send, task
 from unalike.data.partition.mixture import MDMError, Mixture, joint, log_density, rise_table, size_edges, with_total
 from unalike.privacy.mechanisms import AdditiveNoise
 

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from unalike.analytics.mdm.algorithm import MDM
 from unalike.analytics.mdm.counts import histogram_clients
-from unalike.core.client import Client, Clients
-from unalike.core.federation import Federation
+from unalike.core.client import Clients
 from unalike.core.release import Each, Release
-from unalike.core.task import Sent, send, task
+from unalike.core.vocabulary import Client, Federation, Sent, send, task
 from unalike.data.partition.mixture import MDMError
 from unalike.privacy.account import Account, account, combine
 from unalike.privacy.calibrate import least_noise
