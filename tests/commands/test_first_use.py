@@ -21,7 +21,7 @@ from unalike.api import run
 from unalike.commands import console
 from unalike.commands.main import app
 from unalike.commands.progress import describe
-from unalike.core.checks import did_you_mean
+from unalike.core.notes import did_you_mean
 from unalike.methods import METHODS
 from unalike.privacy import Poisson, calibrate
 from unalike.runs.measure import serves_unlabeled

@@ -118,7 +118,7 @@ def programs(name: Annotated[str | None, typer.Argument(hidden=True)] = None) ->
 
 
 def _print(what: Literal["recipes", "examples"], name: str) -> None:
-    from unalike.core.checks import did_you_mean
+    from unalike.core.notes import did_you_mean
     from unalike.runs.recipe.recipe import shipped
 
     known = shipped(what)

@@ -1,11 +1,9 @@
-"""Checks of a dataclass's fields (None is always allowed), and what an error about an unknown name ends with."""
+"""Checks of a dataclass's fields (None is always allowed)."""
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
-from collections.abc import Iterable
 from typing import Any, get_args, get_type_hints
 
 from unalike.privacy.checks import SettingError
@@ -38,11 +36,3 @@ def one_of(owner: object, *names: str) -> None:
 @functools.cache  # it is slow, and optimizers are made anew in every round
 def _choices(kind: Any, name: str) -> tuple[str, ...]:
     return get_args(get_type_hints(kind)[name])
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of an error message about an unknown name: the known one nearest to it, else all there are."""
-    names = list(known)
-    small = {known.lower(): known for known in reversed(names)}  # papers write AdaPeD
-    near = difflib.get_close_matches(name.lower(), small, 1)
-    return f"; did you mean {small[near[0]]!r}?" if near else f"; there are: {', '.join(names) or 'none'}"

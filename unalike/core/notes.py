@@ -1,7 +1,8 @@
-"""Text for the user that names settings: by their keys in Python, with their flags on the command line."""
+"""Text for the user: it names settings by their keys in Python, with their flags on the command line; unknown names."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable
 
 FLAG = "{flag}"  # in a message: here the command line names the flag of a setting, and Python names nothing
@@ -34,3 +35,11 @@ def join_notes(between: str, notes: Iterable[str]) -> Note:
     """Several notes as one."""
     parts = [note if isinstance(note, Note) else Note(note) for note in notes]
     return Note(between.join(part.template for part in parts), *(key for part in parts for key in part.keys))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error message about an unknown name: the known one nearest to it, else all there are."""
+    names = list(known)
+    small = {known.lower(): known for known in reversed(names)}  # papers write AdaPeD
+    near = difflib.get_close_matches(name.lower(), small, 1)
+    return f"; did you mean {small[near[0]]!r}?" if near else f"; there are: {', '.join(names) or 'none'}"

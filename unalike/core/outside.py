@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from unalike.core.checks import did_you_mean
+from unalike.core.notes import did_you_mean
 
 _PACKAGE = Path(__file__).parents[1]
 _PYTHON = "python:"

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeGuard, g
 import torch
 from torch import Tensor
 
-from unalike.core.checks import did_you_mean
 from unalike.core.failure import Diverged
+from unalike.core.notes import did_you_mean
 from unalike.core.roster import Declarations
 from unalike.privacy.discrete import grid, rounding, to_grid
 from unalike.privacy.dpsgd import LocalCost

@@ -17,7 +17,7 @@ from typing import Any, overload
 
 from torch import Tensor, nn
 
-from unalike.core.checks import did_you_mean
+from unalike.core.notes import did_you_mean
 from unalike.core.outside import WrongReturn, first_line_of
 from unalike.core.release import Release, Stays
 from unalike.core.roster import Declarations, Roster

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from unalike.core.checks import did_you_mean
+from unalike.core.notes import did_you_mean
 from unalike.data.source import DataError
 
 

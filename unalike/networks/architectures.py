@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from unalike.core.checks import did_you_mean
+from unalike.core.notes import did_you_mean
 from unalike.core.outside import is_path, load
 from unalike.networks.classifiers import (
     CNN,

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unalike.core.checks import did_you_mean
 from unalike.core.client import Clients
 from unalike.core.lazy import pd
+from unalike.core.notes import did_you_mean
 from unalike.core.schema import Schema
 from unalike.data.arrays import PartialLabels, array_source
 from unalike.data.build import row_weights

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unalike.core.checks import did_you_mean
 from unalike.core.client import Clients
 from unalike.core.federation import Federation, QuorumError
 from unalike.core.method import MasksClasses, Method, ProtectsNewcomers, TellsDistance
+from unalike.core.notes import did_you_mean
 from unalike.core.request import Reply, Request
 from unalike.networks.heads import class_bias, only_classes
 from unalike.newcomers.ledger import row_names

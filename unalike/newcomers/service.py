@@ -328,7 +328,8 @@ class _Shelf:
         return self.offline or bundle.card["made_at"] == "newcomer"
 
     def given(self, bundle: Bundle) -> list[str]:
-        return [file for file in bundle.files if file in PUBLIC or self.gives_make(bundle)]
+        given = (*PUBLIC, "make.onnx") if self.gives_make(bundle) else PUBLIC
+        return [file for file in given if file in bundle.files]
 
     def card(self, name: str) -> dict[str, Any]:
         """What a page needs to know: the card without what tells where training clients lie.

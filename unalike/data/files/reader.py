@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from unalike.core.checks import did_you_mean
 from unalike.core.lazy import pd
+from unalike.core.notes import did_you_mean
 from unalike.core.schema import Schema
 from unalike.data.arrays import array_source
 from unalike.data.files.archive import mapped_npz, open_npz

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unalike.core.checks import did_you_mean
+from unalike.core.notes import did_you_mean
 from unalike.data.source import Array, DataError, column_places
 
 LABEL = "label"  # the name of the label among features

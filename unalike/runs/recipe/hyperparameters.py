@@ -18,8 +18,8 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import to_jsonable_python
 
 from unalike.core import outside
-from unalike.core.checks import did_you_mean
 from unalike.core.method import DECLARATIONS
+from unalike.core.notes import did_you_mean
 from unalike.methods import METHODS, PRESETS, NamedMethod, by_name, installed_methods
 from unalike.methods.problem import Problem
 from unalike.runs.errors import UserError

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from unalike.core import outside
-from unalike.core.checks import did_you_mean
+from unalike.core.notes import did_you_mean
 from unalike.data.spec import literal
 from unalike.runs.errors import UserError
 from unalike.runs.recipe.keys import PARTITION_OPTIONS, flag_of, flatten, merge, nest

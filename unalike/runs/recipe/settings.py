@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unalike.core import outside
-from unalike.core.checks import did_you_mean
+from unalike.core.notes import did_you_mean
 from unalike.data.sources.catalog import CATALOG
 from unalike.methods import by_name
 from unalike.runs.errors import UserError
