@@ -32,7 +32,7 @@ from rich import box
 from rich.table import Table
 
 from unalike.commands.console import say, with_flags
-from unalike.commands.options import Dealing, Json, Training, command, flag, plan_from_flags
+from unalike.commands.options import Dealing, Training, command, flag, json_flag, plan_from_flags
 from unalike.core import wire
 from unalike.core.federation import Federation
 from unalike.core.method import first_state, next_state
@@ -227,13 +227,13 @@ def plan(
     target: Annotated[str, typer.Argument(metavar="TARGET", hidden=True)],
     dealing: Dealing,
     training: Training,
-    clients: Annotated[float, flag("How many clients there would be, e.g. 1e7.", panel="Cluster")] = 1e6,
-    workers: Annotated[int, flag("How many workers, each with one processor.", panel="Cluster", min=1)] = 16,
-    bandwidth: Annotated[
-        float | None, flag("Of the network, bytes per second. (default: as measured on one machine)", panel="Cluster")
-    ] = None,
-    memory: Annotated[float, flag("Of a worker, bytes.", panel="Cluster")] = 16e9,
-    as_json: Json = False,
+    clients: float = flag("How many clients there would be, e.g. 1e7.", default=1e6, panel="Cluster"),
+    workers: int = flag("How many workers, each with one processor.", default=16, panel="Cluster", min=1),
+    bandwidth: float | None = flag(
+        "Of the network, bytes per second. (default: as measured on one machine)", panel="Cluster"
+    ),
+    memory: float = flag("Of a worker, bytes.", default=16e9, panel="Cluster"),
+    as_json: bool = json_flag(),
 ) -> None:
     """Say what a round of TARGET would take on a cluster: seconds, bytes, memory, and what breaks first.
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from unalike.commands.console import progress_console, results_console, say
 from unalike.commands.main import explain_errors
-from unalike.commands.options import Json, Quiet, command, flag
+from unalike.commands.options import command, flag, json_flag, quiet_flag
 from unalike.runs.errors import explain_disk_errors
 
 if TYPE_CHECKING:
@@ -45,18 +45,16 @@ app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptio
 )
 def reproduce(
     id: Annotated[str | None, typer.Argument(hidden=True)] = None,
-    list_: Annotated[bool, flag("List all tables and figures with their verdicts.", "--list")] = False,
-    full: Annotated[bool, flag("At the paper's scale, where the default is smaller.", "--full")] = False,
-    out: Annotated[
-        Path | None, flag("Folder, or with --page a file. (default: runs/reproduce/ID, which goes on; docs/results.md)")
-    ] = None,
-    page: Annotated[bool, flag("Write a page of all items and their verdicts.", "--page")] = False,
-    fresh: Annotated[bool, flag("Compute again what the folder has already.", "--fresh")] = False,
-    store: Annotated[
-        bool, flag("Keep verdict and figure in the repository, for --list and --page.", "--store")
-    ] = False,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    list_: bool = flag("List all tables and figures with their verdicts.", "--list", default=False),
+    full: bool = flag("At the paper's scale, where the default is smaller.", default=False),
+    out: Path | None = flag(
+        "Folder, or with --page a file. (default: runs/reproduce/ID, which goes on; docs/results.md)"
+    ),
+    page: bool = flag("Write a page of all items and their verdicts.", default=False),
+    fresh: bool = flag("Compute again what the folder has already.", default=False),
+    store: bool = flag("Keep verdict and figure in the repository, for --list and --page.", default=False),
+    quiet: bool = quiet_flag(),
+    as_json: bool = json_flag(),
 ) -> None:
     """Compute a table or figure of the documents again, and say whether it holds.
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
 
 from unalike.commands.console import print_files, progress_console, say
-from unalike.commands.options import Json, command, flag
+from unalike.commands.options import Run, command, flag, json_flag
 from unalike.core import disk
 from unalike.runs import errors
 
@@ -28,13 +27,12 @@ app = typer.Typer()
     "unalike analyse runs/look --quick",
 )
 def analyse(
-    run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
-    quick: Annotated[bool, flag("Fewer clients and fewer places of each curve.", "--quick")] = False,
-    delta: Annotated[
-        float | None,
-        flag("δ of private newcomers, whatever their number of rows, e.g. 0.01. (default: as personalize)"),
-    ] = None,
-    as_json: Json = False,
+    run: Run,
+    quick: bool = flag("Fewer clients and fewer places of each curve.", default=False),
+    delta: float | None = flag(
+        "δ of private newcomers, whatever their number of rows, e.g. 0.01. (default: as personalize)"
+    ),
+    as_json: bool = json_flag(),
 ) -> None:
     """Look closer at a finished run, as the papers on models on demand do.
 

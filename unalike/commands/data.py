@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from unalike.commands.console import check_free, print_files, say, with_flags, write, write_figure
-from unalike.commands.options import Dealing, Plot, Seed, Set, command, flag, plan_from_flags
+from unalike.commands.options import Dealing, command, flag, plan_from_flags, plot_flag, seed_flag, set_flag
 
 if TYPE_CHECKING:
     from unalike.data import Description
@@ -30,18 +30,15 @@ app = typer.Typer()
 def data(
     data: Annotated[str, typer.Argument(metavar="DATASET", hidden=True)],
     dealing: Dealing,
-    seed: Seed = None,
-    set_: Set = None,
-    show: Annotated[int, flag("How many clients to list.", min=0)] = 10,
-    plot: Plot = None,
-    written: Annotated[
-        Path | None,
-        flag(
-            "A new file for what rows look like: columns with center and deviation, values of text, classes. Check "
-            "it, put public numbers in it, and train with --set data.schema=FILE.",
-            "--schema",
-        ),
-    ] = None,
+    seed: int | None = seed_flag(),
+    set_: list[str] | None = set_flag(),
+    show: int = flag("How many clients to list.", default=10, min=0),
+    plot: Path | None = plot_flag(),
+    written: Path | None = flag(
+        "A new file for what rows look like: columns with center and deviation, values of text, classes. Check "
+        "it, put public numbers in it, and train with --set data.schema=FILE.",
+        "--schema",
+    ),
 ) -> None:
     """Print and plot how heterogeneous the clients of a data set are.
 

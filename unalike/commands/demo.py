@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -27,7 +27,7 @@ _SETTINGS: dict[str, Any] = {
 
 
 @command(app, "unalike demo", "unalike demo --rounds 2 --out runs/quick")
-def demo(output: Output, rounds: Annotated[int | None, flag("Rounds of each method.")] = None) -> None:
+def demo(output: Output, rounds: int | None = flag("Rounds of each method.")) -> None:
     """Compare methods on 80 clients that hold their pictures at different angles; ends in a table and a report."""
     from unalike.runs.recipe.settings import plan_for
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from rich.table import Table
@@ -38,25 +38,25 @@ _FIRST = 5  # clients whose estimates are printed
 _NAMED = 20  # columns whose names are printed
 _data, _model, _privacy, _output = (partial(flag, panel=one) for one in ("Data", "Model", "Privacy", "Output"))
 
-Data = Annotated[str, _data("A name of `unalike datasets`, or your own file.")]
-Mu = Annotated[float | None, _model("Known mean of the prior, the same in each coordinate.")]
-SigmaTheta = Annotated[float | None, _model("σθ, deviation among clients.")]
-SigmaX = Annotated[float | None, _model("σx, deviation of a sample.")]
-Rounds = Annotated[int, _model("Rounds of learning the prior.", min=1)]
-Radius = Annotated[float | None, _privacy("Or the largest magnitude of the prior's mean.")]
+data_flag = partial(flag, "A name of `unalike datasets`, or your own file.", panel="Data")
+mu_flag = partial(flag, "Known mean of the prior, the same in each coordinate.", panel="Model")
+sigma_theta_flag = partial(flag, "σθ, deviation among clients.", panel="Model")
+sigma_x_flag = partial(flag, "σx, deviation of a sample.", panel="Model")
+rounds_flag = partial(flag, "Rounds of learning the prior.", min=1, panel="Model")
+radius_flag = partial(flag, "Or the largest magnitude of the prior's mean.", panel="Privacy")
 
 
 @dataclass(frozen=True)
 class Job(options.TableFlags, options.Where):
     """Which clients to read, where they are, and what to write and print."""
 
-    clients: options.ClientCount = None
-    test: Annotated[float, _data("Share of each client's rows to score by, where no truth is known.")] = 0.0
-    seed: Annotated[int, _data("Of data and noise.")] = 0
-    range_: options.Range = None
-    plot: Annotated[Path | None, _output("A new file for the figures: .html, .pdf, .png, .svg.")] = None
-    out: Annotated[Path | None, _output("Write the estimates to this new CSV file.")] = None
-    as_json: options.Json = False
+    clients: int | None = options.client_count_flag()
+    test: float = _data("Share of each client's rows to score by, where no truth is known.", default=0.0)
+    seed: int = _data("Of data and noise.", default=0)
+    range_: list[str] | None = options.range_flag()
+    plot: Path | None = _output("A new file for the figures: .html, .pdf, .png, .svg.")
+    out: Path | None = _output("Write the estimates to this new CSV file.")
+    as_json: bool = options.json_flag()
 
     def samples(self, place: Place, data: str, check: str | None, counts: Path | None = None) -> Samples:
         """The clients of a data set, or of a file of counts."""
@@ -72,10 +72,10 @@ class Job(options.TableFlags, options.Where):
 class Message:
     """How a client's message reaches the server."""
 
-    bits: Annotated[int | None, _privacy("Round each number of a message to this many bits.")] = None
-    epsilon: Annotated[float | None, _privacy("ε₀ of a client, by noise of its own.")] = None
-    delta: options.Delta = None
-    simulate_noise: options.SimulateNoise = False
+    bits: int | None = _privacy("Round each number of a message to this many bits.")
+    epsilon: float | None = _privacy("ε₀ of a client, by noise of its own.")
+    delta: float | None = options.delta_flag()
+    simulate_noise: bool = options.simulate_noise_flag()
 
     def channel(self, samples: Samples, calibration: str = "analytic") -> Channel:
         from unalike.analytics.estimation.shared import Channel
@@ -88,22 +88,22 @@ class Message:
 class BoundedMessage(Message):
     """The same, of numbers that have no natural bound."""
 
-    bound: Annotated[float | None, _privacy("Bound of what is sent, known beforehand.")] = None
+    bound: float | None = _privacy("Bound of what is sent, known beforehand.")
 
 
 @dataclass(frozen=True)
 class Regression:
     """Where the coefficients of a regression come from, and how that is learned."""
 
-    mu: Mu = None
-    sigma_theta: SigmaTheta = None
-    rounds: Rounds = 100
-    components: Annotated[int, _model("Components of a mixture prior.", min=1)] = 1
-    local_steps: Annotated[int, _model("Of a mixture prior, in a round.")] = 20
-    solver: Annotated[str, _model("em, or gd: the paper's alternating gradient steps.")] = "em"
-    lr: Annotated[float, _model("Of gd, for θ.")] = 1e-3
-    lr_mean: Annotated[float, _model("Of gd, for μ.")] = 1e-3
-    lr_variance: Annotated[float, _model("Of gd, for the variances.")] = 1e-7
+    mu: float | None = mu_flag()
+    sigma_theta: float | None = sigma_theta_flag()
+    rounds: int = rounds_flag(default=100)
+    components: int = _model("Components of a mixture prior.", default=1, min=1)
+    local_steps: int = _model("Of a mixture prior, in a round.", default=20)
+    solver: str = _model("em, or gd: the paper's alternating gradient steps.", default="em")
+    lr: float = _model("Of gd, for θ.", default=1e-3)
+    lr_mean: float = _model("Of gd, for μ.", default=1e-3)
+    lr_variance: float = _model("Of gd, for the variances.", default=1e-7)
 
     @property
     def trust(self) -> str:
@@ -147,12 +147,12 @@ app = typer.Typer(
 def gaussian(
     job: Job,
     message: BoundedMessage,
-    data: Data = "gaussian-means",
-    mu: Mu = None,
-    sigma_theta: SigmaTheta = None,
-    sigma_x: SigmaX = None,
-    calibration: Annotated[str, _privacy("Of the noise: analytic or paper.")] = "analytic",
-    radius: Radius = None,
+    data: str = data_flag(default="gaussian-means"),
+    mu: float | None = mu_flag(),
+    sigma_theta: float | None = sigma_theta_flag(),
+    sigma_x: float | None = sigma_x_flag(),
+    calibration: str = _privacy("Of the noise: analytic or paper.", default="analytic"),
+    radius: float | None = radius_flag(),
 ) -> None:
     """Personal means with a Gaussian prior, known or unknown; in k bits or locally private.
 
@@ -178,13 +178,13 @@ def gaussian(
 def bernoulli(
     job: Job,
     message: Message,
-    data: Data = "bernoulli",
-    counts: Annotated[Path | None, _data("Or a CSV file with the columns successes and trials.")] = None,
-    alpha: Annotated[float | None, _model("Known Beta(α, β): α.")] = None,
-    beta: Annotated[float | None, _model("Known Beta(α, β): β.")] = None,
-    form: Annotated[str, _model("Of the weight: exact, moments or plug-in.")] = "exact",
-    cross_validate: Annotated[bool, _data("Leave out each sample once, score by it.", "--cross-validate")] = False,
-    in_order: Annotated[bool, _data("Leave out everybody's first, second, ...", "--in-order")] = False,
+    data: str = data_flag(default="bernoulli"),
+    counts: Path | None = _data("Or a CSV file with the columns successes and trials."),
+    alpha: float | None = _model("Known Beta(α, β): α."),
+    beta: float | None = _model("Known Beta(α, β): β."),
+    form: str = _model("Of the weight: exact, moments or plug-in.", default="exact"),
+    cross_validate: bool = _data("Leave out each sample once, score by it.", default=False),
+    in_order: bool = _data("Leave out everybody's first, second, ...", default=False),
 ) -> None:
     """Personal rates of 0/1 samples with a Beta prior, known or unknown; in k bits or locally private.
 
@@ -224,15 +224,15 @@ def bernoulli(
 def mixture(
     job: Job,
     message: BoundedMessage,
-    data: Data = "gaussian-means:dim=5,candidates=4,sigma_theta=0.5,sigma_x=1",
-    components: Annotated[int, _model("Components of a mixture prior.", min=1)] = 4,
-    sigma_x: Annotated[float, _model("σx, deviation of a sample.")] = 1.0,
-    kind: Annotated[str, _model("means, or linear models.")] = "means",
-    alternate: Annotated[bool, _model("In rounds, exactly as the paper prints it.", "--alternate")] = False,
-    central: Annotated[bool, _privacy("With --epsilon: noise on sums, not on each message.", "--central")] = False,
-    secure: Annotated[bool, _privacy("With --central: sums under masks.", "--secure")] = False,
-    rounds: Rounds = 10,
-    radius: Radius = None,
+    data: str = data_flag(default="gaussian-means:dim=5,candidates=4,sigma_theta=0.5,sigma_x=1"),
+    components: int = _model("Components of a mixture prior.", default=4, min=1),
+    sigma_x: float = _model("σx, deviation of a sample.", default=1.0),
+    kind: str = _model("means, or linear models.", default="means"),
+    alternate: bool = _model("In rounds, exactly as the paper prints it.", default=False),
+    central: bool = _privacy("With --epsilon: noise on sums, not on each message.", default=False),
+    secure: bool = _privacy("With --central: sums under masks.", default=False),
+    rounds: int = rounds_flag(default=10),
+    radius: float | None = radius_flag(),
 ) -> None:
     """Personal means or linear models that are one of a few candidates.
 
@@ -271,10 +271,10 @@ def linear(
     job: Job,
     regression: Regression,
     message: BoundedMessage,
-    data: Data = "linear-prior",
-    sigma_x: SigmaX = None,
-    fedavg_rounds: Annotated[int | None, flag("Of the baseline, from zero. (default: until it converges)")] = None,
-    fedavg_lr: Annotated[float, flag("Of the baseline.")] = 0.1,
+    data: str = data_flag(default="linear-prior"),
+    sigma_x: float | None = sigma_x_flag(),
+    fedavg_rounds: int | None = flag("Of the baseline, from zero. (default: until it converges)"),
+    fedavg_lr: float = flag("Of the baseline.", default=0.1),
 ) -> None:
     """Personal linear regressions with a Gaussian prior, known or learned, or a Gaussian-mixture prior.
 
@@ -296,10 +296,12 @@ def logistic(
     job: Job,
     regression: Regression,
     message: BoundedMessage,
-    data: Data = "linear-prior:response=logistic,dim=5,points=20,center=1,prior=0.25,design=1,clients=1000",
-    lr: Annotated[float, _model("Of gd, for θ.")] = 0.02,
-    lr_mean: Annotated[float, _model("Of gd, for μ.")] = 0.05,
-    lr_variance: Annotated[float, _model("Of gd, for the variances.")] = 1e-4,
+    data: str = data_flag(
+        default="linear-prior:response=logistic,dim=5,points=20,center=1,prior=0.25,design=1,clients=1000"
+    ),
+    lr: float = _model("Of gd, for θ.", default=0.02),
+    lr_mean: float = _model("Of gd, for μ.", default=0.05),
+    lr_variance: float = _model("Of gd, for the variances.", default=1e-4),
 ) -> None:
     """Personal logistic regressions with a Gaussian or Gaussian-mixture prior.
 

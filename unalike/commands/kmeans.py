@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
@@ -41,15 +41,14 @@ _COLUMNS = 8  # of centres that are printed
 class Reading(options.TableFlags):
     """Which points to cluster."""
 
-    data: Annotated[str, _data("A name of `unalike datasets`, or your own file or folder.")] = "gaussian-mixture"
-    server: Annotated[Path | None, _data("File of public points with the same features.")] = None
-    server_points: Annotated[
-        int | None,
-        _data("Or take this many random points of the clients; they count as public, and no noise protects them."),
-    ] = None
-    clients: options.ClientCount = None
-    standardize: Annotated[bool, _data("Scale features by the server data.", "--standardize")] = False
-    range_: options.Range = None
+    data: str = _data("A name of `unalike datasets`, or your own file or folder.", default="gaussian-mixture")
+    server: Path | None = _data("File of public points with the same features.")
+    server_points: int | None = _data(
+        "Or take this many random points of the clients; they count as public, and no noise protects them."
+    )
+    clients: int | None = options.client_count_flag()
+    standardize: bool = _data("Scale features by the server data.", default=False)
+    range_: list[str] | None = options.range_flag()
 
     def settings(self) -> dict[str, Any]:
         """What to read, as plain values."""
@@ -63,14 +62,13 @@ class Reading(options.TableFlags):
 class Budget:
     """What the clustering may cost."""
 
-    epsilon: Annotated[float | None, _privacy("ε of everything together; without it no noise.")] = None
-    delta: Annotated[float, _privacy("δ.")] = 1e-6
-    unit: Annotated[str, _privacy("Who is protected: point or client.")] = "point"
-    split: Annotated[
-        str | None,
-        _privacy("Shares of ε for Gram matrix, weights, sums, counts; with six, sums and counts of --steps."),
-    ] = None
-    simulate_noise: options.SimulateNoise = False
+    epsilon: float | None = _privacy("ε of everything together; without it no noise.")
+    delta: float = _privacy("δ.", default=1e-6)
+    unit: str = _privacy("Who is protected: point or client.", default="point")
+    split: str | None = _privacy(
+        "Shares of ε for Gram matrix, weights, sums, counts; with six, sums and counts of --steps."
+    )
+    simulate_noise: bool = options.simulate_noise_flag()
 
     def privacy(self) -> KMeansPrivacy | None:
         from unalike.analytics.kmeans.budget import BudgetSplit, KMeansPrivacy
@@ -90,29 +88,25 @@ class Budget:
 class Settings:
     """How to cluster."""
 
-    k: Annotated[str, _method("Clusters; 'auto' takes the elbow, up to --k-max.", "--k")] = "10"
-    k_max: Annotated[int, _method("Most clusters that --k auto tries.")] = 20
-    steps: Annotated[int, _method("Steps of FedDP-Lloyds.")] = 0
-    cohort: Annotated[float | None, _method("Clients per query, drawn anew; below 1: their share. (default: all)")] = (
-        None
+    k: str = _method("Clusters; 'auto' takes the elbow, up to --k-max.", "--k", default="10")
+    k_max: int = _method("Most clusters that --k auto tries.", default=20)
+    steps: int = _method("Steps of FedDP-Lloyds.", default=0)
+    cohort: float | None = _method("Clients per query, drawn anew; below 1: their share. (default: all)")
+    radius: float | None = _method("Points are clipped to it. (default: that of the server data)")
+    center: bool = _method("Measure points from the server data's mean, or from zero.", default=True)
+    margin: float = _method(
+        "Step 3 takes points this many times as near to a centre as to others; 0.333 in Alg. 13, 15.", default=1.0
     )
-    radius: Annotated[float | None, _method("Points are clipped to it. (default: that of the server data)")] = None
-    center: Annotated[bool, _method("Measure points from the server data's mean, or from zero.")] = True
-    margin: Annotated[
-        float, _method("Step 3 takes points this many times as near to a centre as to others; 0.333 in Alg. 13, 15.")
-    ] = 1.0
-    simplify: Annotated[int, _method("Rounds of thinning out the server data first.")] = 0
-    threshold: Annotated[str, _method("Weight that is enough there: by the noise, or as printed.")] = "noise"
-    diameter: Annotated[
-        str | None, _method("Reduce it (Lemma 28): smallest cluster's share, largest deviation, e.g. 0.05,1.5.")
-    ] = None
-    ground: Annotated[str | None, _method("Do without server data: lattice or packing in the subspace.")] = None
-    places: Annotated[int, _method("Of that lattice or packing, at most.")] = 2000
-    secure: Annotated[bool, _method("Sum under masks: the server sees no client's own.", "--secure")] = False
-    client_points: Annotated[int | None, _privacy("With --unit client: points a client has, a public number.")] = None
-    clips: Annotated[
-        str | None, _privacy("With --unit client: bounds on its shares, e.g. gram=900,means=20. (default: by the rest)")
-    ] = None
+    simplify: int = _method("Rounds of thinning out the server data first.", default=0)
+    threshold: str = _method("Weight that is enough there: by the noise, or as printed.", default="noise")
+    diameter: str | None = _method("Reduce it (Lemma 28): smallest cluster's share, largest deviation, e.g. 0.05,1.5.")
+    ground: str | None = _method("Do without server data: lattice or packing in the subspace.")
+    places: int = _method("Of that lattice or packing, at most.", default=2000)
+    secure: bool = _method("Sum under masks: the server sees no client's own.", default=False)
+    client_points: int | None = _privacy("With --unit client: points a client has, a public number.")
+    clips: str | None = _privacy(
+        "With --unit client: bounds on its shares, e.g. gram=900,means=20. (default: by the rest)"
+    )
 
     def method(self, privacy: KMeansPrivacy | None, clients: int) -> FedDPKMeans:
         from unalike.analytics.kmeans.algorithm import FedDPKMeans
@@ -144,14 +138,13 @@ class Settings:
 class Comparing:
     """What to compare with, and over which budgets."""
 
-    baselines: Annotated[bool, flag("Run the methods that Scott (2026) compares with, too.", "--baselines")] = False
-    pareto: Annotated[bool, flag("Sweep ε and Lloyd steps (from --epsilon down).", "--pareto")] = False
-    explore: Annotated[int, flag("With --pareto: this many random splits of ε, in place of one.", min=0)] = 0
-    seeds: Annotated[int, flag("With --explore: runs of each split, of which the mean counts.", min=1)] = 1
-    starts: Annotated[
-        int | None,
-        flag("Starts of the non-private optimum; 0 leaves it out. (default: 10; none with --runtime ray)", min=0),
-    ] = None
+    baselines: bool = flag("Run the methods that Scott (2026) compares with, too.", default=False)
+    pareto: bool = flag("Sweep ε and Lloyd steps (from --epsilon down).", default=False)
+    explore: int = flag("With --pareto: this many random splits of ε, in place of one.", default=0, min=0)
+    seeds: int = flag("With --explore: runs of each split, of which the mean counts.", default=1, min=1)
+    starts: int | None = flag(
+        "Starts of the non-private optimum; 0 leaves it out. (default: 10; none with --runtime ray)", min=0
+    )
 
     def check(self, k: str, epsilon: float | None, centers: Path | None) -> None:
         if self.pareto and centers is not None:
@@ -186,11 +179,11 @@ def kmeans(
     budget: Budget,
     comparing: Comparing,
     where: options.Where,
-    seed: Annotated[int, flag("Of data, starts and noise.")] = 0,
-    plot: options.Plot = None,
-    centers: Annotated[Path | None, flag("Write sizes and centres, by column, to this new CSV file.")] = None,
-    assignments: Annotated[Path | None, flag("Write each row's cluster to this new CSV file.")] = None,
-    as_json: options.Json = False,
+    seed: int = flag("Of data, starts and noise.", default=0),
+    plot: Path | None = options.plot_flag(),
+    centers: Path | None = flag("Write sizes and centres, by column, to this new CSV file."),
+    assignments: Path | None = flag("Write each row's cluster to this new CSV file."),
+    as_json: bool = options.json_flag(),
 ) -> None:
     """Cluster the clients' points with FedDP-KMeans: private, federated k-means (Scott, 2026, chapter 6).
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
@@ -26,18 +26,12 @@ _data, _method, _privacy = (partial(flag, panel=one) for one in ("Data", "Method
 class Reading(options.TableFlags):
     """Whose histograms, and of what."""
 
-    data: Annotated[str | None, _data("A name of `unalike datasets`, or your own file or folder.")] = None
-    counts: Annotated[Path | None, _data("Or ready histograms: a CSV, NPZ or NPY file, one row for each client.")] = (
-        None
-    )
-    feature: Annotated[
-        str | None, _data("Columns to model in place of the label, jointly: race,label (label is the label).")
-    ] = None
-    bins: Annotated[
-        list[str] | None, _data("Of a number: NAME=FIRST:LAST:WIDTH, or NAME=A/B/C, where each begins.")
-    ] = None
-    partition: options.Partition = None
-    clients: options.ClientCount = None
+    data: str | None = _data("A name of `unalike datasets`, or your own file or folder.")
+    counts: Path | None = _data("Or ready histograms: a CSV, NPZ or NPY file, one row for each client.")
+    feature: str | None = _data("Columns to model in place of the label, jointly: race,label (label is the label).")
+    bins: list[str] | None = _data("Of a number: NAME=FIRST:LAST:WIDTH, or NAME=A/B/C, where each begins.")
+    partition: str | None = options.partition_flag()
+    clients: int | None = options.client_count_flag()
 
     def settings(self) -> dict[str, Any]:
         """What to read, as plain values."""
@@ -55,18 +49,14 @@ class Reading(options.TableFlags):
 class Fitting:
     """How to fit the mixture."""
 
-    components: Annotated[str, _method("How many; a range (1-6) or list (1,2,4) chooses one.")] = "2"
-    rounds: Annotated[int, _method("EM steps.", min=1)] = 100
-    cohort: Annotated[int, _method("Clients asked in a round.", min=1)] = 1000
-    start: Annotated[str, _method("How clients choose their first component: concentration or random.")] = (
-        "concentration"
-    )
-    validation: Annotated[
-        float | None, _method("Clients kept apart to choose by: a number or share. (default: 0.2)")
-    ] = None
-    secure: Annotated[bool, _privacy("Sum under masks: the server sees no client's own.", "--secure")] = False
-    clip: Annotated[float, _privacy("Of a client's share in the sums for A, with --epsilon.")] = 20.0
-    largest: Annotated[int | None, _privacy("The most samples a client may have; needed with --epsilon.", min=1)] = None
+    components: str = _method("How many; a range (1-6) or list (1,2,4) chooses one.", default="2")
+    rounds: int = _method("EM steps.", default=100, min=1)
+    cohort: int = _method("Clients asked in a round.", default=1000, min=1)
+    start: str = _method("How clients choose their first component: concentration or random.", default="concentration")
+    validation: float | None = _method("Clients kept apart to choose by: a number or share. (default: 0.2)")
+    secure: bool = _privacy("Sum under masks: the server sees no client's own.", default=False)
+    clip: float = _privacy("Of a client's share in the sums for A, with --epsilon.", default=20.0)
+    largest: int | None = _privacy("The most samples a client may have; needed with --epsilon.", min=1)
 
     def settings(self) -> dict[str, Any]:
         """The arguments of ``fit_mixture``."""
@@ -77,11 +67,11 @@ class Fitting:
 class Budget:
     """What the fit may cost."""
 
-    epsilon: options.Epsilon = None
-    delta: options.Delta = None
-    unit: Annotated[str, _privacy("Who is protected: client, or point (one of its rows).")] = "client"
-    local: Annotated[bool, _privacy("Clients add the noise themselves and trust nobody.", "--local")] = False
-    simulate_noise: options.SimulateNoise = False
+    epsilon: float | None = options.epsilon_flag()
+    delta: float | None = options.delta_flag()
+    unit: str = _privacy("Who is protected: client, or point (one of its rows).", default="client")
+    local: bool = _privacy("Clients add the noise themselves and trust nobody.", default=False)
+    simulate_noise: bool = options.simulate_noise_flag()
 
     def privacy(self) -> MixturePrivacy | None:
         from unalike.analytics.mdm.study import MixturePrivacy
@@ -109,11 +99,11 @@ def mdm(
     fitting: Fitting,
     budget: Budget,
     where: options.Where,
-    seed: Annotated[int, flag("Of data, cohorts and noise.")] = 0,
-    compare: Annotated[bool, flag("Measure how near simulated clients are to the true ones.", "--compare")] = False,
-    plot: options.Plot = None,
-    out: Annotated[Path | None, flag("Write the mixture to this new file (--partition mdm:FILE).")] = None,
-    as_json: options.Json = False,
+    seed: int = flag("Of data, cohorts and noise.", default=0),
+    compare: bool = flag("Measure how near simulated clients are to the true ones.", default=False),
+    plot: Path | None = options.plot_flag(),
+    out: Path | None = flag("Write the mixture to this new file (--partition mdm:FILE)."),
+    as_json: bool = options.json_flag(),
 ) -> None:
     """Learn how clients' histograms differ, of labels or of other features, and simulate clients like them.
 

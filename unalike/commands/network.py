@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from unalike.commands.console import say
-from unalike.commands.options import Json, command, examples, flag
+from unalike.commands.options import command, examples, flag, json_flag
 from unalike.runs.errors import UserError
 
 app = typer.Typer()
@@ -32,9 +32,9 @@ def log(text: str) -> None:
 @command(network, "unalike network init hub --name clinic --address hub.example.org:8443")
 def init(
     folder: Folder,
-    name: Annotated[str, flag("Of the network.")],
-    address: Annotated[str, flag("Where sites dial: HOST:PORT.")],
-    listen: Annotated[str | None, flag("Where the hub listens, HOST:PORT. (default: the address)")] = None,
+    name: str = flag("Of the network.", default=...),
+    address: str = flag("Where sites dial: HOST:PORT.", default=...),
+    listen: str | None = flag("Where the hub listens, HOST:PORT. (default: the address)"),
 ) -> None:
     """Make the authority and the server key of a new network.
 
@@ -54,7 +54,7 @@ def init(
 def admit(
     folder: Folder,
     request: Annotated[Path, typer.Argument(metavar="REQUEST", hidden=True)],
-    days: Annotated[float | None, flag("How long its certificate is valid. (default: 730)")] = None,
+    days: float | None = flag("How long its certificate is valid. (default: 730)"),
 ) -> None:
     """Admit a site to a network, and write the bundle for it.
 
@@ -109,7 +109,7 @@ def hub(folder: Folder) -> None:
 
 
 @command(network, "unalike network status hub")
-def status(folder: Folder, as_json: Json = False) -> None:
+def status(folder: Folder, as_json: bool = json_flag()) -> None:
     """Say which sites are connected to a hub, since when, with which version, what they do and what they refused.
 
     DIR is the folder of the network.

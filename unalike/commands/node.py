@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +11,11 @@ import typer
 
 from unalike.commands.console import say
 from unalike.commands.network import INSTALL, Folder, log
-from unalike.commands.options import Json, command, examples, flag
+from unalike.commands.options import command, examples, flag, json_flag
 from unalike.core.disk import write_whole
 from unalike.runs.errors import UserError
 
-Schema = Annotated[Path | None, flag("The schema file that comes with the recipe.")]
+schema_flag = partial(flag, "The schema file that comes with the recipe.")
 app = typer.Typer()
 node = typer.Typer(
     no_args_is_help=True,
@@ -27,8 +28,8 @@ app.add_typer(node, name="node")
 @command(node, "unalike node init site --name clinic-a --data rows.csv")
 def init(
     folder: Folder,
-    name: Annotated[str, flag("Of the site: lower-case letters, digits and -.")],
-    data: Annotated[Path, flag("The file or folder with the rows of its clients.")],
+    name: str = flag("Of the site: lower-case letters, digits and -.", default=...),
+    data: Path = flag("The file or folder with the rows of its clients.", default=...),
 ) -> None:
     """Make a site's key and its request to be admitted.
 
@@ -100,7 +101,7 @@ def run(folder: Folder) -> None:
 def approve(
     folder: Folder,
     recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", hidden=True)] = None,
-    schema: Schema = None,
+    schema: Path | None = schema_flag(),
 ) -> None:
     """Allow a site to run a recipe; without one, list those that wait.
 
@@ -132,8 +133,8 @@ def approve(
 @command(node, "unalike node check site", "unalike node check site --recipe recipe.toml --schema schema.json")
 def check(
     folder: Folder,
-    recipe: Annotated[Path | None, flag("A recipe that the site is asked to take part in.")] = None,
-    schema: Schema = None,
+    recipe: Path | None = flag("A recipe that the site is asked to take part in."),
+    schema: Path | None = schema_flag(),
 ) -> None:
     """Look for what would keep a site from taking part, and say what to do about it.
 
@@ -167,9 +168,9 @@ def check(
 def explain(
     folder: Folder,
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE", hidden=True)],
-    schema: Schema = None,
-    clients: Annotated[int | None, flag("How many the whole network has. (default: as many as this site)")] = None,
-    as_json: Json = False,
+    schema: Path | None = schema_flag(),
+    clients: int | None = flag("How many the whole network has. (default: as many as this site)"),
+    as_json: bool = json_flag(),
 ) -> None:
     """Say what a recipe would ask of a site, what would leave it and at which ε, and which rules it meets.
 
@@ -208,9 +209,9 @@ def explain(
 @command(node, "unalike node ledger site", "unalike node ledger site --verify", "unalike node ledger site --replay")
 def ledger(
     folder: Folder,
-    verify: Annotated[bool, flag("Check that no line was changed and that the site signed each.", "--verify")] = False,
-    replay: Annotated[bool, flag("Compute ε again, from the lines alone, one after the other.", "--replay")] = False,
-    as_json: Json = False,
+    verify: bool = flag("Check that no line was changed and that the site signed each.", default=False),
+    replay: bool = flag("Compute ε again, from the lines alone, one after the other.", default=False),
+    as_json: bool = json_flag(),
 ) -> None:
     """Show what has left a site, what was refused, and the ε of it by the site's own count.
 

@@ -24,59 +24,58 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., None])
 
 
-def flag(text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
-    """An option: what its --help says, its flags if they cannot be told from the parameter, the panel it is in."""
-    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
+def flag(text: str, *names: str, default: Any = None, panel: str | None = None, **more: Any) -> Any:
+    """What a command's parameter, or a field of a group, is set to where it has a flag.
+
+    text: what --help says. names: the flags, if they cannot be told from the parameter. default: ... if it must be
+    given. panel: of --help.
+    """
+    names = names or (("--NAME",) if default is False else ())  # --no-NAME would have nothing to switch off
+    option = partial(typer.Option, help=text, rich_help_panel=panel, **more)
+    return dataclasses.field(default=default, metadata={"names": names, "option": option})
 
 
 _data, _training, _privacy, _running = (partial(flag, panel=one) for one in ("Data", "Training", "Privacy", "Running"))
 
-Partition = Annotated[
-    str | None,
-    _data(
-        "How rows are dealt out: iid, dirichlet, pathological, shards, ... (default: the data's own clients; iid "
-        "for a data set by name that has none)"
-    ),
-]
-Range = Annotated[
-    list[str] | None, _data("NAME=LOW:HIGH, public: warn of what is found outside. (default: none)", "--range")
-]
-ClientCount = Annotated[
-    int | None, _data("How many clients. (default: all of the data's own, else 100, or fewer of 40 rows)")
-]
-Seed = Annotated[int | None, _training("Of data, cohorts, batches and noise.")]
-Epsilon = Annotated[float | None, _privacy("The ε that the run may cost.")]
-Delta = Annotated[float | None, _privacy("δ. (default: n^-1.1 for n clients or points)")]
-SimulateNoise = Annotated[
-    bool, _privacy("Seed the noise, so that a run can be repeated: it then protects nobody.", "--simulate-noise")
-]
-Out = Annotated[Path | None, _running("New folder for all results. (default: runs/...)")]
-Quiet = Annotated[bool, _running("No progress.", "--quiet", "-q")]
-Json = Annotated[bool, _running("Print the result as JSON and nothing else.", "--json")]
-Set = Annotated[
-    list[str] | None, _training("Any key of a recipe, e.g. local.momentum=0.9.", "--set", metavar="KEY=VALUE")
-]
-RuntimeName = Annotated[
-    str | None,
-    _running(
-        "Where clients are: simulate (in this process), ray (on workers), network (at sites). (default: simulate)"
-    ),
-]
-WorkerCount = Annotated[int | None, _running("With --runtime ray: how many. (default: one for each processor)")]
-Address = Annotated[str | None, _running("Of a Ray cluster that runs already. (default: one is started here)")]
-Network = Annotated[str | None, _running("With --runtime network: the folder of its hub.")]
-Deadline = Annotated[float | None, _running("Seconds that a worker may take for one request. (default: no limit)")]
-Plot = Annotated[Path | None, flag("A new file for the figure: .html, .pdf, .png or .svg.")]
+partition_flag = partial(
+    _data,
+    "How rows are dealt out: iid, dirichlet, pathological, shards, ... (default: the data's own clients; iid "
+    "for a data set by name that has none)",
+)
+range_flag = partial(_data, "NAME=LOW:HIGH, public: warn of what is found outside. (default: none)", "--range")
+client_count_flag = partial(_data, "How many clients. (default: all of the data's own, else 100, or fewer of 40 rows)")
+seed_flag = partial(_training, "Of data, cohorts, batches and noise.")
+epsilon_flag = partial(_privacy, "The ε that the run may cost.")
+delta_flag = partial(_privacy, "δ. (default: n^-1.1 for n clients or points)")
+simulate_noise_flag = partial(
+    _privacy,
+    "Seed the noise, so that a run can be repeated: it then protects nobody.",
+    "--simulate-noise",
+    default=False,
+)
+out_flag = partial(_running, "New folder for all results. (default: runs/...)")
+quiet_flag = partial(_running, "No progress.", "--quiet", "-q", default=False)
+json_flag = partial(_running, "Print the result as JSON and nothing else.", "--json", default=False)
+set_flag = partial(_training, "Any key of a recipe, e.g. local.momentum=0.9.", "--set", metavar="KEY=VALUE")
+runtime_name_flag = partial(
+    _running, "Where clients are: simulate (in this process), ray (on workers), network (at sites). (default: simulate)"
+)
+worker_count_flag = partial(_running, "With --runtime ray: how many. (default: one for each processor)")
+address_flag = partial(_running, "Of a Ray cluster that runs already. (default: one is started here)")
+network_flag = partial(_running, "With --runtime network: the folder of its hub.")
+deadline_flag = partial(_running, "Seconds that a worker may take for one request. (default: no limit)")
+Run = Annotated[Path, typer.Argument(metavar="RUN", hidden=True)]
+plot_flag = partial(flag, "A new file for the figure: .html, .pdf, .png or .svg.")
 
 
 @dataclass(frozen=True)
 class Where:
     """Where the clients of an analysis are."""
 
-    runtime: RuntimeName = None
-    workers: WorkerCount = None
-    address: Address = None
-    deadline: Deadline = None
+    runtime: str | None = runtime_name_flag()
+    workers: int | None = worker_count_flag()
+    address: str | None = address_flag()
+    deadline: float | None = deadline_flag()
 
     @contextmanager
     def place(self, epsilon: float | None, simulated: bool) -> Iterator[Place]:
@@ -132,15 +131,14 @@ def noise_source(epsilon: float | None, simulated: bool) -> dict[str, str | None
 class CellFlags:
     """How the cells of a file are written, and what to do where one is missing."""
 
-    na_values: Annotated[
-        str | None, _data("What stands for a missing value, beside an empty cell: ?,-9. (default: also NA, NaN)")
-    ] = None
-    decimal: Annotated[str | None, _data("Of numbers, . or , (default: .)")] = None
-    delimiter: Annotated[str | None, _data("Of cells. (default: a comma; of TSV a tab)")] = None
-    missing: Annotated[
-        str | None,
-        _data("error, drop (such rows), mean (that inputs are scaled by) or client (its own). (default: error)"),
-    ] = None
+    na_values: str | None = _data(
+        "What stands for a missing value, beside an empty cell: ?,-9. (default: also NA, NaN)"
+    )
+    decimal: str | None = _data("Of numbers, . or , (default: .)")
+    delimiter: str | None = _data("Of cells. (default: a comma; of TSV a tab)")
+    missing: str | None = _data(
+        "error, drop (such rows), mean (that inputs are scaled by) or client (its own). (default: error)"
+    )
 
     def options(self) -> dict[str, Any]:
         """Those that were given, as ``unalike.data.load`` takes them."""
@@ -153,37 +151,27 @@ class CellFlags:
 class TableFlags(CellFlags):
     """What the columns of the user's table are."""
 
-    client_column: Annotated[str | None, _data("Whose a row is. (default: client)")] = None
-    label_column: Annotated[str | None, _data("What to predict. (default: y)")] = None
-    id_column: Annotated[str | None, _data("What a row is called; no feature.")] = None
-    features: Annotated[str | None, _data("Columns to learn from: age,weight. (default: all others)")] = None
-    drop_columns: Annotated[str | None, _data("Columns to leave out: phone,notes.", "--drop")] = None
-    categorical: Annotated[str | None, _data("Columns whose numbers are names: ward,region.")] = None
-    indicator: Annotated[
-        bool | None, _data("Beside each column that lacks values, a feature that says where.", "--indicator")
-    ] = None
-    task: Annotated[
-        str | None, _data("classification or regression. (default: text and whole numbers are classes)", "--task")
-    ] = None
+    client_column: str | None = _data("Whose a row is. (default: client)")
+    label_column: str | None = _data("What to predict. (default: y)")
+    id_column: str | None = _data("What a row is called; no feature.")
+    features: str | None = _data("Columns to learn from: age,weight. (default: all others)")
+    drop_columns: str | None = _data("Columns to leave out: phone,notes.", "--drop")
+    categorical: str | None = _data("Columns whose numbers are names: ward,region.")
+    indicator: bool | None = _data("Beside each column that lacks values, a feature that says where.", "--indicator")
+    task: str | None = _data("classification or regression. (default: text and whole numbers are classes)", "--task")
 
 
 @dataclass(frozen=True)
 class RowFlags(CellFlags):
     """Which rows of a file a finished run reads, and how; what is not said is as in training."""
 
-    client: Annotated[str | None, _data("Only this client of the file.")] = None
-    client_column: Annotated[str | None, _data("Whose a row is. (default: the run's)")] = None
-    label_column: Annotated[
-        str | None, _data("The right answers, if known; '': there are none. (default: the run's)")
-    ] = None
-    id_column: Annotated[str | None, _data("What a row is called. (default: the run's, else its number, from 1)")] = (
-        None
-    )
-    unlabeled: Annotated[bool, _data("Make models without labels, even if there are some.", "--unlabeled")] = False
-    classes: Annotated[str | None, _data("The classes that a client has: cat,dog. No other is predicted.")] = None
-    set_: Annotated[
-        list[str] | None, _data("How to read the file, e.g. data.options.size=28.", "--set", metavar="KEY=VALUE")
-    ] = None
+    client: str | None = _data("Only this client of the file.")
+    client_column: str | None = _data("Whose a row is. (default: the run's)")
+    label_column: str | None = _data("The right answers, if known; '': there are none. (default: the run's)")
+    id_column: str | None = _data("What a row is called. (default: the run's, else its number, from 1)")
+    unlabeled: bool = _data("Make models without labels, even if there are some.", default=False)
+    classes: str | None = _data("The classes that a client has: cat,dog. No other is predicted.")
+    set_: list[str] | None = _data("How to read the file, e.g. data.options.size=28.", "--set", metavar="KEY=VALUE")
 
     @property
     def declared(self) -> list[str] | None:
@@ -208,29 +196,22 @@ class RowFlags(CellFlags):
 class _Division:
     """Which data, and how it is dealt out to clients."""
 
-    data: Annotated[
-        str | None, _data("A name of `unalike datasets`, or your own file or folder. (default: digits)")
-    ] = None
-    partition: Partition = None
-    alpha: Annotated[float | None, _data("Of the dirichlet partition: small makes clients unlike.")] = None
-    classes: Annotated[int | None, _data("Of the pathological partition: classes per client.")] = None
-    clients: ClientCount = None
-    samples: Annotated[int | None, _data("At most so many rows per client.")] = None
-    unseen: Annotated[
-        float | None,
-        _data(
-            "Share of clients that arrive after training (from 1 on: number). (default: 0.1; of fewer than "
-            "four clients: none)"
-        ),
-    ] = None
-    labeled: Annotated[float | None, _data("Share of training clients with labels.")] = None
-    validation: Annotated[
-        float | None, _data("Share of a client's training rows that choices are made by. (default: none)")
-    ] = None
-    weight_column: Annotated[str | None, _data("How much a row counts in training; no feature.")] = None
-    class_weights: Annotated[
-        str | None, _data("How much rows count in training, by class: balanced at each client, or yes=10,no=1.")
-    ] = None
+    data: str | None = _data("A name of `unalike datasets`, or your own file or folder. (default: digits)")
+    partition: str | None = partition_flag()
+    alpha: float | None = _data("Of the dirichlet partition: small makes clients unlike.")
+    classes: int | None = _data("Of the pathological partition: classes per client.")
+    clients: int | None = client_count_flag()
+    samples: int | None = _data("At most so many rows per client.")
+    unseen: float | None = _data(
+        "Share of clients that arrive after training (from 1 on: number). (default: 0.1; of fewer than "
+        "four clients: none)"
+    )
+    labeled: float | None = _data("Share of training clients with labels.")
+    validation: float | None = _data("Share of a client's training rows that choices are made by. (default: none)")
+    weight_column: str | None = _data("How much a row counts in training; no feature.")
+    class_weights: str | None = _data(
+        "How much rows count in training, by class: balanced at each client, or yes=10,no=1."
+    )
 
 
 @dataclass(frozen=True)
@@ -242,78 +223,66 @@ class Dealing(TableFlags, _Division):
 class Training:
     """How clients train, and how private it is."""
 
-    model: Annotated[str | None, _training("logistic, mlp, lenet, ... of `unalike datasets`, or file.py:Class.")] = None
-    rounds: Annotated[int | None, _training("Rounds of training. (default: 50)")] = None
-    preset: Annotated[
-        str | None, _training("paper: the settings of the method's paper, where nothing else is set; or ozkara2022.")
-    ] = None
-    cohort: Annotated[
-        float | None, _training("Clients per round; below 1: their share. (default: as in `unalike methods TARGET`)")
-    ] = None
-    local_epochs: Annotated[int | None, _training("Epochs at a client in a round.")] = None
-    local_steps: Annotated[int | None, _training("Or steps in place of epochs.")] = None
-    batch: Annotated[int | None, _training("Batch size at a client.")] = None
-    lr: Annotated[float | None, _training("Learning rate at a client.")] = None
-    set_: Set = None
-    epsilon: Epsilon = None
-    epsilons: Annotated[str | None, _privacy("Each client's own ε: a file, column:NAME, or uniform:LOW,HIGH.")] = None
-    delta: Delta = None
-    noise_multiplier: Annotated[float | None, _privacy("Noise / clip.")] = None
-    clip: Annotated[float | None, _privacy("Bound on an update (client) or gradient (point).")] = None
-    unit: Annotated[str | None, _privacy("Who is protected: client or point.")] = None
-    trust: Annotated[
-        str | None, _privacy("Who may see sums before they have noise: server or nobody. (default: server)")
-    ] = None
-    simulate_noise: Annotated[
-        bool | None, _privacy("Seed cohorts, batches and noise, to repeat a run: protects nobody.", "--simulate-noise")
-    ] = None
-    accept_delta: Annotated[
-        bool | None, _privacy("Allow a δ of 1/n or more, which protects little.", "--accept-delta")
-    ] = None
-    total_epsilon: Annotated[
-        float | None,
-        _privacy("The most that all runs on this data file may cost together, for ever; kept in a ledger beside it."),
-    ] = None
+    model: str | None = _training("logistic, mlp, lenet, ... of `unalike datasets`, or file.py:Class.")
+    rounds: int | None = _training("Rounds of training. (default: 50)")
+    preset: str | None = _training(
+        "paper: the settings of the method's paper, where nothing else is set; or ozkara2022."
+    )
+    cohort: float | None = _training(
+        "Clients per round; below 1: their share. (default: as in `unalike methods TARGET`)"
+    )
+    local_epochs: int | None = _training("Epochs at a client in a round.")
+    local_steps: int | None = _training("Or steps in place of epochs.")
+    batch: int | None = _training("Batch size at a client.")
+    lr: float | None = _training("Learning rate at a client.")
+    set_: list[str] | None = set_flag()
+    epsilon: float | None = epsilon_flag()
+    epsilons: str | None = _privacy("Each client's own ε: a file, column:NAME, or uniform:LOW,HIGH.")
+    delta: float | None = delta_flag()
+    noise_multiplier: float | None = _privacy("Noise / clip.")
+    clip: float | None = _privacy("Bound on an update (client) or gradient (point).")
+    unit: str | None = _privacy("Who is protected: client or point.")
+    trust: str | None = _privacy("Who may see sums before they have noise: server or nobody. (default: server)")
+    simulate_noise: bool | None = _privacy(
+        "Seed cohorts, batches and noise, to repeat a run: protects nobody.", "--simulate-noise"
+    )
+    accept_delta: bool | None = _privacy("Allow a δ of 1/n or more, which protects little.", "--accept-delta")
+    total_epsilon: float | None = _privacy(
+        "The most that all runs on this data file may cost together, for ever; kept in a ledger beside it."
+    )
 
 
 @dataclass(frozen=True)
 class Running:
     """How a run is repeated, measured and computed."""
 
-    seed: Seed = None
-    seeds: Annotated[int | None, _training("Repeat with so many seeds: mean ± std.")] = None
-    metric: Annotated[
-        str | None,
-        _running(
-            "Of the scores: accuracy, balanced_accuracy, auroc, auprc, f1, sensitivity@0.95 (at this specificity), "
-            "log_loss, brier, calibration_error; rmse, mae, r2. (default: by the classes; rmse for numbers)"
-        ),
-    ] = None
-    select: Annotated[
-        str | None, _running("Models of the last round, or of the best one on validation rows: last or best.")
-    ] = None
-    eval_every: Annotated[int | None, _running("Rounds between evaluations.")] = None
-    checkpoint_every: Annotated[int | None, _running("Rounds between checkpoints. (default: 10)")] = None
-    block: Annotated[int | None, _running("Clients computed at once. (default: measured)")] = None
-    threads: Annotated[int | None, _running("Threads of PyTorch. (default: its own; small samples: 1)")] = None
-    device: Annotated[str | None, _running("Where clients are computed: cpu, cuda, mps or auto. (default: cpu)")] = None
-    runtime: RuntimeName = None
-    workers: WorkerCount = None
-    address: Address = None
-    network: Network = None
-    deadline: Deadline = None
+    seed: int | None = seed_flag()
+    seeds: int | None = _training("Repeat with so many seeds: mean ± std.")
+    metric: str | None = _running(
+        "Of the scores: accuracy, balanced_accuracy, auroc, auprc, f1, sensitivity@0.95 (at this specificity), "
+        "log_loss, brier, calibration_error; rmse, mae, r2. (default: by the classes; rmse for numbers)"
+    )
+    select: str | None = _running("Models of the last round, or of the best one on validation rows: last or best.")
+    eval_every: int | None = _running("Rounds between evaluations.")
+    checkpoint_every: int | None = _running("Rounds between checkpoints. (default: 10)")
+    block: int | None = _running("Clients computed at once. (default: measured)")
+    threads: int | None = _running("Threads of PyTorch. (default: its own; small samples: 1)")
+    device: str | None = _running("Where clients are computed: cpu, cuda, mps or auto. (default: cpu)")
+    runtime: str | None = runtime_name_flag()
+    workers: int | None = worker_count_flag()
+    address: str | None = address_flag()
+    network: str | None = network_flag()
+    deadline: float | None = deadline_flag()
 
 
 @dataclass(frozen=True)
 class Output:
     """Where the results of a run go."""
 
-    out: Out = None
-    quiet: Quiet = False
-    track: Annotated[
-        str | None, _running("Also log rounds: mlflow, mlflow=URI, tensorboard or tensorboard=FOLDER.")
-    ] = None
-    as_json: Json = False
+    out: Path | None = out_flag()
+    quiet: bool = quiet_flag()
+    track: str | None = _running("Also log rounds: mlflow, mlflow=URI, tensorboard or tensorboard=FOLDER.")
+    as_json: bool = json_flag()
 
 
 def command(app: typer.Typer, *lines: str, name: str | None = None) -> Callable[[Function], Function]:
@@ -328,14 +297,11 @@ def command(app: typer.Typer, *lines: str, name: str | None = None) -> Callable[
         groups: dict[str, Any] = {
             name: one.annotation for name, one in own.items() if dataclasses.is_dataclass(one.annotation)
         }
-        flags = {name: one.replace(kind=one.KEYWORD_ONLY) for name, one in own.items() if name not in groups}
+        flags = {name: _parameter(name, one.annotation, one.default) for name, one in own.items() if name not in groups}
         for group in groups.values():
             types = get_type_hints(group, include_extras=True)
             for one in dataclasses.fields(group):
-                made = inspect.Parameter(
-                    one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=types[one.name]
-                )
-                flags.setdefault(one.name, made)
+                flags.setdefault(one.name, _parameter(one.name, types[one.name], one))
 
         def called(**given: Any) -> None:
             made = {
@@ -353,6 +319,17 @@ def command(app: typer.Typer, *lines: str, name: str | None = None) -> Callable[
         return function
 
     return add
+
+
+def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    """A parameter as Typer reads it."""
+    if isinstance(default, dataclasses.Field):
+        if made := default.metadata:
+            names = [one.replace("NAME", name.replace("_", "-")) for one in made["names"]]
+            kind = Annotated[kind, made["option"](*names)]
+        default = default.default
+    default = inspect.Parameter.empty if default is ... else default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 def plan_from_flags(targets: Sequence[str], *groups: object, **more: Any) -> Plan:

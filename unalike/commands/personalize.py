@@ -7,13 +7,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 from rich.table import Table
 
 from unalike.commands.console import check_free, print_files, say
-from unalike.commands.options import Json, RowFlags, command, flag
+from unalike.commands.options import RowFlags, Run, command, flag, json_flag
 from unalike.core.disk import check_writable
 from unalike.runs.errors import UserError, explain_disk_errors
 from unalike.runs.words import counted
@@ -36,26 +36,19 @@ app = typer.Typer()
     "unalike personalize runs/shops --client s07",
 )
 def personalize(
-    run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
+    run: Run,
     rows: RowFlags,
-    data: Annotated[Path | None, flag("The newcomer's rows: NPZ with x (and y), CSV or Parquet.")] = None,
-    client: Annotated[
-        str | None, flag("Which of several clients of the file; without --data: of the training clients.")
-    ] = None,
-    epsilon: Annotated[float | None, flag("Protect each row: noise on what is sent. Costs add up over calls.")] = None,
-    delta: Annotated[float | None, flag("δ that ε is stated at. (default: n^-1.1 for n rows, at most 0.01)")] = None,
-    out: Annotated[
-        Path | None,
-        flag("The model's file. (default: DATA.model.safetensors, CLIENT.model..., DATA.CLIENT.model...)"),
-    ] = None,
-    onnx: Annotated[bool, flag("Also write the model as an ONNX graph.", "--onnx")] = False,
-    predictions: Annotated[
-        Path | None, flag("Also write the model's answers: a CSV as `unalike predict` writes it.")
-    ] = None,
-    ledger: Annotated[
-        Path | None, flag("Where to keep what ε has cost each row so far. (default: DATA.ledger.json)")
-    ] = None,
-    as_json: Json = False,
+    data: Path | None = flag("The newcomer's rows: NPZ with x (and y), CSV or Parquet."),
+    client: str | None = flag("Which of several clients of the file; without --data: of the training clients."),
+    epsilon: float | None = flag("Protect each row: noise on what is sent. Costs add up over calls."),
+    delta: float | None = flag("δ that ε is stated at. (default: n^-1.1 for n rows, at most 0.01)"),
+    out: Path | None = flag(
+        "The model's file. (default: DATA.model.safetensors, CLIENT.model..., DATA.CLIENT.model...)"
+    ),
+    onnx: bool = flag("Also write the model as an ONNX graph.", default=False),
+    predictions: Path | None = flag("Also write the model's answers: a CSV as `unalike predict` writes it."),
+    ledger: Path | None = flag("Where to keep what ε has cost each row so far. (default: DATA.ledger.json)"),
+    as_json: bool = json_flag(),
 ) -> None:
     r"""Give a client the model that fits its data: what is sent, what comes back, and what it costs in privacy.
 

@@ -6,13 +6,13 @@ import json
 import math
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
 
 from unalike.commands.console import check_free, print_files, say
-from unalike.commands.options import Json, RowFlags, command, flag
+from unalike.commands.options import RowFlags, Run, command, flag, json_flag
 from unalike.core.disk import check_writable, write_whole
 from unalike.runs.errors import UserError, explain_disk_errors
 from unalike.runs.words import counted, listed
@@ -35,12 +35,12 @@ app = typer.Typer()
     "unalike predict runs/shops --data new.csv --missing mean",
 )
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
-    data: Annotated[Path, flag("The rows: CSV, Parquet, NPZ with x, or a folder of such files.")],
+    run: Run,
     rows: RowFlags,
-    out: Annotated[Path | None, flag("The CSV to write. (default: DATA.predictions.csv)")] = None,
-    seen: Annotated[bool, flag("The clients took part in training: use the models that they have.", "--seen")] = False,
-    as_json: Json = False,
+    data: Path = flag("The rows: CSV, Parquet, NPZ with x, or a folder of such files.", default=...),
+    out: Path | None = flag("The CSV to write. (default: DATA.predictions.csv)"),
+    seen: bool = flag("The clients took part in training: use the models that they have.", default=False),
+    as_json: bool = json_flag(),
 ) -> None:
     """Predict the rows of a file with a finished run: every client of it by a model of its own.
 

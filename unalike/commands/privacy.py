@@ -14,7 +14,17 @@ from rich import box
 from rich.table import Table
 
 from unalike.commands.console import explain_data_errors, progress_console, say
-from unalike.commands.options import Dealing, Json, Training, command, examples, flag, plan_from_flags, settings_from
+from unalike.commands.options import (
+    Dealing,
+    Run,
+    Training,
+    command,
+    examples,
+    flag,
+    json_flag,
+    plan_from_flags,
+    settings_from,
+)
 from unalike.runs.errors import UserError
 from unalike.runs.words import counted, large_delta, size, stated
 
@@ -38,7 +48,7 @@ def privacy() -> None:
     "unalike privacy plan fedavg --clients 1000 --cohort 100 --epsilon 4",
     "unalike privacy plan fedavg --clients 1000 --cohort 100 --noise-multiplier 1 --clip 0.5",
 )
-def plan(target: Target, dealing: Dealing, training: Training, as_json: Json = False) -> None:
+def plan(target: Target, dealing: Dealing, training: Training, as_json: bool = json_flag()) -> None:
     """Tell ε before a run; with --epsilon, find the least noise that keeps to it.
 
     RECIPE is a recipe (its name or a .toml file), or a method.
@@ -107,7 +117,7 @@ def _spread(least: float | None, most: float | None) -> str:
     "unalike run fedavg --clients 200 --cohort 40 --rounds 10 --epsilon 4 --out runs/private",
     "unalike privacy show runs/private",
 )
-def show(run_folder: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)], as_json: Json = False) -> None:
+def show(run_folder: Run, as_json: bool = json_flag()) -> None:
     """List everything that left a client in a run, and what it has cost.
 
     RUN is the folder of a finished run.
@@ -168,7 +178,7 @@ def _spent_lines(ledger: Ledger, spent: Privacy, own: list[float]) -> list[str]:
     "unalike run fedavg --clients 200 --cohort 40 --rounds 10 --epsilon 4 --out runs/private",
     "unalike privacy explain runs/private",
 )
-def explain(run_folder: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)], as_json: Json = False) -> None:
+def explain(run_folder: Run, as_json: bool = json_flag()) -> None:
     """Say what a run protects from whom, under which assumptions, and what it does not.
 
     RUN is the folder of a finished run.
@@ -195,7 +205,7 @@ def explain(run_folder: Annotated[Path, typer.Argument(metavar="RUN", hidden=Tru
 )
 def total(
     data: Annotated[Path, typer.Argument(metavar="DATA", hidden=True)],
-    as_json: Json = False,
+    as_json: bool = json_flag(),
 ) -> None:
     """Tell what all runs on the same data have cost together, from the ledger beside its file.
 
@@ -232,10 +242,10 @@ def audit(
     target: Target,
     dealing: Dealing,
     training: Training,
-    canaries: Annotated[int | None, flag("How many. (default: by ε)", min=100)] = None,
-    cut_noise: Annotated[float, flag("Scale the real noise down on purpose: 0.5 must be found out.")] = 1.0,
-    seed: Annotated[int, flag("Of the attack.", min=0)] = 0,
-    as_json: Json = False,
+    canaries: int | None = flag("How many. (default: by ε)", min=100),
+    cut_noise: float = flag("Scale the real noise down on purpose: 0.5 must be found out.", default=1.0),
+    seed: int = flag("Of the attack.", default=0, min=0),
+    as_json: bool = json_flag(),
 ) -> None:
     """Attack a recipe's private training and compare the ε that this proves with the ledger's.
 

@@ -11,16 +11,17 @@ import typer
 
 from unalike.commands.console import check_free, print_files, progress_console, say, write
 from unalike.commands.options import (
-    Address,
     Dealing,
-    Json,
     Output,
-    Quiet,
+    Run,
     Running,
     Training,
+    address_flag,
     command,
     flag,
+    json_flag,
     plan_from_flags,
+    quiet_flag,
 )
 from unalike.runs.errors import UserError, explain_disk_errors
 
@@ -74,10 +75,10 @@ def compare(
 
 @command(app, "unalike run fedavg --rounds 10 --out runs/mine", "unalike resume runs/mine")
 def resume(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
-    address: Address = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
+    run_folder: Run,
+    address: str | None = address_flag(),
+    quiet: bool = quiet_flag(),
+    as_json: bool = json_flag(),
 ) -> None:
     """Go on with a run or comparison that was stopped; it ends as if it had never been.
 
@@ -106,15 +107,13 @@ def resume(
 )
 def report(
     run_folders: Annotated[list[Path], typer.Argument(metavar="RUN...", hidden=True)],
-    out: Annotated[
-        Path | None, flag("A new file. (default: report.html in the folder RUN; of several, in the current folder)")
-    ] = None,
-    latex: Annotated[bool, flag("Print a table as LaTeX, for booktabs.", "--latex")] = False,
-    csv: Annotated[bool, flag("Print a table as CSV.", "--csv")] = False,
-    as_json: Annotated[bool, flag("Print a table as JSON.", "--json")] = False,
-    table: Annotated[str, flag("Which: results, clients, rounds, transcript or settings.")] = "results",
-    figures: Annotated[Path | None, flag("A new folder for all charts, each a file of its own.")] = None,
-    ending: Annotated[str, flag("Of these files: pdf, svg, png or html.")] = "pdf",
+    out: Path | None = flag("A new file. (default: report.html in the folder RUN; of several, in the current folder)"),
+    latex: bool = flag("Print a table as LaTeX, for booktabs.", default=False),
+    csv: bool = flag("Print a table as CSV.", default=False),
+    as_json: bool = flag("Print a table as JSON.", "--json", default=False),
+    table: str = flag("Which: results, clients, rounds, transcript or settings.", default="results"),
+    figures: Path | None = flag("A new folder for all charts, each a file of its own."),
+    ending: str = flag("Of these files: pdf, svg, png or html.", default="pdf"),
 ) -> None:
     """Write the report of a finished run, or of several side by side.
 

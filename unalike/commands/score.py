@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
 
 from unalike.commands import options
 from unalike.commands.console import explain_data_errors, say
-from unalike.commands.options import command, flag
+from unalike.commands.options import Run, command, flag
 
 if TYPE_CHECKING:
     from unalike.learn.metrics import MetricSummary
@@ -28,13 +28,13 @@ app = typer.Typer()
     "unalike score runs/simulated --data femnist",
 )
 def score(
-    run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
-    data: Annotated[str, flag("A name of `unalike datasets`, or a file or folder, with the run's kind of rows.")],
+    run: Run,
     table: options.TableFlags,
-    partition: options.Partition = None,
-    clients: options.ClientCount = None,
-    seed: Annotated[int, flag("Of the division into training and test rows.")] = 0,
-    as_json: options.Json = False,
+    data: str = flag("A name of `unalike datasets`, or a file or folder, with the run's kind of rows.", default=...),
+    partition: str | None = options.partition_flag(),
+    clients: int | None = options.client_count_flag(),
+    seed: int = flag("Of the division into training and test rows.", default=0),
+    as_json: bool = options.json_flag(),
 ) -> None:
     """Score a finished run on the clients of another source, all of them newcomers to it.
 
@@ -65,14 +65,12 @@ def score(
     "unalike metrics runs/first",
 )
 def metrics(
-    run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
-    against: Annotated[
-        Path | None, flag("The folder of another run over the same clients: who gains by RUN, and who loses?")
-    ] = None,
-    calibrate: Annotated[
-        bool, flag("Scale probabilities, and choose the threshold of two classes, on validation rows.", "--calibrate")
-    ] = False,
-    as_json: options.Json = False,
+    run: Run,
+    against: Path | None = flag("The folder of another run over the same clients: who gains by RUN, and who loses?"),
+    calibrate: bool = flag(
+        "Scale probabilities, and choose the threshold of two classes, on validation rows.", default=False
+    ),
+    as_json: bool = options.json_flag(),
 ) -> None:
     """Show how good the predictions of a run are, by all metrics, beside a baseline.
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from unalike.commands.console import say
-from unalike.commands.options import Json, command, flag
+from unalike.commands.options import Run, command, flag, json_flag
 from unalike.runs.errors import UserError
 
 app = typer.Typer()
@@ -21,10 +21,10 @@ app = typer.Typer()
     "unalike serve bundles/shops",
 )
 def bundle(
-    run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
-    out: Annotated[Path | None, flag("A new or empty folder. (default: RUN.bundle)")] = None,
-    name: Annotated[str | None, flag("What the service calls it. (default: the run's folder)")] = None,
-    as_json: Json = False,
+    run: Run,
+    out: Path | None = flag("A new or empty folder. (default: RUN.bundle)"),
+    name: str | None = flag("What the service calls it. (default: the run's folder)"),
+    as_json: bool = json_flag(),
 ) -> None:
     """Write what is needed to make models of a finished run for whoever asks.
 
@@ -61,19 +61,15 @@ def bundle(
 )
 def serve(
     bundles: Annotated[list[Path], typer.Argument(metavar="BUNDLE...", hidden=True)],
-    host: Annotated[str, flag("The address to listen at; 0.0.0.0: all of this machine's.")] = "127.0.0.1",
-    port: Annotated[int, flag("The port.", min=0, max=65535)] = 8000,
-    offline: Annotated[
-        bool, flag("Give out make.onnx, so that pages can make models themselves.", "--offline")
-    ] = False,
-    keys: Annotated[
-        Path | None, flag("Who may ask: a file of lines NAME KEY, or NAME KEY MODELS_A_MINUTE. (default: all)")
-    ] = None,
-    limit: Annotated[float, flag("Models a minute for each key, or each address.", min=1.0)] = 600.0,
-    tls_cert: Annotated[Path | None, flag("The certificate for HTTPS (PEM); needs --tls-key.")] = None,
-    tls_key: Annotated[Path | None, flag("Its key (PEM).")] = None,
-    behind_proxy: Annotated[bool, flag("Believe a proxy on this machine who a visitor is.", "--behind-proxy")] = False,
-    export: Annotated[Path | None, flag("Write page and bundles as a folder for any web server, and end.")] = None,
+    host: str = flag("The address to listen at; 0.0.0.0: all of this machine's.", default="127.0.0.1"),
+    port: int = flag("The port.", default=8000, min=0, max=65535),
+    offline: bool = flag("Give out make.onnx, so that pages can make models themselves.", default=False),
+    keys: Path | None = flag("Who may ask: a file of lines NAME KEY, or NAME KEY MODELS_A_MINUTE. (default: all)"),
+    limit: float = flag("Models a minute for each key, or each address.", default=600.0, min=1.0),
+    tls_cert: Path | None = flag("The certificate for HTTPS (PEM); needs --tls-key."),
+    tls_key: Path | None = flag("Its key (PEM)."),
+    behind_proxy: bool = flag("Believe a proxy on this machine who a visitor is.", default=False),
+    export: Path | None = flag("Write page and bundles as a folder for any web server, and end."),
 ) -> None:
     """Serve bundles: an interface for programs and a page for people.
 

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from unalike.commands.console import explain_data_errors, guarantee, print_files, progress_console, say
-from unalike.commands.options import Dealing, Quiet, Running, Training, command, flag, plan_from_flags
+from unalike.commands.options import Dealing, Running, Training, command, flag, plan_from_flags, quiet_flag
 from unalike.runs.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,18 +25,15 @@ _rehearsal = partial(flag, panel="Simulated clients")
 class Simulating:
     """Clients to search on in place of the real ones."""
 
-    on: Annotated[
-        str | None,
-        _rehearsal("mdm: clients like the real ones, by a mixture of their label histograms. (default: the real ones)"),
-    ] = None
-    server_data: Annotated[
-        str | None, _rehearsal("With --on mdm: the server's own rows, which are dealt out: a name or a file.")
-    ] = None
-    mdm_epsilon: Annotated[float | None, _rehearsal("What the mixture may cost the real clients.")] = None
-    mdm_delta: Annotated[float | None, _rehearsal("δ of the mixture. (default: n^-1.1 for n clients)")] = None
-    mdm_unit: Annotated[str, _rehearsal("Whom its noise protects: client, or point (one of its rows).")] = "client"
-    largest: Annotated[int | None, _rehearsal("The most rows that a client may have; for --mdm-unit client.")] = None
-    simulated: Annotated[int | None, _rehearsal("How many to simulate. (default: as many as real ones)", min=2)] = None
+    on: str | None = _rehearsal(
+        "mdm: clients like the real ones, by a mixture of their label histograms. (default: the real ones)"
+    )
+    server_data: str | None = _rehearsal("With --on mdm: the server's own rows, which are dealt out: a name or a file.")
+    mdm_epsilon: float | None = _rehearsal("What the mixture may cost the real clients.")
+    mdm_delta: float | None = _rehearsal("δ of the mixture. (default: n^-1.1 for n clients)")
+    mdm_unit: str = _rehearsal("Whom its noise protects: client, or point (one of its rows).", default="client")
+    largest: int | None = _rehearsal("The most rows that a client may have; for --mdm-unit client.")
+    simulated: int | None = _rehearsal("How many to simulate. (default: as many as real ones)", min=2)
 
     def rehearsal(self) -> Rehearsal | None:
         from unalike.runs.rehearsal import Rehearsal
@@ -64,13 +61,12 @@ def tune(
     training: Training,
     running: Running,
     simulating: Simulating,
-    out: Annotated[Path, flag("A folder for the search; where it holds one already, that goes on.")],
-    trials: Annotated[int, flag("How many for each method.", min=1)] = 20,
-    search: Annotated[
-        list[str] | None,
-        flag("What to search: KEY=LOW:HIGH, as in local.lr=0.01:1. (default: all learning rates)"),
-    ] = None,
-    quiet: Quiet = False,
+    out: Path = flag("A folder for the search; where it holds one already, that goes on.", default=...),
+    trials: int = flag("How many for each method.", default=20, min=1),
+    search: list[str] | None = flag(
+        "What to search: KEY=LOW:HIGH, as in local.lr=0.01:1. (default: all learning rates)"
+    ),
+    quiet: bool = quiet_flag(),
 ) -> None:
     """Search for hyperparameters on validation rows, with as many trials for every method.
 
