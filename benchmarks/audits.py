@@ -29,6 +29,7 @@ _POINTS = f"{_DATA} --rounds 5 --cohort 54 --noise-multiplier 1 --clip 1 --delta
 _BY_CLIENT = {
     **dict.fromkeys(("fedtta", "fedsplit", "fedem", "pfedme", "perfedavg", "adaped", "quped", "fml"), _CLIENTS),
     **dict.fromkeys(("ld-fedavg", "fedrep", "knnper", "learned-prior"), _WIDE),
+    **dict.fromkeys(("pefll", "odpfl"), f"{_WIDE} --set descriptor=64"),  # a canary needs a number of its own
 }
 _BY_POINT = ("fedsplit", "robust-hdp", "rdpcfl", "mr-mtl", "pfedme")
 _KMEANS = "--epsilon 2 --delta 1e-4"

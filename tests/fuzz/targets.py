@@ -31,6 +31,7 @@ from unalike.core.roster import Roster
 from unalike.core.schema import Schema
 from unalike.data import DataError
 from unalike.data.schema_file import read_schema
+from unalike.deploy import keys
 from unalike.deploy.node.ledger import SiteLedger
 from unalike.newcomers.file import read_newcomer
 from unalike.newcomers.ledger import ABOUT_LEDGER, read_ledger
@@ -182,9 +183,16 @@ def read_reply(path: Path) -> None:
         raise UserError("nothing is remembered")
 
 
-def read_site(path: Path) -> object:
+def own_site() -> Path:
+    """A folder with a key, by which a ledger's lines are signed."""
     folder = place() / "site"
-    folder.mkdir(exist_ok=True)
+    if not folder.exists():
+        keys.init_node(folder, "seed")
+    return folder
+
+
+def read_site(path: Path) -> object:
+    folder = own_site()
     path.rename(folder / "ledger.jsonl")
     return SiteLedger(folder)
 
@@ -220,8 +228,7 @@ def ledger() -> Ledger:
 
 
 def site() -> list[bytes]:
-    folder = place() / "site-seed"
-    folder.mkdir(exist_ok=True)
+    folder = own_site()
     kept = SiteLedger(folder)
     kept.refuse("run", "methods", "no")
     kept.refuse("run", "noise", "none")
@@ -257,6 +264,7 @@ def parquet() -> list[bytes]:
 def pictures() -> list[bytes]:
     from PIL import Image
 
+    Image.init()  # its plugins are files, too, and are read before anything of a stranger's
     made = []
     for ending in ("png", "gif", "bmp", "jpg", "tiff"):
         Image.fromarray(np.arange(64, dtype=np.uint8).reshape(8, 8)).save(path := place() / f"seed.{ending}")
@@ -298,7 +306,7 @@ TARGETS: dict[str, Target] = {
     "recipe": Target(file("recipe.toml", lambda path: plan_of(read_toml(path), str(path))), recipes),
     "folder": Target(read_folder, lambda: [bytes([at]) + whole for at, (_, whole) in enumerate(of_folder())]),
     "checkpoint": Target(read_checkpoint, lambda: [(run() / checkpoint.CHECKPOINT).read_bytes()]),
-    "journal": Target(file(JOURNAL, lambda path: checkpoint.recalled(path.parent)), journals),
+    "journal": Target(file(JOURNAL, lambda path: checkpoint.recall_charges(path.parent)), journals),
     "shard-journal": Target(file("1.reply", read_reply), remembered),
     "ledger": Target(
         file("newcomer.json", read_ledger),

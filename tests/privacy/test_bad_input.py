@@ -46,8 +46,8 @@ def test_a_recipe_that_cannot_be_kept_is_refused_before_it_starts(settings: dict
 
 @pytest.mark.parametrize("unit", ["client", "point"])
 def test_a_method_without_private_training_says_so(unit: str) -> None:
-    with pytest.raises(UserError, match=f"pefll has no {unit}-level privacy.*; fedavg.* has it"):
-        prepare(plan_for(["pefll"], {**SMALL, "epsilon": 1.0, "delta": 1e-4, "unit": unit}).runs[0][1])
+    with pytest.raises(UserError, match=f"pfedhn has no {unit}-level privacy.*; fedavg.* has it"):
+        prepare(plan_for(["pfedhn"], {**SMALL, "epsilon": 1.0, "delta": 1e-4, "unit": unit}).runs[0][1])
 
 
 def test_mechanisms_and_releases_refuse_nonsense() -> None:

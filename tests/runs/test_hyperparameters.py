@@ -114,11 +114,11 @@ def test_what_is_written_reads_back(name: str) -> None:
 
 
 def test_privacy_is_a_capability_that_a_method_declares() -> None:
-    """ODPFL has a cohort, a clip and noise, too, but for other things."""
+    """ODPFL and pFedHN have a cohort, a clip and noise, too, but for other things."""
     data = {"name": "digits", "clients": 30}
-    for unit in ("client", "point"):
-        recipe = to_recipe({"method": "odpfl", "data": data, "privacy": {"epsilon": 3.0, "unit": unit}}, "r")
-        with pytest.raises(UserError, match=f"odpfl has no {unit}-level privacy.*; fedavg.* has it"):
+    for name, unit in (("pfedhn", "client"), ("pfedhn", "point"), ("odpfl", "point")):
+        recipe = to_recipe({"method": name, "data": data, "privacy": {"epsilon": 3.0, "unit": unit}}, "r")
+        with pytest.raises(UserError, match=f"{name} has no {unit}-level privacy.*; fedavg.* has it"):
             prepare(recipe)
     own = {"encoder": "sphere", "newcomer_epsilon": 1.0}  # protects a newcomer's rows, and nobody in training
     prepared = prepare(to_recipe({"method": "odpfl", "data": data, "hyperparameters": own}, "r"))
