@@ -365,7 +365,7 @@ async def _descriptor(request: Request, length: int) -> np.ndarray[Any, np.dtype
 
 def _safetensors(theta: np.ndarray[Any, np.dtype[np.float32]], unlike: bool | None) -> bytes:
     about = {} if unlike is None else {"__metadata__": {"unlike": "yes" if unlike else "no"}}
-    header = orjson.dumps(
+    header: bytes = orjson.dumps(
         {**about, "theta": {"dtype": "F32", "shape": [len(theta)], "data_offsets": [0, 4 * len(theta)]}}
     )
     header += b" " * (-len(header) % 8)
