@@ -18,7 +18,7 @@ ifndef UNALIKE_DATA
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long lint format bench docs clean test-cluster demo-cluster bench-cluster test-network test-web demo-serve bench-serve fuzz
+.PHONY: help setup demo test test-long lint format bench docs clean test-cluster demo-cluster bench-cluster test-network demo-network bench-network test-web demo-serve bench-serve fuzz
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -52,6 +52,9 @@ bench-cluster: $(CLUSTER) ## Measure workers against one process
 
 test-network: $(NETWORK) ## Run the tests of a network: a hub and sites as processes, on the loopback
 	UNALIKE_TEST_NETWORK=1 $(PROCESSES) $(BIN)/python -m pytest tests/network
+
+demo-network: $(NETWORK) ## Train over three sites with keys, rows and policies of their own, and compare with one process
+	$(PROCESSES) $(BIN)/python examples/on_a_network.py
 
 # The page runs in the Chromium that is installed (Debian: apt-get install chromium), or in the one that CHROMIUM names.
 test-web: $(WEB) ## Run the tests of the service and of its page, in a real Chromium

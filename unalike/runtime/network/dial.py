@@ -78,6 +78,7 @@ class Dial:
 
         await write(frames.greeting({"instance": self._instance, "version": self._version}))
         working = asyncio.create_task(self._work(calls, hosts, write))
+        working.add_done_callback(lambda _: stream.cancel())  # a node that cannot work is not there
         known = False
         try:
             while (frame := await asyncio.wait_for(stream.read(), SILENCE)) is not grpc.aio.EOF:
@@ -109,7 +110,7 @@ class Dial:
 
     async def _work(self, calls: Any, hosts: dict[int, Host], write: Callable[[bytes], Any]) -> None:
         """Do one call after the other; those of channels that are closed are left out."""
-        loop = asyncio.get_running_loop()
+        loop, told = asyncio.get_running_loop(), self._news.get("refused")
         while True:
             number, call, message = await calls.get()
             host = hosts.get(number)
@@ -122,6 +123,9 @@ class Dial:
             if number in hosts:
                 for frame in frames.split(number, call, answer):
                     await write(frame)
+            if (refused := self._news.get("refused")) != told:  # whoever asks for the status need not wait for a ping
+                await write(frames.signal(frames.PING, content=self._news))
+                told = refused
 
 
 async def greet(address: str, key: bytes, certificate: bytes, authority: bytes) -> tuple[str, str, float]:

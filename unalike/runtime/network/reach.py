@@ -165,12 +165,16 @@ class Nodes:
             line.close()
 
     def close(self) -> None:
-        def stop() -> None:
+        async def stop() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
             for number in list(self._lines):
                 self._end(number)
-            self._loop.call_soon(self._loop.stop)
+            for one in others:
+                one.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            self._loop.stop()
 
         with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(stop)
+            asyncio.run_coroutine_threadsafe(stop(), self._loop)
             self._thread.join(PATIENCE)
             self._loop.close()
