@@ -73,7 +73,8 @@ def run(
       own, else the digits.
     - ``out``: a new folder to save everything in; without it nothing is written.
     - ``settings``: the flags of ``unalike run`` with underscores (``rounds=20, partition="dirichlet", alpha=0.3``), and
-      ``hyperparameters={...}`` for all others. ``model`` may also be a module of PyTorch.
+      ``hyperparameters={...}`` for all others. ``model`` may also be a module of PyTorch, of which ``adapter`` says
+      what is trainable, as ``trainable`` of ``Model`` does.
     """
     name, given = _read_data(data, settings)
     plan = plan_for([target], {**name, **_named_model(settings)})
@@ -193,7 +194,8 @@ def _named_model(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings, with a model that was given as a module remembered under a name."""
     model = settings.get("model")
     if isinstance(model, nn.Module):
-        model = Model(model)
+        model = Model(model, settings.get("adapter"))
+        settings = {**settings, "adapter": None}
     if isinstance(model, Model):
         return {**settings, "model": outside.remember(model, f"{model.kind.__name__}.model")}
     return dict(settings)

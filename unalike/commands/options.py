@@ -224,6 +224,9 @@ class Training:
     """How clients train, and how private it is."""
 
     model: str | None = _training("logistic, mlp, lenet, ... of `unalike datasets`, or file.py:Class.")
+    adapter: str | None = _training(
+        "Freeze the model but for lora:r=4, head, norm, bias, ... joined by +. (default: nothing is frozen)"
+    )
     rounds: int | None = _training("Rounds of training. (default: 50)")
     preset: str | None = _training(
         "paper: the settings of the method's paper, where nothing else is set; or ozkara2022."

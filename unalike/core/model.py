@@ -6,12 +6,13 @@ So a cohort's models are a matrix [C, d], and averaging, clipping, hypernetworks
 from __future__ import annotations
 
 import copy
+import hashlib
 import itertools
 import math
 import threading
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Protocol
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,9 @@ from torch import Tensor, nn
 from unalike.core import dropout
 from unalike.core.schema import Schema
 from unalike.core.torch_internals import Slot, parameter_slots, to_device_of
+
+if TYPE_CHECKING:
+    from unalike.networks.adapters import Trainable
 
 _BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -37,15 +41,19 @@ class HasSchema(Protocol):
 class Model:
     """An ``nn.Module`` seen as a function of its parameters, laid end to end in the module's own order.
 
-    Constant buffers are part of the function. Batch norm is refused: its running statistics are neither parameters
-    (so they would not be averaged) nor constants, and its batch statistics leak across a client's samples. The
-    module is in training mode while a client trains (``core/dropout.py``: dropout's masks are the client's draws), else
-    in evaluation mode.
+    What is frozen, and buffers, are constants of the function: all clients have the same ones, and no round sends them.
+    ``trainable`` says what of a pretrained network is not frozen ("lora:r=4,targets=attention", "head", "norm", "bias",
+    several of them joined by "+", or a function of a parameter's name and the parameter); such a model starts from the
+    values that the module has. None: whatever requires a gradient.
+
+    Batch norm is refused: its running statistics are neither parameters (so they would not be averaged) nor constants,
+    and its batch statistics leak across a client's samples. The module is in training mode while a client trains
+    (``core/dropout.py``: dropout's masks are the client's draws), else in evaluation mode.
     """
 
     kind: type[nn.Module] = nn.Module  # what it is made of, where that is one module
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, trainable: Trainable | None = None) -> None:
         for name, part in module.named_modules():
             if isinstance(part, _BATCH_NORM) or getattr(part, "track_running_stats", False):
                 raise ValueError(
@@ -58,10 +66,16 @@ class Model:
                     f"{type(part).__name__} ({name}) draws from a global generator, so a run would not be "
                     "reproducible; use nn.Dropout, whose masks Unalike draws at the client, or set p=0"
                 )
-        names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
-        if not names:
-            raise ValueError(f"{type(module).__name__} has no trainable parameters")
         self._module, self.kind = copy.deepcopy(module).eval(), type(module)
+        self._drawn: set[str] | None = None  # the parts whose first values are drawn; None: all that know how
+        if trainable is not None:
+            from unalike.networks.adapters import adapt  # as in ``named``: one import upwards, for the user's sake
+
+            self._drawn = adapt(self._module, trainable)
+        names = [name for name, parameter in self._module.named_parameters() if parameter.requires_grad]
+        if not names:
+            said = "" if trainable is None else f": none that trainable = {trainable!r} chooses"
+            raise ValueError(f"{type(module).__name__} has no trainable parameters{said}")
         self._twins: dict[tuple[int, torch.device | None, bool], tuple[nn.Module, list[tuple[Slot, str]]]] = {}
         self._drops: bool | None = None  # does it drop anything in training? Not known before it has been tried
         parameters = dict(self._module.named_parameters())
@@ -151,14 +165,19 @@ class Model:
     def init(self, seed: int) -> Tensor:
         """A fresh theta [d]: every submodule's own ``reset_parameters`` under the seed (no global state is touched).
 
-        Parameters that no ``reset_parameters`` sets keep the value the module was given with.
+        Parameters that no ``reset_parameters`` sets keep the value the module was given with; and so do all of a
+        pretrained network but what was put beside its layers.
         """
-        module = copy.deepcopy(self._module)
+        kept: dict[int, Any] = {}  # what is not drawn need not be copied
+        if self._drawn is not None:
+            named = self._module.named_parameters()
+            kept = {id(one): one for name, one in named if name.rpartition(".")[0] not in self._drawn}
+        module = copy.deepcopy(self._module, kept)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
-            for part in module.modules():
+            for name, part in module.named_modules():
                 reset = getattr(part, "reset_parameters", None)
-                if callable(reset):
+                if callable(reset) and (self._drawn is None or name in self._drawn):
                     reset()
         return self.flatten(dict(module.named_parameters())).detach().clone()
 
@@ -167,3 +186,15 @@ class Model:
         module = copy.deepcopy(self._module)
         module.load_state_dict(self.tensors(theta.detach().clone()), strict=False)
         return module
+
+    @cached_property
+    def digest(self) -> str | None:
+        """SHA-256 of what is frozen (names, types and values) and of buffers; None where no parameter is frozen."""
+        if all(name in self.shapes for name, _ in self._module.named_parameters()):
+            return None
+        found = hashlib.sha256()
+        for name, value in sorted(self._module.state_dict().items()):
+            if name not in self.shapes:
+                found.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+                found.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return found.hexdigest()

@@ -16,11 +16,11 @@ NEVER = -1e4  # the score of a masked class: its probability is 0 in float32, an
 def without_head(model: Model) -> tuple[Model, int]:
     """The model without its last linear layer, and the length of what it then gives.
 
-    Its parameters are the first of the model's: ``features(theta[: features.size], x)``.
+    Its parameters are the first of the model's, ``features(theta[: features.size], x)``: all, if that layer is frozen.
     """
-    name, head = _last_linear(model)
-    own = [f"{name}.{tensor}" for tensor, _ in head.named_parameters()]
-    if list(model.shapes)[-len(own) :] != own or len(own) == len(model.shapes):
+    name, head = last_linear(model._module)
+    own = [f"{name}.{tensor}" for tensor, _ in head.named_parameters() if f"{name}.{tensor}" in model.shapes]
+    if list(model.shapes)[len(model.shapes) - len(own) :] != own or len(own) == len(model.shapes):
         raise ValueError(
             f"{model}: its last linear layer, {name!r}, must hold its last parameters and not all of them; use another "
             "architecture"
@@ -30,24 +30,31 @@ def without_head(model: Model) -> tuple[Model, int]:
 
 def with_outputs(model: Model, outputs: int) -> Model:
     """The model's architecture with another number of outputs: its last linear layer is exchanged (T1 C.1.2)."""
-    name, head = _last_linear(model)
+    name, head = last_linear(model._module)
     return _with_head(model, name, nn.Linear(head.in_features, outputs, bias=head.bias is not None))
 
 
-def _last_linear(model: Model) -> tuple[str, nn.Linear]:
-    linear = [(name, part) for name, part in model._module.named_modules() if isinstance(part, nn.Linear)]
+def last_linear(module: nn.Module) -> tuple[str, nn.Linear]:
+    """The last linear layer, by which a network answers, and its name."""
+    linear = [(name, part) for name, part in module.named_modules() if isinstance(part, nn.Linear)]
     if not linear:
-        raise ValueError(f"{model} has no linear layer, so nothing tells where its representation ends")
+        raise ValueError(
+            f"{type(module).__name__} has no linear layer, so nothing tells where its representation ends and its head "
+            "begins"
+        )
     return linear[-1]
 
 
 def _with_head(model: Model, name: str, head: nn.Module) -> Model:
+    """The model with another head, which is trainable; what was frozen stays so."""
     module = copy.deepcopy(model._module)
     path, _, last = name.rpartition(".")
     setattr(module.get_submodule(path), last, head)
-    for parameter in module.parameters():
-        parameter.requires_grad_(True)
-    return Model(module)
+    for key, parameter in module.named_parameters():
+        parameter.requires_grad_(key in model.shapes or key.startswith(f"{name}."))
+    made = Model(module)
+    made._drawn = None if model._drawn is None else {*model._drawn, name}
+    return made
 
 
 # Label masking (T1 B.1.3): a client rules out the classes that it does not have

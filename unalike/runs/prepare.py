@@ -26,7 +26,7 @@ from unalike.runs.errors import FLAG, UserError
 from unalike.runs.load import load_data
 from unalike.runs.privacy import budget_of, make_private, noise_of, private_scaling, target_delta, with_preset
 from unalike.runs.recipe.hyperparameters import Hyperparameters, method_named, plain
-from unalike.runs.recipe.recipe import Network, Recipe
+from unalike.runs.recipe.recipe import Recipe
 from unalike.runs.simulate import simulate
 from unalike.runs.words import listed
 from unalike.runtime.shard.simulator import find_device
@@ -77,7 +77,7 @@ def prepare(recipe: Recipe, population: Population | None = None) -> Prepared:
     if population is None:
         population = load_data(recipe)
     if recipe.model.name is None and population.network is not None:
-        network = Network(name=population.network, options=recipe.model.options)
+        network = recipe.model.model_copy(update={"name": population.network})
         recipe = recipe.model_copy(update={"model": network})
     if isinstance(population, Absent) and population.nodes:
         runtime = recipe.runtime.model_copy(update={"nodes": list(population.nodes)})
@@ -117,7 +117,7 @@ def build(
         )
     filled = {
         "privacy": privacy,
-        "model": Network(name=network, options=recipe.model.options),
+        "model": recipe.model.model_copy(update={"name": network, "digest": model.digest}),
         "hyperparameters": plain(arguments),
     }
     return recipe.model_copy(update=filled), method
@@ -156,14 +156,28 @@ def _check_public(population: Population, unit: str) -> None:
 
 
 def _model(network: str, recipe: Recipe, schema: Schema) -> Model:
-    if outside.is_path(network) and isinstance(given := outside.load(network), Model):
-        return given
+    given = outside.load(network) if outside.is_path(network) else None
+    if isinstance(given, Model) and recipe.model.trainable is not None:
+        raise UserError(
+            f"{network} is a Model already: say trainable= where it is made, and leave model.trainable out{FLAG}",
+            "model.trainable",
+        )
     try:
-        return Model(architectures.build(network, schema.shape, schema.outputs, schema.kind, **recipe.model.options))
+        if isinstance(given, Model):
+            model = given
+        else:
+            module = architectures.build(network, schema.shape, schema.outputs, schema.kind, **recipe.model.options)
+            model = Model(module, recipe.model.trainable)
     except ValueError as error:
-        if outside.is_path(network):
+        if outside.is_path(network) and recipe.model.trainable is None:
             raise  # it may come from the user's own file: the way there matters
         raise UserError(f"model: {error}") from error
+    if recipe.model.digest not in (None, model.digest):
+        raise UserError(
+            f"model: what is frozen of {network} has the digest {model.digest}, but the recipe says "
+            f"{recipe.model.digest}: bring back the pretrained network that the run began with"
+        )
+    return model
 
 
 def _fit_cohort(

@@ -40,6 +40,7 @@ KEYS = {name: section + name for section, names in _SECTIONS.items() for name in
     "data": "data.name",
     "drop_columns": "data.options.drop",
     "model": "model.name",
+    "adapter": "model.trainable",
     "runtime": "runtime.name",
     "local_epochs": "hyperparameters.local.epochs",
     "local_steps": "hyperparameters.local.steps",

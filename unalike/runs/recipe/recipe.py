@@ -52,6 +52,8 @@ class Network(_Section):
 
     name: str | None = None  # None: chosen by the shape of the inputs
     options: dict[str, Any] = {}
+    trainable: str | None = None  # what is not frozen, e.g. "lora:r=4+head" (``networks/adapters.py``); None: all
+    digest: str | None = None  # of what is frozen; another one is refused
 
 
 class Privacy(_Section):

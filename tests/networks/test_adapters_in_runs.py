@@ -1,0 +1,81 @@
+"""Runs of an adapter: what is frozen is named by a digest in the folder, lies in no checkpoint, is never sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+from tests.runs.helpers import SMALL, At, crash
+from tests.runs.helpers import Crash as Crashed
+from unalike import Model
+from unalike.api import UserError, resume, run
+from unalike.commands.main import app
+from unalike.runs.finished import FinishedRun
+
+CODE = """
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self, input_shape, classes):
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 8), nn.Linear(8, classes)
+        self.load_state_dict(load_file(Path(__file__).with_name("weights.safetensors")))
+
+    def forward(self, x):
+        return self.head(self.body(x.flatten(1)).relu())
+"""
+
+
+def pretrained(folder: Path, seed: int = 0) -> str:
+    torch.manual_seed(seed)
+    (folder / "net.py").write_text(CODE)
+    body, head = torch.nn.Linear(64, 8), torch.nn.Linear(8, 10)
+    weights = {"body.weight": body.weight, "body.bias": body.bias, "head.weight": head.weight, "head.bias": head.bias}
+    save_file({name: value.detach() for name, value in weights.items()}, folder / "weights.safetensors")
+    return f"{folder / 'net.py'}:Net"
+
+
+def test_a_run_of_adapters_resumes_and_serves_with_the_same_network_alone(tmp_path: Path) -> None:
+    settings = {**SMALL, "model": pretrained(tmp_path), "adapter": "lora:r=2,targets=all+head"}
+    whole = run("fedavg", out=tmp_path / "whole", **settings)
+    broken = tmp_path / "broken"
+    with pytest.raises(Crashed):
+        run("fedavg", out=broken, watcher=At(5, crash), **settings)
+    assert resume(broken).accuracy == whole.accuracy
+
+    opened = FinishedRun.open(broken)
+    assert opened.recipe.model.digest == opened.method.model.digest is not None
+    assert opened.method.model.size == 2 * (64 + 8) + 8 * 10 + 10
+    held = load_file(broken / "checkpoint.safetensors")
+    assert max(value.numel() for value in held.values()) == opened.method.model.size  # nothing of what is frozen
+
+    pretrained(tmp_path, seed=1)
+    for again in (FinishedRun.open, resume):
+        (broken / "result.json").unlink(missing_ok=True)
+        with pytest.raises(
+            UserError, match=r"what is frozen of .*net\.py:Net has the digest .*: bring back the pretrain"
+        ):
+            again(broken)
+
+
+def test_a_module_handed_over_is_adapted_and_a_model_is_not_adapted_twice() -> None:
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.Linear(32, 10))
+    result = run("fedavg", **{**SMALL, "model": module, "adapter": "head", "rounds": 1, "cohort": 4})
+    numbers = result.bytes.up / 4 / 4  # four clients sent numbers of four bytes
+    assert 32 * 10 + 10 <= numbers <= 32 * 10 + 12
+    with pytest.raises(UserError, match=r"is a Model already: say trainable= where it is made"):
+        run("fedavg", **{**SMALL, "model": Model(module), "adapter": "head", "rounds": 1})
+
+
+def test_what_the_command_line_cannot_read_is_told_with_the_nearest_word() -> None:
+    told = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["run", "fedavg", "--adapter", "lorra", "--quiet"])
+    assert told.exit_code == 1 and "'lorra' is not understood; did you mean 'lora'?" in told.stderr
