@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from unalike.core.checks import did_you_mean
+from unalike.core.notes import did_you_mean
 from unalike.networks.heads import last_linear
 
 Trainable = str | Callable[[str, nn.Parameter], bool]
