@@ -18,7 +18,7 @@ ifndef UNALIKE_DATA
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long lint format bench docs clean test-cluster demo-cluster bench-cluster test-network demo-network bench-network test-web demo-serve bench-serve fuzz
+.PHONY: help setup demo test test-long lint format bench docs clean test-cluster demo-cluster bench-cluster test-network demo-network bench-network test-web demo-serve bench-serve fuzz mutate
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -70,6 +70,10 @@ bench-serve: $(WEB) ## Measure the service: requests a second, latency, memory
 fuzz: $(STAMP) ## Hand damaged files and messages to all that reads them
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[fuzz]'
 	$(PROCESSES) $(BIN)/python -m tests.fuzz --seconds $(or $(FUZZ_SECONDS),60)
+
+# MUTATE has other options, such as --count 600, --seed 1, --again.
+mutate: $(STAMP) ## Put mistakes into the code, one at a time, and see whether a test fails (hours)
+	$(BIN)/python -m tests.mutate $(MUTATE)
 
 lint: $(STAMP) ## Check style, format, types and who imports whom
 	$(BIN)/ruff check .

@@ -1,0 +1,326 @@
+"""Put mistakes into the code, one at a time, and see whether a test fails: ``make mutate``.
+
+Those of ``by_hand.toml``, and others that are drawn at random from a seed, evenly over rooms and operators. Each gets
+a process of its own, a fork of one that has PyTorch in memory, in a copy of the tree, and runs the tests that run its
+line, until one fails. Which lines a test runs is found out first, and again for each file of tests that has changed.
+Both steps resume where they were stopped.
+
+``table.jsonl`` has a line for each mistake; ``equivalent.toml`` says why one that survives is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+import traceback
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from tests.mutate.cover import Cover, Map
+from tests.mutate.operators import OPERATORS, Mutant, mutants, thought_up
+
+ROOT = Path(__file__).parents[2]
+CACHE = ROOT / ".mutate"
+TABLE = Path(__file__).with_name("table.jsonl")
+EQUIVALENT = Path(__file__).with_name("equivalent.toml")
+BY_HAND = Path(__file__).with_name("by_hand.toml")
+ROOMS = ("methods", "analytics", "networks", "learn", "privacy", "core", "data", "runs", "newcomers", "runtime")
+ELSEWHERE = ("runtime/network", "runtime/ray.py", "newcomers/service.py")  # what tests of their own engines run
+ALSO = ("deploy", "commands")  # rooms whose tests are asked, too
+PRELOADED = ("numpy", "torch", "torch.func", "scipy.stats", "sklearn.cluster", "sklearn.mixture", "pandas", "pydantic")
+PRELOADED += (
+    "dp_accounting.pld",
+    "safetensors.torch",
+    "typer.testing",
+    "rich.console",
+    "hypothesis",
+    "jinja2",
+    "altair",
+)
+# Pytest warns that it cannot rewrite what is in memory already.
+QUIET = ("-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+SECONDS = 600  # for the tests of one mistake
+
+
+def copy_tree(number: int) -> Path:
+    """The files that git knows, as they are now; what has not changed is left as it is, with its byte code."""
+    tree = CACHE / f"tree-{number}"
+    names = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    known = {name for name in names.stdout.decode().split("\0") if name and (ROOT / name).is_file()}
+    for name in known:
+        target = tree / name
+        if not target.exists() or target.read_bytes() != (ROOT / name).read_bytes():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, target)
+    for file in tree.rglob("*.py"):
+        if str(file.relative_to(tree)) not in known:
+            file.unlink()
+    return tree
+
+
+def in_fork(tree: Path, work: Callable[[], int], seconds: float) -> int | None:
+    """What work says in a process of its own in that tree; nothing where it takes longer."""
+    child = os.fork()
+    if child == 0:
+        _be_child(tree, work)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            with contextlib.suppress(ProcessLookupError):  # what a test left behind
+                os.killpg(child, signal.SIGKILL)
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def _be_child(tree: Path, work: Callable[[], int]) -> NoReturn:
+    code = 99
+    try:
+        os.setsid()
+        os.chdir(tree)
+        os.environ |= {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        sys.dont_write_bytecode = False
+        sys.path[:] = [str(tree), *(entry for entry in sys.path if entry not in ("", str(ROOT)))]
+        for name in [
+            name for name in sys.modules if name.split(".")[0] in ("tests", "unalike", "benchmarks", "examples")
+        ]:
+            del sys.modules[name]
+        output = os.open(tree / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        code = work()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class Failure:
+    """A plugin of pytest that writes down which test failed first, and how."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.failed and not self.file.exists():
+            crash = getattr(report.longrepr, "reprcrash", None)
+            message = str(crash.message if crash is not None else report.longrepr).strip().splitlines()
+            how = message[0].split(":")[0][:40] if crash is not None and message else "ImportError"
+            self.file.write_text(
+                json.dumps({"by": report.nodeid, "how": "AssertionError" if how.startswith("assert") else how})
+            )
+
+
+def test_files() -> list[str]:
+    return [
+        str(file.relative_to(ROOT))
+        for room in (*ROOMS, *ALSO)
+        for file in sorted((ROOT / "tests" / room).rglob("test_*.py"))
+    ]
+
+
+def map_tests(tree: Path, share: int, shares: int) -> None:
+    """What each file of tests runs, where it is not known yet."""
+    folder = CACHE / "cover"
+    folder.mkdir(parents=True, exist_ok=True)
+    known = {file.name for file in folder.glob("*.json")}
+    for file in test_files()[share::shares]:
+        digest = hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:12]
+        name = f"{file.removeprefix('tests/').removesuffix('.py').replace('/', '-')}-{digest}.json"
+        if name in known:
+            continue
+        found = folder / f"{name}.part"
+
+        def work(file: str = file, found: Path = found) -> int:
+            cover = Cover(tree, found)
+            return int(pytest.main([*QUIET, file], plugins=[cover]))
+
+        begun = time.monotonic()
+        code = in_fork(tree, work, 3 * SECONDS)
+        print(f"{file}: {code} in {time.monotonic() - begun:.0f} s", flush=True)
+        if code not in (0, 1, 5):
+            print((tree / "output.txt").read_text()[-2000:], flush=True)
+            continue
+        for old in folder.glob(f"{name[:-17]}*.json"):
+            if len(old.name) == len(name):
+                old.unlink()
+        found.rename(folder / name)
+
+
+def by_hand() -> list[Mutant]:
+    return [thought_up(ROOT, mistake) for mistake in tomllib.loads(BY_HAND.read_text())["mistake"]]
+
+
+def draw(seed: int, count: int) -> list[Mutant]:
+    """Evenly over rooms, then over operators; a room that has no more leaves its share to the others."""
+    chance = random.Random(seed)
+    sites: dict[str, dict[str, list[Mutant]]] = {}
+    for room in ROOMS:
+        of_room: dict[str, list[Mutant]] = defaultdict(list)
+        for file in sorted((ROOT / "unalike" / room).rglob("*.py")):
+            if str(file.relative_to(ROOT / "unalike")).startswith(ELSEWHERE):
+                continue
+            for mutant in mutants(ROOT, str(file.relative_to(ROOT))):
+                of_room[mutant.operator].append(mutant)
+        sites[room] = {operator: sorted(of_room[operator], key=lambda one: one.id) for operator in OPERATORS}
+        for some in sites[room].values():
+            chance.shuffle(some)
+    drawn: list[Mutant] = []
+    while len(drawn) < count:
+        for room in ROOMS:
+            operators = [operator for operator in OPERATORS if sites[room][operator]]
+            if operators:
+                drawn.append(sites[room][chance.choice(operators)].pop())
+    return drawn[:count]
+
+
+def try_one(tree: Path, mutant: Mutant, tests: list[str]) -> dict[str, Any]:
+    """The mistake's line of the table."""
+    file, failure = tree / mutant.path, tree / "failure.json"
+    failure.unlink(missing_ok=True)
+    source = (ROOT / mutant.path).read_text()
+
+    def work() -> int:
+        return int(pytest.main(["-x", *QUIET, *tests], plugins=[Failure(failure)]))
+
+    begun = time.monotonic()
+    told: dict[str, Any] = {
+        "id": mutant.id,
+        "path": mutant.path,
+        "function": mutant.function,
+        "operator": mutant.operator,
+        "before": mutant.before,
+        "after": mutant.after,
+        "tests": len(tests),
+    }
+    if not tests:
+        return told | {"end": "not run"}
+    try:
+        changed = mutant.applied(source)
+        compile(changed, mutant.path, "exec")
+        file.write_text(changed)
+        _forget(file)
+        code = in_fork(tree, work, SECONDS)
+    finally:
+        file.write_text(source)
+        _forget(file)
+    took = round(time.monotonic() - begun, 1)
+    if code is None:
+        return told | {"end": "killed", "by": "time", "how": f"over {SECONDS} s", "took": took}
+    if code == 0:
+        return told | {"end": "survived", "took": took}
+    found = json.loads(failure.read_text()) if failure.exists() else {"by": "the process", "how": f"code {code}"}
+    return told | {"end": "killed", **found, "took": took}
+
+
+def _forget(file: Path) -> None:
+    """Byte code is told apart by whole seconds and sizes: two mistakes may share both."""
+    for old in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
+        old.unlink(missing_ok=True)
+
+
+def table() -> dict[str, dict[str, Any]]:
+    """By id, the last word on each."""
+    lines = TABLE.read_text().splitlines() if TABLE.exists() else []
+    return {line["id"]: line for line in map(json.loads, lines)}
+
+
+def reasons() -> dict[str, str]:
+    return tomllib.loads(EQUIVALENT.read_text())["equivalent"] if EQUIVALENT.exists() else {}
+
+
+def summary(lines: dict[str, dict[str, Any]]) -> Iterator[str]:
+    why = reasons()
+    ends: dict[str, Counter[str]] = {"all": Counter()}
+    for line in lines.values():
+        operator = line["operator"] if line["operator"] in OPERATORS else "by hand"
+        end = "equivalent" if line["end"] != "killed" and line["id"] in why else line["end"]
+        for row in ("all", line["path"].split("/")[1], operator):
+            ends.setdefault(row, Counter())[end] += 1
+    yield f"{'':20}{'mistakes':>10}{'killed':>10}{'survived':>10}{'equivalent':>12}{'not run':>10}"
+    for row in ("all", *ROOMS, *OPERATORS, "by hand"):
+        count = ends.get(row, Counter())
+        yield (
+            f"{row:20}{sum(count.values()):>10}{count['killed']:>10}{count['survived']:>10}"
+            f"{count['equivalent']:>12}{count['not run']:>10}"
+        )
+    for line in lines.values():
+        if line["end"] != "killed" and line["id"] not in why:
+            before, after = (" ".join(line[key].split()) for key in ("before", "after"))
+            yield f"{line['id']} {line['end']}: {line['path']} {line['function']} ({line['operator']}):"
+            yield f"    {before} → {after}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.mutate")
+    parser.add_argument("--count", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--budget", type=float, default=30.0, help="seconds of tests for each mistake")
+    parser.add_argument("--again", action="store_true", help="try those once more that no test has killed")
+    parser.add_argument("--part", default="0/1", help="as 0/2 and 1/2 where two processes share the work")
+    parser.add_argument("--only", choices=["map", "try", "show"], help="one step of the work")
+    given = parser.parse_args()
+    share, shares = map(int, given.part.split("/"))
+    if given.only != "show":
+        os.environ["OMP_NUM_THREADS"] = "1"
+        for name in PRELOADED:
+            importlib.import_module(name)
+        tree = copy_tree(share)
+        if given.only != "try":
+            map_tests(tree, share, shares)
+        if given.only != "map":
+            _try_all(given, tree, share, shares)
+    lines = table()
+    print("\n".join(summary(lines)))
+    return int(any(line["end"] != "killed" and line["id"] not in reasons() for line in lines.values()))
+
+
+def _try_all(given: argparse.Namespace, tree: Path, share: int, shares: int) -> None:
+    known, why, tests = table(), reasons(), Map(CACHE / "cover")
+    drawn = [*by_hand(), *draw(given.seed, given.count)]
+    if given.again:
+        drawn = [one for one in drawn if one.id in known and known[one.id]["end"] != "killed" and one.id not in why]
+    else:
+        drawn = [one for one in drawn if one.id not in known]
+    for number, mutant in enumerate(drawn[share::shares], 1):
+        told = try_one(tree, mutant, tests.of(mutant, given.budget))
+        with TABLE.open("a") as file:
+            file.write(json.dumps(told, ensure_ascii=False) + "\n")
+        what = f"{mutant.path}:{mutant.line} {mutant.operator}: {told.get('by', told['tests'])}"
+        print(f"{number} {told['end']} ({told.get('took', 0)} s) {what}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
