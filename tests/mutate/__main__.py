@@ -38,7 +38,6 @@ ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".mutate"
 TABLE = Path(__file__).with_name("table.jsonl")
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
-BY_HAND = Path(__file__).with_name("by_hand.toml")
 ROOMS = ("methods", "analytics", "networks", "learn", "privacy", "core", "data", "runs", "newcomers", "runtime")
 ELSEWHERE = ("runtime/network", "runtime/ray.py", "newcomers/service.py")  # what tests of their own engines run
 ALSO = ("deploy", "commands")  # rooms whose tests are asked, too
@@ -143,56 +142,56 @@ class Failure:
             )
 
 
-def test_files() -> list[str]:
+def test_files(tree: Path) -> list[str]:
     return [
-        str(file.relative_to(ROOT))
+        str(file.relative_to(tree))
         for room in (*ROOMS, *ALSO)
-        for file in sorted((ROOT / "tests" / room).rglob("test_*.py"))
+        for file in sorted((tree / "tests" / room).rglob("test_*.py"))
     ]
 
 
-def map_tests(tree: Path, share: int, shares: int) -> None:
-    """What each file of tests runs, where it is not known yet."""
-    folder = CACHE / "cover"
-    folder.mkdir(parents=True, exist_ok=True)
-    known = {file.name for file in folder.glob("*.json")}
-    for file in test_files()[share::shares]:
-        digest = hashlib.sha256((ROOT / file).read_bytes()).hexdigest()[:12]
-        name = f"{file.removeprefix('tests/').removesuffix('.py').replace('/', '-')}-{digest}.json"
-        if name in known:
-            continue
-        found = folder / f"{name}.part"
+def map_of(tree: Path, file: str) -> Path:
+    """Where it is written which lines this file of tests runs, as it is now."""
+    digest = hashlib.sha256((tree / file).read_bytes()).hexdigest()[:12]
+    return CACHE / "cover" / f"{file.removeprefix('tests/').removesuffix('.py').replace('/', '-')}-{digest}.json"
 
-        def work(file: str = file, found: Path = found) -> int:
-            cover = Cover(tree, found)
-            return int(pytest.main([*QUIET, file], plugins=[cover]))
+
+def map_tests(tree: Path, files: list[str]) -> None:
+    """What each file of tests runs, where it is not known yet."""
+    (CACHE / "cover").mkdir(parents=True, exist_ok=True)
+    for file in files:
+        found = map_of(tree, file)
+        if found.exists():
+            continue
+        part = found.with_suffix(".part")
+
+        def work(file: str = file, part: Path = part) -> int:
+            return int(pytest.main([*QUIET, file], plugins=[Cover(tree, part)]))
 
         begun = time.monotonic()
         code = in_fork(tree, work, 3 * SECONDS)
         print(f"{file}: {code} in {time.monotonic() - begun:.0f} s", flush=True)
-        if code not in (0, 1, 5):
+        if code in (0, 1, 5):
+            part.rename(found)
+        else:
             print((tree / "output.txt").read_text()[-2000:], flush=True)
-            continue
-        for old in folder.glob(f"{name[:-17]}*.json"):
-            if len(old.name) == len(name):
-                old.unlink()
-        found.rename(folder / name)
 
 
-def by_hand() -> list[Mutant]:
-    return [thought_up(ROOT, mistake) for mistake in tomllib.loads(BY_HAND.read_text())["mistake"]]
+def by_hand(tree: Path) -> list[Mutant]:
+    mistakes = tomllib.loads((tree / "tests/mutate/by_hand.toml").read_text())["mistake"]
+    return [thought_up(tree, mistake) for mistake in mistakes]
 
 
-def draw(seed: int, count: int) -> list[Mutant]:
+def draw(tree: Path, seed: int, count: int) -> list[Mutant]:
     """Evenly over rooms, then over operators; a room that has no more leaves its share to the others."""
     chance = random.Random(seed)
     sites: dict[str, dict[str, list[Mutant]]] = {}
     for room in ROOMS:
         of_room: dict[str, list[Mutant]] = defaultdict(list)
-        for file in sorted((ROOT / "unalike" / room).rglob("*.py")):
-            if str(file.relative_to(ROOT / "unalike")).startswith(ELSEWHERE):
+        for file in sorted((tree / "unalike" / room).rglob("*.py")):
+            if str(file.relative_to(tree / "unalike")).startswith(ELSEWHERE):
                 continue
-            for mutant in mutants(ROOT, str(file.relative_to(ROOT))):
+            for mutant in mutants(tree, str(file.relative_to(tree))):
                 of_room[mutant.operator].append(mutant)
         sites[room] = {operator: sorted(of_room[operator], key=lambda one: one.id) for operator in OPERATORS}
         for some in sites[room].values():
@@ -210,7 +209,7 @@ def try_one(tree: Path, mutant: Mutant, tests: list[str]) -> dict[str, Any]:
     """The mistake's line of the table."""
     file, failure = tree / mutant.path, tree / "failure.json"
     failure.unlink(missing_ok=True)
-    source = (ROOT / mutant.path).read_text()
+    source = file.read_text()
 
     def work() -> int:
         return int(pytest.main(["-x", *QUIET, *tests], plugins=[Failure(failure)]))
@@ -241,6 +240,8 @@ def try_one(tree: Path, mutant: Mutant, tests: list[str]) -> dict[str, Any]:
         return told | {"end": "killed", "by": "time", "how": f"over {SECONDS} s", "took": took}
     if code == 0:
         return told | {"end": "survived", "took": took}
+    if code in (3, 4, 5):  # of pytest itself
+        return told | {"end": "not run", "took": took}
     found = json.loads(failure.read_text()) if failure.exists() else {"by": "the process", "how": f"code {code}"}
     return told | {"end": "killed", **found, "took": took}
 
@@ -299,7 +300,7 @@ def main() -> int:
             importlib.import_module(name)
         tree = copy_tree(share)
         if given.only != "try":
-            map_tests(tree, share, shares)
+            map_tests(tree, test_files(tree)[share::shares])
         if given.only != "map":
             _try_all(given, tree, share, shares)
     lines = table()
@@ -308,8 +309,8 @@ def main() -> int:
 
 
 def _try_all(given: argparse.Namespace, tree: Path, share: int, shares: int) -> None:
-    known, why, tests = table(), reasons(), Map(CACHE / "cover")
-    drawn = [*by_hand(), *draw(given.seed, given.count)]
+    known, why, tests = table(), reasons(), Map([map_of(tree, file) for file in test_files(tree)])
+    drawn = [*by_hand(tree), *draw(tree, given.seed, given.count)]
     if given.again:
         drawn = [one for one in drawn if one.id in known and known[one.id]["end"] != "killed" and one.id not in why]
     else:
