@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -19,6 +19,14 @@ from unalike.learn.dpsgd import PoissonBatches, PrivateGradient
 from unalike.learn.objective import Batch, InTurns, Objective, Params, StepGradient, Supervised, take_rows
 from unalike.privacy import dpsgd
 from unalike.privacy.dpsgd import LocalCost, PointPrivacy, Steps
+
+
+class OfRound(TypedDict, total=False):
+    """What a client may be given for one call of ``LocalSGD``."""
+
+    rate: Tensor | float  # multiplies the learning rate: a schedule's value for the round
+    noise: Tensor | None  # the client's noise multiplier, where ``private`` gives each its own
+    batch: Tensor | None  # likewise its batch size
 
 
 @dataclass(frozen=True)
@@ -65,36 +73,16 @@ class LocalSGD:
         if self.weight_decay < 0:
             raise ValueError(f"weight_decay = {self.weight_decay}: expected 0 or more")
 
-    def __call__(
-        self,
-        objective: Model | Objective,
-        start: Tensor,
-        client: Client,
-        *,
-        rate: Tensor | float = 1.0,
-        noise: Tensor | None = None,
-        batch: Tensor | None = None,
-    ) -> Tensor:
-        """The parameters after training; ``rate`` multiplies the learning rate (a schedule's value for the round).
-
-        ``noise``, ``batch``: this client's noise multiplier and batch size, where ``private`` gives each its own; a
-        client derives them by ``own``.
-        """
-        return self.train(objective, start, client, rate=rate, noise=noise, batch=batch)[0]
+    def __call__(self, objective: Model | Objective, start: Tensor, client: Client, **given: Unpack[OfRound]) -> Tensor:
+        """The parameters after training."""
+        return self.train(objective, start, client, **given)[0]
 
     def train(
-        self,
-        objective: Model | Objective,
-        start: Tensor,
-        client: Client,
-        *,
-        rate: Tensor | float = 1.0,
-        noise: Tensor | None = None,
-        batch: Tensor | None = None,
+        self, objective: Model | Objective, start: Tensor, client: Client, **given: Unpack[OfRound]
     ) -> tuple[Tensor, Tensor]:
         """The parameters after training, and the mean loss over its steps."""
         wanted = Supervised(objective) if isinstance(objective, Model) else objective
-        params, loss = self.minimise(wanted, start, client, labels=True, rate=rate, noise=noise, batch=batch)
+        params, loss = self.minimise(wanted, start, client, labels=True, **given)
         assert isinstance(params, Tensor)
         return params, loss
 

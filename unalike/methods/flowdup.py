@@ -95,6 +95,9 @@ class FLowDUP(ProtectedMean):
     serves_unlabeled: ClassVar[bool] = True
     asks_unlabeled: ClassVar[bool] = True
     made_at: ClassVar[Literal["newcomer"]] = "newcomer"
+    why_not_on_demand: ClassVar[None] = None
+    reads_labels: ClassVar[bool] = False
+    newcomer_rows: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if not 0 < self.labeled_share <= 1:
@@ -136,18 +139,6 @@ class FLowDUP(ProtectedMean):
         return Model(nn.Sequential(nn.Linear(self.features, self.width), nn.ReLU(), *narrow))
 
     # On demand: the same for somebody who holds the state, such as a page in a newcomer's browser
-
-    @property
-    def why_not_on_demand(self) -> None:
-        return None
-
-    @property
-    def reads_labels(self) -> bool:
-        return False
-
-    @property
-    def newcomer_rows(self) -> None:
-        return None
 
     def descriptor_of(self, state: State, x: Tensor, y: Tensor | None) -> Tensor:
         """r(X) (5.9), which never leaves the newcomer."""

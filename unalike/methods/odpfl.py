@@ -74,6 +74,7 @@ class ODPFL(ClientDescriptors):
         }
     }
     serves_unlabeled: ClassVar[bool] = True
+    reads_labels: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         at_least(self, rows=1, two_phase=1)
@@ -109,10 +110,6 @@ class ODPFL(ClientDescriptors):
         return None if self.rows is None else "its encoder reads random parts of a client's rows (rows)"
 
     @property
-    def reads_labels(self) -> bool:
-        return False
-
-    @property
     def newcomer_rows(self) -> int | None:
         return self.rows
 
@@ -133,9 +130,7 @@ class ODPFL(ClientDescriptors):
         split = client.draws.bits(1)[0]
         return send(descriptor=self._encode(client, encoder, split), keep={"split": split})
 
-    @describe.into
-    def descriptor_release(self) -> list[Release]:
-        return self.training_descriptor()
+    describe.into(ClientDescriptors.training_descriptor)
 
     @task
     def introduce(self, client: Client, encoder: Tensor) -> Sent:
@@ -159,9 +154,7 @@ class ODPFL(ClientDescriptors):
         _, back = vjp(lambda gamma: self._encode(client, gamma, split), encoder)[:2]
         return send(gradient=back(cotangent)[0])
 
-    @backpropagate.into
-    def gradient_release(self) -> list[Release]:
-        return self.mean_gradient()
+    backpropagate.into(ClientDescriptors.mean_gradient)
 
     @task
     def learn(self, client: Client, hypernet: Tensor, encoder: Tensor, shift: Tensor, scale: Tensor) -> Sent:
@@ -174,18 +167,14 @@ class ODPFL(ClientDescriptors):
             **networks,
         )
 
-    @learn.into
-    def joint_release(self) -> list[Release]:
-        return self.noisy_mean()
+    learn.into(ClientDescriptors.noisy_mean)
 
     @task
     def moments(self, client: Client, encoder: Tensor) -> Sent:
         """With ``noise``: what the normalisation of descriptors is made from."""
         return moments_of(self._encode(client, encoder, client.draws.bits(1)[0]))
 
-    @moments.into
-    def moments_release(self) -> list[Release]:
-        return self.noisy_moments()
+    moments.into(ClientDescriptors.noisy_moments)
 
     @task
     def imitate(self, client: Client, encoder: Tensor, target: Tensor) -> Sent:

@@ -160,9 +160,7 @@ class PeFLL(ClientDescriptors):
         batch = client.draws.bits(1)[0]
         return send(descriptor=self._describe_batch(client, embedding, batch), keep={"batch": batch})
 
-    @describe.into
-    def descriptor_release(self) -> list[Release]:
-        return self.training_descriptor()
+    describe.into(ClientDescriptors.training_descriptor)
 
     @task
     def introduce(self, client: Client, embedding: Tensor) -> Sent:
@@ -186,9 +184,7 @@ class PeFLL(ClientDescriptors):
         _, back = vjp(lambda eta: self._describe_batch(client, eta, batch), embedding)[:2]
         return send(gradient=back(cotangent)[0])
 
-    @backpropagate.into
-    def gradient_release(self) -> list[Release]:
-        return self.mean_gradient()
+    backpropagate.into(ClientDescriptors.mean_gradient)
 
     @task
     def learn(self, client: Client, hypernet: Tensor, embedding: Tensor, shift: Tensor, scale: Tensor) -> Sent:
@@ -199,18 +195,14 @@ class PeFLL(ClientDescriptors):
             lambda eta: self._describe_batch(client, eta, batch), lambda theta: self._fit(client, theta)[0], **networks
         )
 
-    @learn.into
-    def joint_release(self) -> list[Release]:
-        return self.noisy_mean()
+    learn.into(ClientDescriptors.noisy_mean)
 
     @task
     def moments(self, client: Client, embedding: Tensor) -> Sent:
         """With ``noise``: what the normalisation of descriptors is made from."""
         return moments_of(self._describe_batch(client, embedding, client.draws.bits(1)[0]))
 
-    @moments.into
-    def moments_release(self) -> list[Release]:
-        return self.noisy_moments()
+    moments.into(ClientDescriptors.noisy_moments)
 
     def _fit(self, client: Client, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Δθ and the mean loss."""

@@ -66,7 +66,7 @@ class Splitting(Averaging):
       keeps z_i as it was clipped, so that it and the server's mean stay together.
 
     Not here: the variants of §2.5 in which the server has every u_i, or in which there is none, as a method here asks a
-    server for sums; and dual variables u_i that clients choose (§2.4.4), for which T2 gives no rule.
+    server for sums; and dual variables u_i that clients choose (§2.4.4), for which there is no rule.
     """
 
     model: Model
