@@ -158,7 +158,7 @@ def test_the_command_prints_what_was_found_and_writes_files(tmp_path: Path) -> N
     assert list(table) == ["cluster", "size", *(f"x{k}" for k in range(10)), *(f"noise_x{k}" for k in range(10))]
     assert len(table) == 10 and (table.filter(like="noise").to_numpy() > 0).all()
     assert "Centres and server points" in page.read_text()
-    assert "choose another name with --plot" in failure(*SMALL, "--plot", str(tmp_path / "page.jpg"))
+    assert "choose another name (--plot)" in failure(*SMALL, "--plot", str(tmp_path / "page.jpg"))
     assert "nothing is overwritten" in failure(*SMALL, "--plot", str(page))
 
 

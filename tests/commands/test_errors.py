@@ -43,7 +43,7 @@ def test_a_folder_that_exists_is_not_overwritten() -> None:
     Path("mine").mkdir()
     Path("mine/thesis.txt").write_text("years of work")
     message = refused("run", "fedavg", *FLAGS, "--out", "mine")
-    assert "mine exists already, and nothing is overwritten: choose another with --out" in message
+    assert "mine exists already, and nothing is overwritten: choose another (--out)" in message
     assert files_in(Path("mine")) == {"mine/thesis.txt": b"years of work"}
     assert "mine exists already" in refused("compare", "fedavg", "local", *FLAGS, "--out", "mine")
     Path("file").write_text("x")
@@ -171,7 +171,7 @@ def test_a_corrupt_data_file() -> None:
         (["run", "fedavg", "--batch", "0"], "local.batch = 0: expected at least 1, or none for all of a client's"),
         (
             ["run", "fedavg", "--set", "data.alhpa=0.1"],
-            "unknown key 'data.alhpa'; alpha is an option of a partition: --alpha, or data.partition = ",
+            "unknown key 'data.alhpa'; alpha is an option of a partition: set alpha, or data.partition = ",
         ),
         (
             ["run", "missing.py"],

@@ -108,7 +108,7 @@ def test_under_epsilon_missing_numbers_are_charged_as_the_scaling_is() -> None:
     result = unalike.run("fedavg", data=population, rounds=1, unit="point", epsilon=9.0, simulate_noise=True)
     assert result.privacy.epsilon is not None and 0 < result.privacy.epsilon <= 9.0
     own = load(frame, missing="client", classes=2, normalize="private")
-    with pytest.raises(UserError, match=r"one row changes others, .* --missing mean"):
+    with pytest.raises(UserError, match=r"one row changes others, .* missing = mean"):
         unalike.run("fedavg", data=own, rounds=1, unit="point", epsilon=9.0, simulate_noise=True)
 
 

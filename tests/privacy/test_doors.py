@@ -629,7 +629,7 @@ def test_delta_of_one_over_n_is_refused_unless_it_is_accepted() -> None:
         simulate(clients([2] * 10), budget=Budget(1.0, 0.3))
     assert simulate(clients([2] * 10), budget=Budget(1.0, 0.3), accept_delta=True).noise == "system"
     large = {**SMALL, "delta": 0.3}
-    with pytest.raises(UserError, match="--accept-delta"):
+    with pytest.raises(UserError, match="accept_delta"):
         run("fedavg", **large)
     accepted = run("fedavg", **large, accept_delta=True)
     assert accepted.privacy.accepted_delta and "1/n" in str(accepted)

@@ -219,11 +219,11 @@ def test_the_plan_shows_the_share(file: str) -> None:
 def test_what_cannot_be_is_refused_and_says_what_can(file: str) -> None:
     with pytest.raises(UserError, match=r"data\.normalize=private"):
         prepared(**settings(file, normalize=True))
-    with pytest.raises(UserError, match="give --epsilon"):
+    with pytest.raises(UserError, match=r"give privacy\.epsilon"):
         prepared(**settings(file, epsilon=None, noise_multiplier=1.0, clip=0.5))
-    with pytest.raises(UserError, match=r"drown in their noise.*--set privacy.scaling=0.5"):
+    with pytest.raises(UserError, match=r"drown in their noise.*privacy.scaling=0.5"):
         prepared(**settings(file, epsilon=0.5))
-    with pytest.raises(UserError, match="give --epsilon"):
+    with pytest.raises(UserError, match=r"give privacy\.epsilon"):
         prepared(**settings(file, epsilon=None, delta=None, simulate_noise=None))
     federation = simulate(table(), noise="seeded")
     with pytest.raises(ValueError, match="drown"):

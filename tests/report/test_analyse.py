@@ -207,7 +207,7 @@ def test_data_without_classes_images_or_newcomers(tmp_path: Path) -> None:
     assert found.size and found.size[0].points[0].mean < 0  # minus a squared error
     run("fedavg", out=tmp_path / "b", unseen=0, **small)
     found = analyse(finished_run(tmp_path / "b"), quick=True)
-    assert found.left_out["size"] == "the run has no unseen clients; train with --unseen above 0"
+    assert found.left_out["size"] == "the run has no unseen clients; train with data.unseen above 0"
     assert "bytes" not in found.left_out
 
 

@@ -33,7 +33,7 @@ from unalike.privacy import accountant
 from unalike.privacy.account import Account, account
 from unalike.privacy.audit import Proof, Quieter, canaries_for, proven_epsilon, proven_noise
 from unalike.privacy.dpsgd import PointPrivacy
-from unalike.runs.errors import UserError
+from unalike.runs.errors import FLAG, UserError
 from unalike.runs.prepare import Prepared
 from unalike.runs.privacy import noise_of, participations, sampling_rate
 from unalike.runs.simulate import simulation
@@ -92,7 +92,10 @@ def audit(prepared: Prepared, *, canaries: int | None = None, cut_noise: float =
         run = _point_run(method, prepared, cut_noise, rounds)
         return judge("point", run, prepared.delta, canaries, cut_noise, seed, rounds, planned)
     if isinstance(method, ClientPrivate | PointPrivate):
-        raise UserError("this recipe promises no privacy: give --epsilon or --noise-multiplier with --clip")
+        keys = ("privacy.epsilon", "privacy.noise_multiplier", "privacy.clip")
+        raise UserError(
+            f"this recipe promises no privacy: give epsilon{FLAG}, or noise_multiplier{FLAG} with clip{FLAG}", *keys
+        )
     raise UserError(
         f"{prepared.recipe.method} has no private form by clip and noise or DP-SGD, so there is nothing to audit"
     )
@@ -101,7 +104,8 @@ def audit(prepared: Prepared, *, canaries: int | None = None, cut_noise: float =
 def check_cut(cut_noise: float) -> None:
     """Refuse a factor that would not cut the noise."""
     if not 0 < cut_noise <= 1:
-        raise UserError(f"--cut-noise {cut_noise}: expected above 0 and at most 1 (1: the noise as it is)")
+        told = f"cut_noise = {cut_noise}{FLAG}: expected above 0 and at most 1 (1: the noise as it is)"
+        raise UserError(told, "cut-noise")
 
 
 def judge(

@@ -253,7 +253,7 @@ class FLowDUP(ProtectedMean):
         with_labels = int(federation.roster.labeled.sum())
         without = len(federation.roster) - with_labels
         if with_labels == 0:
-            raise ValueError("FLowDUP learns from labeled clients, but no client has labels; use --labeled above 0")
+            raise ValueError("FLowDUP learns from labeled clients, but no client has labels: set data.labeled")
         cohort = self.cohort if isinstance(self.cohort, int) else max(1, round(self.cohort * len(federation.roster)))
         unlabeled = min(without, cohort - max(1, round(self.labeled_share * cohort)))
         return min(with_labels, cohort - unlabeled), unlabeled

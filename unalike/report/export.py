@@ -9,7 +9,7 @@ from typing import Any
 from unalike.core.lazy import pd
 from unalike.report.page.read import Run, Sight
 from unalike.report.page.words import GROUP_NAMES, Scale, groups_present
-from unalike.runs.errors import UserError
+from unalike.runs.errors import FLAG, UserError
 from unalike.runs.folder import plain_name
 from unalike.runs.words import listed, no_formula
 
@@ -69,7 +69,7 @@ TABLES: dict[str, Callable[[Sequence[Run]], pd.DataFrame]] = {
 def table(runs: Sequence[Run], name: str, form: str) -> str:
     """One of ``TABLES`` as text; LaTeX needs booktabs, and has the results as mean ± deviation."""
     if name not in TABLES:
-        raise UserError(f"--table {name}: expected {listed(list(TABLES), 9)}")
+        raise UserError(f"table = {name!r}{FLAG}: expected {listed(list(TABLES), 9)}", "table")
     frame = TABLES[name](runs)
     if form == "csv":
         return frame.map(no_formula).to_csv(index=False, lineterminator="\n")

@@ -189,7 +189,8 @@ def _file_for(recipe: Recipe) -> Path | None:
     if total is not None:
         raise UserError(
             f"{file.name} allows ε = {total:g} for all runs on this data together, and a run without an ε, or with "
-            "simulated noise, protects nobody: give --epsilon"
+            f"simulated noise, protects nobody: give privacy.epsilon{FLAG}",
+            "privacy.epsilon",
         )
     return None
 
@@ -212,8 +213,9 @@ def _refuse_too_much(content: Content, prepared: Prepared, file: Path) -> None:
         if after.worst(delta) > _CLEARLY * total:
             raise UserError(
                 f"{file.name} allows ε = {total:g} for all runs on this data together, and {spent:.4g} is spent: with "
-                f"this run it would be about {after.worst(delta):.4g}. Nothing was sent; give a smaller --epsilon, or "
-                "train no more on this data"
+                f"this run it would be about {after.worst(delta):.4g}. Nothing was sent; give a smaller ε{FLAG}, or "
+                "train no more on this data",
+                "privacy.epsilon",
             )
 
 

@@ -20,7 +20,7 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str, *keys: str) -> None:
-        self.note = Note(message, *keys)
+        self.note = message if isinstance(message, Note) else Note(message, *keys)
         super().__init__(str(self.note))
 
 
@@ -44,7 +44,7 @@ class Interrupted(Exception):
 def explain_disk_errors(folder: Path, again: str | None = None) -> Iterator[None]:
     """Turn what the operating system says about files into a sentence and advice.
 
-    ``again`` is the command to repeat, where neither ``unalike resume`` nor ``--out`` would help.
+    ``again`` is the command to repeat, where neither ``unalike resume`` nor another folder would help.
     """
     try:
         yield
@@ -58,6 +58,6 @@ def explain_disk_errors(folder: Path, again: str | None = None) -> Iterator[None
                 f"then go on with: {again or f'unalike resume {folder}'}"
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            advice = "choose another folder with --out" if again is None else f"change that, then repeat: {again}"
-            raise UserError(f"no permission to write {where}; {advice}") from error
+            advice = f"choose another folder{FLAG}" if again is None else f"change that, then repeat: {again}"
+            raise UserError(f"no permission to write {where}; {advice}", "out") from error
         raise UserError(f"cannot use {where}: {error.strerror}") from error

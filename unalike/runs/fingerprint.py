@@ -17,7 +17,7 @@ import numpy as np
 from unalike.data.population import Population
 from unalike.data.source import Array, Names
 from unalike.runs.absent import Absent
-from unalike.runs.errors import UserError
+from unalike.runs.errors import FLAG, UserError
 from unalike.runs.folder import CLIENTS, read_json, write_json
 from unalike.runs.words import counted
 
@@ -57,7 +57,8 @@ def check(folder: Path, population: Population) -> None:
     if changed:
         raise UserError(
             f"the data of {folder} has changed since the run began: {', '.join(changed)}. A run goes on with the data "
-            f"that it began with: restore that, or start a new run with another --out"
+            f"that it began with: restore that, or start a new run in another folder{FLAG}",
+            "out",
         )
 
 

@@ -19,7 +19,7 @@ from unalike.core.schema import Schema
 from unalike.data import DataError
 from unalike.data.sources.catalog import CATALOG
 from unalike.runs import checkpoint, folder
-from unalike.runs.errors import UserError
+from unalike.runs.errors import FLAG, UserError
 from unalike.runs.prepare import Prepared, build, prepare
 from unalike.runs.recipe.recipe import Recipe, read_run_recipe
 from unalike.runtime.simulate import Simulation
@@ -121,9 +121,10 @@ class FinishedRun:
             return usual
         if not 0 < asked < 1 / samples:
             raise UserError(
-                f"--delta {asked:g}: expected a number above 0 and below 1/n = {1 / samples:.3g} for the newcomer's "
-                f"n = {samples} rows, because 1/n would allow to publish a row as it is; leave it out, or take about "
-                f"{usual:.1e}"
+                f"delta = {asked:g}{FLAG}: expected a number above 0 and below 1/n = {1 / samples:.3g} for the "
+                f"newcomer's n = {samples} rows, because 1/n would allow to publish a row as it is; leave it out, or "
+                f"take about {usual:.1e}",
+                "privacy.delta",
             )
         return asked
 

@@ -26,7 +26,7 @@ from unalike.core import outside
 from unalike.core.disk import write_whole
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema
-from unalike.runs.errors import UserError
+from unalike.runs.errors import FLAG, UserError
 from unalike.runs.recipe.keys import flatten
 from unalike.runs.recipe.recipe import CODE, Recipe, code_paths
 from unalike.runs.recipe.recipe import RECIPE as RECIPE
@@ -86,7 +86,7 @@ def check_format(folder: Path) -> None:
 def check_run(folder: Path) -> None:
     """Refuse what is no run folder, or one in another format."""
     if not (folder / RECIPE).is_file():
-        raise UserError(f"{folder} is no run folder: it has no {RECIPE}; give one that `unalike run` wrote (its --out)")
+        raise UserError(f"{folder} is no run folder: it has no {RECIPE}; give one that `unalike run` wrote")
     check_format(folder)
 
 
@@ -136,12 +136,12 @@ def csv_text(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 def check_free(path: Path) -> None:
     """Refuse a folder that holds anything: nothing is overwritten."""
     if path.exists() and not path.is_dir():
-        raise UserError(f"{path} is a file, not a folder; choose another with --out")
+        raise UserError(f"{path} is a file, not a folder; choose another{FLAG}", "out")
     if path.is_dir() and any(path.iterdir()):
         begun = (path / RECIPE).exists() or (path / COMPARISON).exists()
         ended = any((path / name).exists() for name in (REPORT, f"{SIMULATION}/{REPORT}", RESULT))
         advice = f"go on with its unfinished run (unalike resume {path}), or " if begun and not ended else ""
-        raise UserError(f"{path} exists already, and nothing is overwritten: {advice}choose another with --out")
+        raise UserError(f"{path} exists already, and nothing is overwritten: {advice}choose another{FLAG}", "out")
 
 
 def create(path: Path, recipe: Recipe | None = None, label: str = "") -> None:

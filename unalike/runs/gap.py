@@ -44,7 +44,7 @@ class Gap:
             return ""
         return (
             f"η·λ_max = {local.lr:g} · {curvature:.3g} = {local.lr * curvature:.3g}, and a gradient step runs away "
-            f"where that is above 2; use a rate below {2 / curvature:.2g} (--lr)"
+            f"where that is above 2; use a rate below {2 / curvature:.2g}"
         )
 
     @cached_property

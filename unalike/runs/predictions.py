@@ -19,7 +19,7 @@ from unalike.core.disk import write_whole
 from unalike.core.lazy import pd
 from unalike.data.population import Population
 from unalike.learn.metrics import MetricSummary, Predictions, best_threshold, summarise, temperature
-from unalike.runs.errors import UserError
+from unalike.runs.errors import FLAG, UserError
 from unalike.runs.folder import SCORES, SIMULATION, csv_text
 from unalike.runs.measure import Measured
 from unalike.runs.words import no_formula
@@ -135,7 +135,8 @@ def metrics(path: Path, calibrate: bool = False) -> tuple[dict[str, dict[str, Me
     validation = found.pop("validation", (None, 0))[0]
     if calibrate:
         if validation is None or validation.classes is None:
-            raise UserError(f"{path} has no predictions of classes for validation rows; train with --validation 0.2")
+            told = f"{path} has no predictions of classes for validation rows; train with validation = 0.2{FLAG}"
+            raise UserError(told, "data.validation")
         chosen["temperature"] = temperature(validation)
         validation = replace(validation, outputs=validation.outputs / chosen["temperature"])
         if validation.classes == 2:

@@ -128,13 +128,16 @@ def _check_public(population: Population, unit: str) -> None:
     if population.fill == "client" and unit == "point":
         raise UserError(
             "missing = client fills a gap by the mean of the client's other rows, so that one row changes others, and "
-            "noise for a single row does not protect it: say --missing mean, with public constants in a schema or "
-            "with --set data.normalize=private, or protect whole clients (--unit client)"
+            f"noise for a single row does not protect it: say missing = mean{FLAG}, with public constants in a schema "
+            f"or with data.normalize=private, or protect whole clients: unit = client{FLAG}",
+            "data.options.missing",
+            "privacy.unit",
         )
     if population.train.weight is not None and unit == "point":
         raise UserError(
-            "DP-SGD counts all rows the same: leave --weight-column and --class-weights out, or protect whole clients "
-            "(--unit client)"
+            f"DP-SGD counts all rows the same: leave weight_column{FLAG} and class_weights{FLAG} out, or protect whole "
+            f"clients: unit = client{FLAG}",
+            *("data.options.weight_column", "data.class_weights", "privacy.unit"),
         )
     found = [*population.pooled, *(["the scaling of the inputs"] if population.scaling == "asked" else [])]
     if not found:

@@ -22,7 +22,7 @@ from unalike.learn.scaling import PrivateScaling, too_noisy
 from unalike.privacy import Budget, Gaussian, Poisson, calibrate, dpsgd
 from unalike.privacy.checks import check_delta
 from unalike.privacy.dpsgd import PointPrivacy, Steps
-from unalike.runs.errors import UserError
+from unalike.runs.errors import FLAG, UserError
 from unalike.runs.recipe.hyperparameters import preset_values
 from unalike.runs.recipe.recipe import Privacy, Recipe
 from unalike.runs.result import OwnBudget
@@ -55,8 +55,9 @@ def make_private(
         check_delta(delta, None if wanted.accept_delta else units_of(roster, wanted.unit))
     except ValueError as error:
         raise UserError(
-            f"privacy.delta: {error} (n counts the {wanted.unit}s of the training population; --accept-delta takes it "
-            "all the same, and says so beside the ε)"
+            f"privacy.delta: {error} (n counts the {wanted.unit}s of the training population; accept_delta{FLAG} takes "
+            "it all the same, and says so beside the ε)",
+            "privacy.accept_delta",
         ) from error
     if wanted.noise_multiplier is not None and wanted.clip is None:
         raise UserError("noise without a bound protects nobody: give privacy.clip beside privacy.noise_multiplier")
@@ -112,7 +113,8 @@ def private_scaling(recipe: Recipe, roster: Roster) -> PrivateScaling:
     if epsilon is None:
         raise UserError(
             "data.normalize = private scales inputs by noisy statistics of the clients' rows, which a share of ε pays: "
-            "give --epsilon (or leave normalize out where nothing is to be private)"
+            f"give privacy.epsilon{FLAG}, or leave normalize out where nothing is to be private",
+            "privacy.epsilon",
         )
     share = wanted.scaling or SCALING
     noise = Gaussian(calibrate.noise_multiplier(share * epsilon, delta, PrivateScaling.RELEASES))
@@ -121,8 +123,8 @@ def private_scaling(recipe: Recipe, roster: Roster) -> PrivateScaling:
     if wrong is not None:
         raise UserError(
             f"{wrong} (noise multiplier {noise.noise_multiplier:.3g} in {PrivateScaling.RELEASES} releases, {share:g} "
-            f"of ε = {epsilon:g}): give public constants in a schema (--set data.schema=FILE), a larger share (--set "
-            "privacy.scaling=0.5) or a larger ε; --set data.normalize=false leaves inputs as they are"
+            f"of ε = {epsilon:g}): give public constants in a schema (data.schema=FILE), a larger share "
+            "(privacy.scaling=0.5) or a larger ε; data.normalize=false leaves inputs as they are"
         )
     return scaling
 
@@ -156,7 +158,7 @@ def sampling_rate(cohort: int | float, roster: Roster) -> float:
     """With which probability a client is in a cohort."""
     available = int(roster.labeled.sum())
     if available == 0:
-        raise UserError("no training client has labels, so none can be sampled; use --labeled above 0")
+        raise UserError(f"no training client has labels, so none can be sampled; set labeled{FLAG}", "data.labeled")
     return min(1.0, cohort / available if isinstance(cohort, int) else cohort)
 
 

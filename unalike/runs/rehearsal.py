@@ -57,7 +57,8 @@ class Rehearsal:
             if record["asked"] != asked:
                 raise UserError(
                     f"{out} holds a rehearsal of other data or with another budget: repeat the same command to go on "
-                    "with it, or choose another --out"
+                    f"with it, or choose another folder{FLAG}",
+                    "out",
                 )
         else:
             out.mkdir(parents=True, exist_ok=True)

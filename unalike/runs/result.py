@@ -268,7 +268,7 @@ def _about(groups: Sequence[Sequence[Result]]) -> list[str]:
             if summary is not None and summary.failed:
                 lines.append(
                     f"{name}: {summary.failed} of {summary.clients} {group} clients have no finite score "
-                    "and are left out of the mean; a smaller --lr may help"
+                    "and are left out of the mean; a smaller learning rate may help"
                 )
         if result.failures:
             lines.append(f"{name}: {result.failures} replies of clients failed to come in training")

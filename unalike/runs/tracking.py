@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unalike.runs.errors import UserError
+from unalike.runs.errors import FLAG, UserError
 from unalike.runs.folder import plain_name
 from unalike.runs.result import GROUPS
 from unalike.runs.watcher import Watcher
@@ -25,12 +25,13 @@ class Tracker(Watcher):
     def __init__(self, where: str, inner: Watcher | None = None) -> None:
         kind, _, place = where.partition("=")
         if kind not in KNOWN:
-            raise UserError(f"--track {where}: expected mlflow, mlflow=URI, tensorboard or tensorboard=FOLDER")
+            known = "mlflow, mlflow=URI, tensorboard or tensorboard=FOLDER"
+            raise UserError(f"track = {where!r}{FLAG}: expected {known}", "track")
         self._inner = inner or Watcher()
         try:
             self._log: _MLflow | _TensorBoard = _MLflow(place) if kind == "mlflow" else _TensorBoard(place or "runs")
         except ModuleNotFoundError as error:
-            raise UserError(f"--track {kind} needs {error.name}: pip install 'unalike[{kind}]'") from error
+            raise UserError(f"to track by {kind} needs {error.name}: pip install 'unalike[{kind}]'") from error
 
     def begin(self, label: str, rounds: int, done: int, metric: str) -> None:
         self._log.begin(label, {"rounds": rounds, "metric": metric})

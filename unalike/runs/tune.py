@@ -121,7 +121,8 @@ def _search(
     if study.user_attrs.get(_SETTINGS, settings if not study.trials else None) != settings:
         raise UserError(
             f"{out} holds a search of {label} with another recipe, data, metric or ranges, and its trials cannot be "
-            "compared with new ones: repeat the same command to go on with it, or choose another --out"
+            f"compared with new ones: repeat the same command to go on with it, or choose another folder{FLAG}",
+            "out",
         )
     study.set_user_attr(_SETTINGS, settings)
 

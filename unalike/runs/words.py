@@ -62,7 +62,7 @@ def large_delta(delta: float | None) -> str:
         return ""
     return (
         f"δ = {delta:.3g} is large: it would allow one in {1 / delta:.0f} to be revealed. It is n^-1.1 of few units "
-        "unless you set it; give a smaller one with --delta, or have more clients"
+        "unless you set it; give a smaller δ, or have more clients"
     )
 
 

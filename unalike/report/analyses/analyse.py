@@ -36,7 +36,7 @@ from unalike.report.analyses.file import (
 from unalike.report.analyses.measures import DoesNotApply, Newcomers
 from unalike.report.evenly import sample_evenly
 from unalike.runs import folder
-from unalike.runs.errors import UserError
+from unalike.runs.errors import FLAG, UserError
 from unalike.runs.finished import FinishedRun
 from unalike.runs.measure import serves_unlabeled
 
@@ -82,7 +82,7 @@ def analyse(
     Each gives plain values; ``Analyses`` checks them as it checks a file that is read.
     """
     if delta is not None and not 0 < delta < 1:
-        raise UserError(f"--delta {delta:g}: expected a number above 0 and below 1")
+        raise UserError(f"delta = {delta:g}{FLAG}: expected a number above 0 and below 1", "privacy.delta")
     bench = Bench(run, QUICK if quick else Extent(), delta)
     found: dict[str, Any] = {}
     left_out: dict[Key, str] = {}
@@ -135,7 +135,7 @@ class Bench:
         if classes and (self.population.classes is None or not self.population.has_labels):
             raise DoesNotApply(f"{self.population.name} has no classes")
         if len(self.run.prepared.population.unseen) == 0:
-            raise DoesNotApply("the run has no unseen clients; train with --unseen above 0")
+            raise DoesNotApply("the run has no unseen clients; train with data.unseen above 0")
         if len(self.population.unseen) == 0:
             raise DoesNotApply(f"{self.method_name} can serve and test none of the unseen clients")
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from unalike.core.disk import write_whole
 from unalike.report.figures.theme import CONFIG, LIGHT
-from unalike.runs.errors import UserError
+from unalike.runs.errors import FLAG, UserError
 
 
 class Figure(Protocol):
@@ -39,7 +39,7 @@ def check_ending(path: Path | None) -> None:
     """Refuse, before any work is done, a file that no figure can be written to."""
     if path is not None and path.suffix.lower() not in ENDINGS:
         known = f"{', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}"
-        raise UserError(f"a figure's file ends in {known}; {path} does not: choose another name with --plot")
+        raise UserError(f"a figure's file ends in {known}; {path} does not: choose another name{FLAG}", "plot")
 
 
 def save(chart: Figure, path: Path) -> None:

@@ -19,11 +19,11 @@ from pydantic_core import to_jsonable_python
 
 from unalike.core import outside
 from unalike.core.method import DECLARATIONS
-from unalike.core.notes import did_you_mean
+from unalike.core.notes import did_you_mean, join_notes
 from unalike.methods import METHODS, PRESETS, NamedMethod, by_name, installed_methods
 from unalike.methods.problem import Problem
-from unalike.runs.errors import UserError
-from unalike.runs.recipe.keys import flag_of, flatten, merge
+from unalike.runs.errors import FLAG, Note, UserError
+from unalike.runs.recipe.keys import FLAGS, flatten, merge
 from unalike.runs.recipe.recipe import all_keys, mistakes, wrong_value
 from unalike.runs.words import listed
 
@@ -93,11 +93,11 @@ def preset_values(method: str, preset: str) -> Mapping[str, Any]:
     """What a preset sets of a method, nested as in a recipe; under ``privacy`` what it sets of that section."""
     if preset not in PRESETS:
         names = "; ".join(f"{name}: {what}" for name, what in PRESETS.items())
-        raise UserError(f"preset = {preset!r} (--preset): expected one of {names}")
+        raise UserError(f"preset = {preset!r}{FLAG}: expected one of {names}", "preset")
     values = method_named(method).presets.get(preset)
     if values is None:
         others = [name for name, row in METHODS.items() if preset in row.presets]
-        raise UserError(f"{method} has no preset {preset!r} (--preset); {listed(others)} have one")
+        raise UserError(f"{method} has no preset {preset!r}{FLAG}; {listed(others)} have one", "preset")
     return values
 
 
@@ -177,12 +177,14 @@ class Hyperparameters:
         values = merge({name: group for name, group in groups.items() if name in values}, values)
         for key, value in flatten(values).items():
             if key.rpartition(".")[2] == "lr" and isinstance(value, float) and not math.isfinite(value):
-                found = f"{self.method}, {key} = {value!r}{flag_of(f'hyperparameters.{key}')}"
-                raise UserError(f"{found}: a learning rate is a finite number, for example 0.1")
+                found = f"{self.method}, {key} = {value!r}{FLAG}"
+                raise UserError(
+                    f"{found}: a learning rate is a finite number, for example 0.1", f"hyperparameters.{key}"
+                )
         try:
             checked = self._table.model_validate(values)
         except ValidationError as error:
-            raise UserError("; ".join(self._explain(error, values))) from error
+            raise UserError(join_notes("; ", self._explain(error, values))) from error
         return {**self.defaults, **{name: getattr(checked, f"of_{name}") for name in values}}
 
     @cached_property
@@ -198,19 +200,20 @@ class Hyperparameters:
     def _explain(self, error: ValidationError, values: Mapping[str, Any]) -> Iterator[str]:
         for path, value, problems in mistakes(error, values):
             key, kind = ".".join(path), problems[0]["type"]
+            whole = f"hyperparameters.{key}"
             if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-                flag = flag_of(f"hyperparameters.{key}")
-                advice = f"{flag}: leave it out; it has {listed(list(self.hints), 8)}" if flag else self._advice(key)
-                yield f"{self.method} has no hyperparameter {key!r}{advice}"
+                has = f"{FLAG}: leave it out; it has {listed(list(self.hints), 8)}"
+                advice = has if whole in FLAGS else self._advice(key)
+                yield Note(f"{self.method} has no hyperparameter {key!r}{advice}", whole)
             elif kind == "missing":
-                yield f"{self.method} needs the hyperparameter {key!r}: give it with --set {key}=VALUE"
+                yield f"{self.method} needs the hyperparameter {key!r}: set {key}=VALUE"
             elif kind == "value_error":  # from the group's own check, whose message may begin with a field's name
                 reason = str(problems[0]["ctx"]["error"])
                 field = f"{key}.{reason.partition(' = ')[0]}"
-                flag = flag_of(f"hyperparameters.{field}")
-                yield f"{self.method}, {key}" + (f".{reason}{flag}" if field in self.keys else f": {reason}")
+                told = f".{reason}{FLAG}" if field in self.keys else f": {reason}"
+                yield Note(f"{self.method}, {key}{told}", f"hyperparameters.{field}")
             else:
-                yield f"{self.method}, {wrong_value(f'hyperparameters.{key}', value, problems)}"
+                yield join_notes(", ", [self.method, wrong_value(whole, value, problems)])
 
     def _advice(self, unknown: str) -> str:
         """What an unknown key may stand for: keys of that last name, else the nearest, else all that there are."""

@@ -53,6 +53,7 @@ PARTITION_OPTIONS = {"alpha": ("dirichlet", "alpha"), "classes": ("pathological"
 WITHOUT_FLAG = ("title", "min_samples", "test", "rotate", "normalize", "schema", "drop")
 FLAGS = {key: "--" + name.replace("_", "-") for name, key in KEYS.items() if name not in WITHOUT_FLAG}
 FLAGS["data.options.drop"] = "--drop"
+FLAGS |= {name: f"--{name}" for name in ("out", "plot", "table", "track", "cut-noise")}  # of commands, no keys
 
 
 def flag_of(key: str) -> str:

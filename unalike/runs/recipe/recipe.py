@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic_core import ErrorDetails
 
 from unalike.core import outside
-from unalike.core.notes import did_you_mean
+from unalike.core.notes import did_you_mean, join_notes
 from unalike.data.spec import literal
-from unalike.runs.errors import UserError
-from unalike.runs.recipe.keys import PARTITION_OPTIONS, flag_of, flatten, merge, nest
+from unalike.runs.errors import FLAG, Note, UserError
+from unalike.runs.recipe.keys import PARTITION_OPTIONS, flatten, merge, nest
 
 CODE = "code.json"  # the file of a run folder that has the digests of code from outside
 RECIPE = "recipe.toml"  # the file of a run folder that holds its recipe
@@ -119,10 +119,10 @@ class Runtime(_Section):
         if self.name != "network" and (self.network or self.nodes):
             raise ValueError("network and nodes are for a network of sites: set runtime.name to network")
         if self.name == "simulate" and given:
-            raise ValueError(f"{given[0]} is for workers of a cluster: set runtime.name to ray (--runtime ray)")
+            raise ValueError(f"{given[0]} is for workers of a cluster: set runtime.name to ray")
         if self.name == "network" and (self.network is None or self.address or self.folder):
             raise ValueError(
-                "a network is named by its hub's folder (--network DIR); address and folder are for a cluster"
+                "a network is named by its hub's folder (runtime.network); address and folder are for a cluster"
             )
         if self.name != "simulate" and self.strict:
             raise ValueError("strict is for a simulation in this process: elsewhere every message is encoded anyway")
@@ -200,7 +200,7 @@ def to_recipe(values: Mapping[str, Any], where: str) -> Recipe:
         return Recipe.model_validate(dict(values))
     except ValidationError as error:
         told = [_explain_mistake(path, value, problems) for path, value, problems in mistakes(error, values)]
-        raise UserError(f"{where}: " + "; ".join(told)) from error
+        raise UserError(join_notes("", [f"{where}: ", join_notes("; ", told)])) from error
 
 
 def mistakes(error: ValidationError, values: Any) -> list[tuple[list[str], Any, list[ErrorDetails]]]:
@@ -236,15 +236,15 @@ _WANTED = {  # by the beginning of pydantic's name of a mistake
 }
 
 
-def wrong_value(key: str, value: Any, problems: Sequence[ErrorDetails]) -> str:
+def wrong_value(key: str, value: Any, problems: Sequence[ErrorDetails]) -> Note:
     """One mistake, told: the key, what came, the flag that sets it, and what was expected."""
     wanted = []
     for problem in problems:
         words = next((told for kind, told in _WANTED.items() if problem["type"].startswith(kind)), "")
         wanted.append(words.format(**problem.get("ctx", {})) or problem["msg"].removeprefix("Value error, "))
     told = " or ".join(one for one in dict.fromkeys(wanted) if one != "a whole number" or "a number" not in wanted)
-    found = f"{key.removeprefix('hyperparameters.')} = {value!r}{flag_of(key)}"
-    return f"{found}: {told}" if problems[0]["type"] == "value_error" else f"{found}: expected {told}"
+    found = f"{key.removeprefix('hyperparameters.')} = {value!r}{FLAG}"
+    return Note(f"{found}: {told}" if problems[0]["type"] == "value_error" else f"{found}: expected {told}", key)
 
 
 def _explain_mistake(path: list[str], value: Any, problems: list[ErrorDetails]) -> str:
@@ -252,16 +252,16 @@ def _explain_mistake(path: list[str], value: Any, problems: list[ErrorDetails]) 
     if problems[0]["type"] == "missing":
         return f"the key {key!r} is missing"
     if problems[0]["type"] != "extra_forbidden":
-        table = "; to leave columns of a table out, say drop_columns (on the command line --drop)"
+        table = Note(f"; to leave columns of a table out, say drop_columns{FLAG}", "data.options.drop")
         names = key == "runtime.drop" and isinstance(value, str | list | tuple)
-        return wrong_value(key, value, problems) + (table if names else "")
+        return join_notes("", [wrong_value(key, value, problems), *([table] if names else [])])
     section = "".join(part + "." for part in path[:-1])
     known = dict.fromkeys(".".join(one.split(".")[: len(path)]) for one in all_keys() if one.startswith(section))
     meant = get_close_matches(path[-1], PARTITION_OPTIONS, 1)
     if meant and not get_close_matches(path[-1], [one.removeprefix(section) for one in known], 1):
         partition, option = PARTITION_OPTIONS[meant[0]]
         return (
-            f"unknown key {key!r}; {meant[0]} is an option of a partition: --{meant[0]}, or "
+            f"unknown key {key!r}; {meant[0]} is an option of a partition: set {meant[0]}, or "
             f'data.partition = "{partition}:{option}=..."'
         )
     return f"unknown key {key!r}{did_you_mean(key, known)}"
@@ -277,7 +277,7 @@ def plan_of(values: Mapping[str, Any], where: str) -> Plan:
     base = {key: value for key, value in values.items() if key not in PLAN_KEYS}
     seeds = values.get("seeds", 1)
     if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
-        raise UserError(f"{where}: seeds = {seeds!r} (--seeds): expected a whole number of at least 1")
+        raise UserError(f"{where}: seeds = {seeds!r}{FLAG}: expected a whole number of at least 1", "seeds")
     entries = values.get("compare", [{}])
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise UserError(f"{where}: `compare` is a list of tables; write [[compare]] above each")
