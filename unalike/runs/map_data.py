@@ -1,6 +1,7 @@
-"""The map of clients as data: what ``simulation/map.json`` holds, and where on the map each client is.
+"""What a run's folder says about single clients: the map of ``simulation/map.json``, and ``treated.json``.
 
-``unalike.report.figures.clients.client_map`` draws it.
+The map is a simulation's own view; ``unalike.report.figures.clients.client_map`` draws it. How a server treated clients
+is made from what the server was sent and nothing else, so it is as private as the run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from pydantic import BaseModel, model_validator
 from torch import Tensor
 
 from unalike.core.federation import Federation
-from unalike.core.method import DescribesData, Method, State
+from unalike.core.method import DescribesData, DistinguishesClients, Method, State
+from unalike.core.roster import Roster
 from unalike.data.population import Population
 from unalike.runs.absent import Absent
 from unalike.runs.measure import serves_unlabeled
@@ -91,3 +93,28 @@ def plane(rows: np.ndarray) -> np.ndarray:
     axes = np.vstack([axes, np.zeros((2, rows.shape[1]))])[:2]
     strongest = axes[np.arange(2), np.abs(axes).argmax(1)]
     return np.asarray(centred @ (axes * np.where(strongest < 0, -1.0, 1.0)[:, None]).T)
+
+
+class Treatment(Columns):
+    """``treated.json``: clients' weights in the last round, or their clusters.
+
+    A column is None where the method has no such thing, an entry where a client has none.
+    """
+
+    weight: list[float] | None = None
+    cluster: list[int | None] | None = None
+    place: list[tuple[float, float] | None] | None = None
+
+
+def treatment(method: DistinguishesClients, state: State, roster: Roster) -> Treatment:
+    """What the method says about clients, by name."""
+    columns = method.distinctions(state)
+    position = {int(id): number for number, id in enumerate(roster.ids.tolist())}
+    found = Treatment(names=[roster.name(position[id]) for id in columns["ids"].tolist()])
+    if "weight" in columns:
+        found.weight = columns["weight"].tolist()
+    if "cluster" in columns:
+        found.cluster = [None if one < 0 else one for one in columns["cluster"].tolist()]
+    if "place" in columns and len(columns["place"]) == len(found.names):
+        found.place = [(x, y) if math.isfinite(x + y) else None for x, y in columns["place"].tolist()]
+    return found

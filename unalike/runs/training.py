@@ -27,13 +27,12 @@ from unalike.runs.errors import FLAG, Diverged, Interrupted, Note, UserError, ex
 from unalike.runs.finished import FinishedRun, Memory
 from unalike.runs.folder import RunFolder
 from unalike.runs.gap import Gap
-from unalike.runs.map_data import descriptors, map_data
+from unalike.runs.map_data import descriptors, map_data, treatment
 from unalike.runs.measure import Measured, headline, measure, serves_unlabeled, validation_score
 from unalike.runs.prepare import Prepared, Workers, prepare
 from unalike.runs.privacy import noise_of, spent, spent_by_each
 from unalike.runs.recipe.recipe import Recipe
 from unalike.runs.result import ByGroup, Bytes, Result, Worker
-from unalike.runs.treatment import treatment
 from unalike.runs.watcher import Watcher, describe_workers
 from unalike.runtime.simulate import Simulation
 

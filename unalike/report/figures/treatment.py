@@ -11,8 +11,8 @@ from unalike.report.figures.clients import MAP_HEIGHT, MAP_WIDTH
 from unalike.report.figures.parts import FIT, Rows, as_they_are, chart_of
 from unalike.report.figures.theme import LIGHT, colour, shape
 from unalike.report.figures.training import WIDTH
+from unalike.runs.map_data import Treatment
 from unalike.runs.result import OwnBudget
-from unalike.runs.treatment import Treatment
 
 _MOST = 60  # clients that are drawn
 

@@ -26,9 +26,8 @@ from unalike.report.analyses.file import Analyses, first_fault, read_analyses
 from unalike.runs import folder
 from unalike.runs.errors import UserError
 from unalike.runs.load import FROM_PYTHON
-from unalike.runs.map_data import MapData
+from unalike.runs.map_data import MapData, Treatment
 from unalike.runs.result import GROUPS, NEGATIVE, ByGroup, Bytes, Result, Summary
-from unalike.runs.treatment import Treatment
 
 
 def _known(value: object) -> object:
