@@ -144,10 +144,10 @@ def test_the_names_of_settings_load_without_anything_heavy() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"lr": "x"}, r"^fedavg, local\.lr = 'x' \(--lr\): expected a number or a table of keys with values$"),
-        ({"batch": "x"}, r"^fedavg, local\.batch = 'x' \(--batch\): expected a number$"),
-        ({"rounds": 2.5}, r"rounds = 2\.5 \(--rounds\): expected a whole number$"),
-        ({"epsilon": -1}, r"privacy\.epsilon = -1 \(--epsilon\): expected a number above 0$"),
+        ({"lr": "x"}, r"^fedavg, local\.lr = 'x': expected a number or a table of keys with values$"),
+        ({"batch": "x"}, r"^fedavg, local\.batch = 'x': expected a number$"),
+        ({"rounds": 2.5}, r"rounds = 2\.5: expected a whole number$"),
+        ({"epsilon": -1}, r"privacy\.epsilon = -1: expected a number above 0$"),
         ({"hyperparameters": {"local": 3}}, r"^fedavg, local = 3: expected a table of keys with values$"),
         ({"epsilons": "a.csv", "epsilon": 1}, r"privacy = .*: give epsilons \(each client's own\) or epsilon"),
     ],

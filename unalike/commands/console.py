@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -159,8 +160,8 @@ def print_files(**files: Path | None) -> None:
 
 
 def epsilon_text(epsilon: float | None) -> str:
-    """ε with four digits; None: nothing is promised."""
-    return "∞" if epsilon is None else f"{epsilon:.4g}"
+    """ε with four digits; None and infinity: nothing is promised."""
+    return "∞" if epsilon is None or math.isinf(epsilon) else f"{epsilon:.4g}"
 
 
 def guarantee(privacy: Mapping[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -229,7 +228,7 @@ def kmeans(
 
 
 def _print(found: KMeansResult | ParetoResult) -> None:
-    from unalike.analytics.kmeans.study import OURS, KMeansResult, KMeansRun, describe_assumptions
+    from unalike.analytics.kmeans.study import KMeansResult
 
     points, values = found.points, found.values()
     say(
@@ -238,31 +237,32 @@ def _print(found: KMeansResult | ParetoResult) -> None:
     )
     if values["features"] is not None:
         say(f"clustered by: {', '.join(values['features'])}")
-    if isinstance(found, KMeansResult):
-        rows = [KMeansRun(OURS, found.epsilon, found.method.steps, found.cost), *found.baselines]
-        levels = {} if found.optimal_cost is None else {"Optimal": found.optimal_cost}
-    else:
-        rows, levels = [one for best in found.fronts.values() for one in best], found.levels
-    rows += [KMeansRun(name, math.inf, None, cost) for name, cost in levels.items()]
     table = Table("method", "ε in total", "Lloyd steps", "cost per point")
-    for row in rows:
-        epsilon = None if math.isinf(row.epsilon) else row.epsilon
-        table.add_row(row.method, epsilon_text(epsilon), "" if row.steps is None else str(row.steps), f"{row.cost:.4f}")
+    for row in found.compared:
+        steps = "" if row.steps is None else str(row.steps)
+        table.add_row(row.method, epsilon_text(row.epsilon), steps, f"{row.cost:.4f}")
     say(table)
     if isinstance(found, KMeansResult):
-        say(*([] if found.assumptions is None else describe_assumptions(found.assumptions)))
-        gap = "" if found.gap is None else f"{100 * found.gap:.3f} % above the optimum; "
-        sizes = found.clustering.sizes
-        if sizes is not None:
-            noisy = " (noisy)" if found.method.privacy is not None else ""
-            say(f"points in each cluster{noisy}: {', '.join(f'{size:,.0f}' for size in sizes.tolist())}")
-        say(f"k = {found.clustering.k}; {gap}{found.seconds:.3f} s", *(f"note: {note}" for note in found.notes))
-        if points.columns is not None and len(points.names) <= _COLUMNS:
-            centers = Table("centre", *points.names)
-            for k, center in enumerate(points.in_units(found.centers).tolist()):
-                centers.add_row(str(k), *(f"{number:.4g}" for number in center))
-            say(centers)
+        _print_clustering(found)
     elif values["on_front"]:
         shares = ", ".join(f"{name} {share:.2f}" for name, share in values["on_front"]["shares"].items())
         steps = ", ".join(f"{share:.2f} took {count}" for count, share in values["on_front"]["lloyd_steps"].items())
         say(f"the {values['on_front']['runs']} runs on the front: shares of ε: {shares}; of Lloyd steps {steps}")
+
+
+def _print_clustering(found: KMeansResult) -> None:
+    """Sizes, how good it is, and the centres where they are few columns."""
+    from unalike.analytics.kmeans.study import describe_assumptions
+
+    points, sizes = found.points, found.clustering.sizes
+    say(*([] if found.assumptions is None else describe_assumptions(found.assumptions)))
+    if sizes is not None:
+        noisy = " (noisy)" if found.method.privacy is not None else ""
+        say(f"points in each cluster{noisy}: {', '.join(f'{size:,.0f}' for size in sizes.tolist())}")
+    gap = "" if found.gap is None else f"{100 * found.gap:.3f} % above the optimum; "
+    say(f"k = {found.clustering.k}; {gap}{found.seconds:.3f} s", *(f"note: {note}" for note in found.notes))
+    if points.columns is not None and len(points.names) <= _COLUMNS:
+        centers = Table("centre", *points.names)
+        for k, center in enumerate(points.in_units(found.centers).tolist()):
+            centers.add_row(str(k), *(f"{number:.4g}" for number in center))
+        say(centers)

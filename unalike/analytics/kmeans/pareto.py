@@ -47,6 +47,12 @@ class ParetoResult:
         return {name: front(self.runs, name) for name in self.methods}
 
     @property
+    def compared(self) -> list[KMeansRun]:
+        """The fronts, and the methods without privacy."""
+        levels = [KMeansRun(name, math.inf, None, cost) for name, cost in self.levels.items()]
+        return [one for best in self.fronts.values() for one in best] + levels
+
+    @property
     def title(self) -> str:
         """A heading for a figure."""
         privacy = self.method.privacy

@@ -115,10 +115,11 @@ class KMeansResult:
         return self.cost / self.optimal_cost - 1 if self.optimal_cost > 0 else 0.0
 
     @property
-    def costs(self) -> dict[str, float]:
-        """Cost per point of every method that was run."""
-        optimum = {} if self.optimal_cost is None else {"Optimal": self.optimal_cost}
-        return {OURS: self.cost, **optimum, **{one.method: one.cost for one in self.baselines}}
+    def compared(self) -> list[KMeansRun]:
+        """This clustering, the optimum and the baselines, as far as they were run."""
+        ours = KMeansRun(OURS, self.epsilon, self.method.steps, self.cost)
+        optimum = [] if self.optimal_cost is None else [KMeansRun("Optimal", math.inf, None, self.optimal_cost)]
+        return [ours, *optimum, *self.baselines]
 
     @property
     def title(self) -> str:
@@ -261,26 +262,16 @@ def measure_without_privacy(
 def describe(method: FedDPKMeans, points: Points, seed: int) -> dict[str, Any]:
     """The settings of a run and the size of its data, as plain values."""
     privacy, columns = method.privacy, points.columns  # a column of text has a feature for each of its values
+    features = columns and [name if text is None else f"{name} ({len(text)} values)" for name, text in columns.items()]
+    sizes = {"clients": len(points.clients), "points": points.total, "dimension": points.clients.x.shape[1]}
+    settings = ("k", "steps", "center", "sample", "secure", "ground", "margin")
     return {
-        "data": points.name,
-        "seed": seed,
-        "k": method.k,
-        "clients": len(points.clients),
-        "points": points.total,
-        "dimension": points.clients.x.shape[1],
-        "features": columns
-        and [name if text is None else f"{name} ({len(text)} values)" for name, text in columns.items()],
-        "server_points": len(points.server),
-        "steps": method.steps,
-        "center": method.center,
-        "sample": method.sample,
-        "secure": method.secure,
-        "ground": method.ground,
+        **{"data": points.name, "seed": seed, **sizes, "features": features, "server_points": len(points.server)},
+        **{name: getattr(method, name) for name in settings},
         "unit": privacy and privacy.unit,
         "delta": privacy and privacy.delta,
         "budget": privacy and privacy.epsilon,
         "split": privacy and privacy.proportions.given,
-        "margin": method.margin,
     }
 
 

@@ -22,7 +22,8 @@ def chart(done: KMeansResult | ParetoResult) -> alt.LayerChart | alt.HConcatChar
     """What ``unalike kmeans`` found."""
     if isinstance(done, ParetoResult):
         return pareto(done.runs, done.levels, done.title)
-    return clustering(done.clustering, done.points.server, done.costs, done.title)
+    costs = {one.method: one.cost for one in done.compared}
+    return clustering(done.clustering, done.points.server, costs, done.title)
 
 
 def pareto(measured: Sequence[KMeansRun], levels: Mapping[str, float], title: str) -> alt.LayerChart:

@@ -53,7 +53,7 @@ PARTITION_OPTIONS = {"alpha": ("dirichlet", "alpha"), "classes": ("pathological"
 WITHOUT_FLAG = ("title", "min_samples", "test", "rotate", "normalize", "schema", "drop")
 FLAGS = {key: "--" + name.replace("_", "-") for name, key in KEYS.items() if name not in WITHOUT_FLAG}
 FLAGS["data.options.drop"] = "--drop"
-FLAGS |= {name: f"--{name}" for name in ("out", "plot", "table", "track", "cut-noise")}  # of commands, no keys
+_OF_COMMANDS = {name: f"--{name}" for name in ("out", "plot", "table", "track", "cut-noise")}  # of no recipe
 
 
 def flag_of(key: str) -> str:
@@ -61,7 +61,8 @@ def flag_of(key: str) -> str:
     parts = key.split(".")
     above = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
     otherwise = f" (--set {key}=…)" if key.startswith("data.options.") else ""
-    return next((f" ({FLAGS[one]})" for one in above if one in FLAGS), otherwise)
+    known = FLAGS | _OF_COMMANDS
+    return next((f" ({known[one]})" for one in above if one in known), otherwise)
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
