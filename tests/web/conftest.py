@@ -6,10 +6,9 @@ import importlib.util
 import os
 import shutil
 import socket
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ import pandas as pd
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import BrowserContext, Page
+    from playwright.sync_api import Browser, BrowserContext, Page, Playwright
 
 needed = all(importlib.util.find_spec(name) for name in ("fastapi", "orjson", "playwright", "prometheus_client"))
 if not os.environ.get("UNALIKE_TEST_WEB") or not needed:
@@ -106,24 +105,33 @@ def chromium() -> str:
     return found
 
 
-@contextmanager
-def browsing(**options: Any) -> Iterator[BrowserContext]:
-    """A browser that has never been anywhere."""
+@cache
+def browser() -> tuple[Playwright, Browser]:
+    """The browser, started when it is first asked for."""
     from playwright.sync_api import sync_playwright
 
-    with sync_playwright() as play, tempfile.TemporaryDirectory() as profile:
-        context = play.chromium.launch_persistent_context(
-            profile, executable_path=chromium(), headless=True, args=list(QUIET), accept_downloads=True, **options
-        )
-        try:
-            yield context
-        finally:
-            context.close()
+    playing = sync_playwright().start()
+    return playing, playing.chromium.launch(executable_path=chromium(), headless=True, args=list(QUIET))
 
 
-@pytest.fixture
-def browser() -> Callable[..., AbstractContextManager[BrowserContext]]:
-    return browsing
+@pytest.fixture(scope="session", autouse=True)
+def browser_ends() -> Iterator[None]:
+    yield
+    if browser.cache_info().currsize:
+        playing, started = browser()
+        started.close()
+        playing.stop()
+
+
+@contextmanager
+def browsing(**options: Any) -> Iterator[BrowserContext]:
+    """A visitor who has never been anywhere."""
+    context = browser()[1].new_context(accept_downloads=True, **options)
+    context.set_default_timeout(20_000)
+    try:
+        yield context
+    finally:
+        context.close()
 
 
 @pytest.fixture(scope="module")

@@ -54,18 +54,22 @@ function svg(name, attributes) {
 }
 
 function bars(values) {
-  const wide = 100 / values.length, top = Math.max(...values.map(Math.abs), 1e-9), drawn = $("bars");
+  const wide = Math.min(8, 100 / values.length), left = 50 - wide * values.length / 2, top = Math.max(...values.map(Math.abs), 1e-9), drawn = $("bars");
   drawn.setAttribute("viewBox", "0 0 100 40");
   drawn.setAttribute("preserveAspectRatio", "none");
   drawn.replaceChildren(...[...values].map((v, i) => svg("rect", {
-    x: i * wide + wide * 0.1, width: wide * 0.8, y: v > 0 ? 20 - (v / top) * 19 : 20, height: Math.max(0.2, (Math.abs(v) / top) * 19), class: v > 0 ? "up" : "down",
+    x: left + i * wide + wide * 0.1, width: wide * 0.8, y: v > 0 ? 20 - (v / top) * 19 : 20, height: Math.max(0.2, (Math.abs(v) / top) * 19), class: v > 0 ? "up" : "down",
   })), svg("line", { x1: 0, x2: 100, y1: 20, y2: 20, "stroke-width": 0.15 }));
 }
 
 // The run
 
+async function reach(path, request) {
+  try { return await fetch(path, request); } catch { throw new Wrong("The service cannot be reached. Try again when there is a network."); }
+}
+
 async function get(path, kind) {
-  const answer = await fetch(path);
+  const answer = await reach(path);
   if (!answer.ok) throw new Wrong(`${path} could not be loaded (${answer.status})`);
   return answer[kind]();
 }
@@ -88,10 +92,11 @@ async function choose(card) {
   const [plain, model, describe, make] = await Promise.all([get(place(card, "schema.json"), "json"), ...graphs.map((file) => get(place(card, file), "arrayBuffer"))]);
   for (const key of Object.keys(now)) delete now[key];
   Object.assign(now, { card, schema: withColumns(plain, card), model: read(model), modelBytes: model, describe: describe && read(describe), make: make && read(make), drawn: [] });
-  keepForLater(["v1/runs.json", ...["schema.json", ...graphs].map((file) => place(card, file))]);
+  keepForLater(["v1/runs.json", ...["card.json", "schema.json", ...graphs].map((file) => place(card, file))]);
   const about = [`${card.method}, trained for ${plural(card.rounds, "round")} with ${plural(card.clients, "client")}.`];
   if (card.trained) about.push(card.trained);
   $("about").textContent = about.join(" ");
+  $("card").href = place(card, "card.json");
   const { schema } = now, image = schema.kind === "image";
   $("file").accept = image ? "image/png,image/jpeg,image/bmp,image/gif,image/webp" : ".csv,.tsv,text/csv";
   $("file").multiple = image;
@@ -131,8 +136,8 @@ const classNames = () => (now.schema.class_names ?? Array.from({ length: now.sch
 
 // Step 1: the rows
 
-function forget() { // what came before is not to be sent, or shown beside what comes now
-  Object.assign(now, { file: null, inputs: null, theta: null });
+function forget(file = null) { // what came before is not to be sent, or shown beside what comes now
+  Object.assign(now, { file, inputs: null, sent: null, theta: null });
   for (const id of ["read", "whose", "step-leaves", "step-model"]) $(id).hidden = true;
 }
 
@@ -142,7 +147,7 @@ async function take(files) {
   if (now.schema.kind === "image") return takePictures(files);
   if (files.length > 1) throw new Wrong("One table at a time, please.");
   now.file = { name: files[0].name, text: decoded(await files[0].arrayBuffer(), files[0].name) };
-  readAgain();
+  return readAgain();
 }
 
 function settings() {
@@ -152,12 +157,13 @@ function settings() {
 
 function readAgain() {
   if (!now.file) return;
+  forget(now.file);
   const how = settings(), { clients, notes } = readTable(now.file.text, now.file.name, now.schema, how);
   const names = [...clients.keys()];
   options("client", names.map((name) => [name, `${name} (${plural(clients.get(name).length, "row")})`]));
   $("whose").hidden = names.length < 2;
   Object.assign(now, { clients, notes, how });
-  use(clients.get(names[0]));
+  return use(clients.get(names[0]));
 }
 
 async function takePictures(files) {
@@ -166,7 +172,7 @@ async function takePictures(files) {
     lines.push(pictureLine(await pixels(file), file.name, now.schema, now.card.pixels, lines.length));
   }
   now.drawn.push(...lines);
-  use(now.drawn);
+  return use(now.drawn);
 }
 
 function use(lines) {
@@ -174,12 +180,12 @@ function use(lines) {
   if (now.card.reads_labels && inputs.labeled === 0) throw new Wrong("This model is made from rows and labels, and these rows have no labels.");
   Object.assign(now, { inputs, theta: null, names: null, unlike: null });
   const unseen = [...(now.notes ?? []), ...inputs.notes];
-  $("understood").textContent = `${plural(inputs.lines.length, "row")} understood${inputs.labeled ? `, ${inputs.labeled} with a label` : ""}. They stay here.`;
+  $("read").hidden = false;
+  $("understood").textContent = `${now.file ? `${now.file.name}: ` : ""}${plural(inputs.lines.length, "row")} understood${inputs.labeled ? `, ${inputs.labeled} with a label` : ""}. They stay here.`;
   $("notes").replaceChildren(...unseen.map((note) => Object.assign(document.createElement("li"), { textContent: note })));
   preview(inputs.lines.slice(0, SHOWN));
-  $("read").hidden = false;
   $("step-model").hidden = true;
-  describe();
+  return describe();
 }
 
 function preview(lines) {
@@ -187,15 +193,8 @@ function preview(lines) {
     table("rows", ["picture", ""], lines.map((line) => [[line.id], [thumbnail(line)]]));
     return;
   }
-  const titles = [...(now.schema.columns ?? [])], shown = titles.slice(0, 12);
-  table("rows", ["row", ...shown.map(([title, values]) => [title, values ? "" : "number"])], lines.map((line) => {
-    let at = 0;
-    return [[line.id], ...shown.map(([, values]) => {
-      const part = line.x.subarray(at, at + (values?.length ?? 1)), gap = line.gaps[at];
-      at += values?.length ?? 1;
-      return [gap ? "missing" : values ? values[part.indexOf(1)] : String(Number(part[0].toPrecision(6))), values ? "" : "number"];
-    })];
-  }));
+  const titles = [...(now.schema.columns ?? [])].filter(([title]) => !isIndicator(title, now.schema)).slice(0, 12), kinds = titles.map(([, values]) => (values ? "" : "number"));
+  table("rows", ["row", ...titles.map(([title], i) => [title, kinds[i]])], lines.map((line) => [[line.id], ...kinds.map((kind, i) => [line.said[i] || "missing", kind])]));
 }
 
 function thumbnail(line) {
@@ -216,6 +215,7 @@ function thumbnail(line) {
 function describe() {
   const { card, inputs } = now;
   $("step-leaves").hidden = false;
+  $("get").disabled = Boolean(card.made_at); // until it is shown what would be sent
   if (!card.made_at) {
     $("leaves-title").textContent = "Nothing leaves this page";
     $("leaves").textContent = "Everybody gets the same model here, and it is in this page already.";
@@ -230,7 +230,7 @@ function describe() {
   if (![...now.clean].every(Number.isFinite)) throw new Wrong("the network overflows on these rows; are they on the scale of training?");
   $("bars").parentElement.hidden = $("numbers").parentElement.hidden = false;
   $("noise").hidden = !(card.noise && !here());
-  show();
+  return show();
 }
 
 function take_rows(whole, rows) {
@@ -253,8 +253,9 @@ async function show() {
   const insist = card.noise?.always, wanted = !here() && card.noise && ($("protect").checked || insist);
   $("how-much").hidden = !wanted;
   $("epsilon-shown").textContent = epsilon();
-  now.release = { noise: "none" };
-  now.sent = clean;
+  $("epsilon").ariaValueText = `ε = ${epsilon()}`;
+  Object.assign(now, { release: { noise: "none" }, sent: null });
+  $("get").disabled = true;
   now.delta = usualDelta(n);
   promise();
   if (wanted && inputs.leftOut) throw new Wrong(`ε is promised for a number of rows that does not depend on what they hold, but ${plural(inputs.leftOut, "row")} would be left out for lack of a value. Fill them in, or remove them from the file.`);
@@ -263,6 +264,8 @@ async function show() {
     now.release = card.noise.kind === "laplace" ? { noise: "laplace", epsilon: e } : { noise: "gaussian", multiplier: gaussianMultiplier(e, now.delta) };
     now.sent = card.noise.kind === "laplace" ? addLaplace(clean, distance, e) : addGaussian(clean, distance, now.release.multiplier);
   }
+  now.sent ??= clean;
+  $("get").disabled = false;
   bars(now.sent);
   $("numbers").textContent = [...now.sent].map((v) => v.toPrecision(6)).join(", ");
   $("leaves-title").textContent = here() ? "Nothing leaves this page" : "What leaves this page";
@@ -274,11 +277,12 @@ async function show() {
 }
 
 async function showCost(wanted, n) {
-  const names = (now.names ??= await rowNames(now.inputs.lines)), before = await history(names);
-  const total = Math.max(...before.map((releases) => spent([...releases, now.release], now.delta)));
+  const { release } = now, names = (now.names ??= await rowNames(now.inputs.lines)), before = await history(names);
+  if (release !== now.release) return; // the slider has moved on
+  const total = Math.max(...before.map((releases) => spent([...releases, release], now.delta)));
   const earlier = before.some((releases) => releases.length) ? ` With what was sent of these rows before, ε = ${Number.isFinite(total) ? total.toPrecision(3) : "∞"}.` : "";
   $("cost").textContent = wanted
-    ? `Whoever sees the numbers learns of each row what (ε, δ) = (${epsilon()}, ${now.delta.toPrecision(2)}) allows, so a smaller ε hides more. The noise falls as 1/rows; you have ${plural(n, "row")}.${earlier}`
+    ? `What anybody can learn of one row from these numbers is bounded by (ε, δ) = (${epsilon()}, ${Number(now.delta.toPrecision(2))}). More rows need less noise; you have ${n}.${earlier}`
     : `Without noise, the numbers are exact: nobody promises how little they tell about a row.${earlier}`;
 }
 
@@ -345,7 +349,8 @@ async function personalize() {
 async function ask() {
   const body = new DataView(new ArrayBuffer(4 * now.sent.length));
   now.sent.forEach((v, i) => body.setFloat32(4 * i, v, true));
-  const answer = await fetch(place(now.card, "personalize"), { method: "POST", body: body.buffer, headers: { Accept: "application/octet-stream", "Content-Type": "application/octet-stream" } });
+  const type = "application/octet-stream", request = { method: "POST", body: body.buffer, headers: { Accept: type, "Content-Type": type } };
+  const answer = await reach(place(now.card, "personalize"), request);
   if (!answer.ok) throw new Wrong(`The service refused: ${(await answer.json().catch(() => ({ error: answer.status }))).error}`);
   const bytes = await answer.arrayBuffer(), view = new DataView(bytes), length = Number(view.getBigUint64(0, true));
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 8, length))), from = 8 + length;
@@ -369,13 +374,13 @@ function words(line) { // what is predicted, and the probability of each class
 function predict() {
   const own = scores(now.theta).map(words), common = now.theta ? scores(null).map(words) : null, lines = now.inputs.lines, image = now.schema.kind === "image";
   now.predictions = own;
-  $("served").textContent = [
-    now.theta ? `A model of ${plural(now.theta.length, "number")}, made for these rows. It runs in this page.` : "The model that everybody gets. It runs in this page.",
-    now.unlike === "yes" ? "These rows are unlike those of training, so it may be worse than its scores." : "",
-    common ? `It disagrees with the common model on ${plural(own.filter((one, i) => one.word !== common[i].word).length, "row")} of ${own.length}.` : "",
-  ].filter(Boolean).join(" ");
+  $("served").textContent = now.theta ? `A model of ${plural(now.theta.length, "number")}, made for these rows. It runs in this page.` : "The model that everybody gets. It runs in this page.";
+  $("unlike").hidden = now.unlike !== "yes";
+  $("unlike").textContent = `Your rows look unlike those of training, so expect less of this model than of its scores.${now.release?.noise === "none" ? "" : " The noise may be why."}`;
   const known = lines.flatMap((line, i) => (line.label && now.schema.classes ? [i] : [])), right = (all) => known.filter((i) => all[i].word === lines[i].label).length;
-  if (known.length) $("served").textContent += ` Of ${plural(known.length, "row")} with a label, it gets ${right(own)} right${common ? ` and the common model ${right(common)}` : ""}.`;
+  const found = common ? [`It disagrees with the common model on ${plural(own.filter((one, i) => one.word !== common[i].word).length, "row")} of ${own.length}.`] : [];
+  if (known.length) found.push(`Of ${plural(known.length, "row")} with a label, it gets ${right(own)} right${common ? `, and the common model ${right(common)}` : ""}.`);
+  $("found").textContent = found.join(" ");
   $("more").textContent = own.length > 200 ? `The first 200 of ${plural(own.length, "row")}; the file that you can save has all.` : "";
   const titles = ["row", ...(image ? [""] : []), "your model", ...(now.schema.classes ? ["probability"] : []), ...(common ? ["common model"] : []), ...(lines.some((line) => line.label) ? ["label"] : [])];
   table("predictions", titles, own.slice(0, 200).map((one, i) => [
@@ -435,7 +440,7 @@ function drawable() {
     const line = pictureLine(pen.getImageData(0, 0, canvas.width, canvas.height), `drawing ${now.drawn.length + 1}`, now.schema, now.card.pixels, now.drawn.length, now.card.reads_labels ? $("class").value : "");
     now.drawn.push(line);
     clear();
-    use(now.drawn);
+    return use(now.drawn);
   });
 }
 

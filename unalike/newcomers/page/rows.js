@@ -118,7 +118,7 @@ export function readTable(text, name, schema, how) {
     column += values?.length ?? 1;
   }
   const lines = rows.map((row, i) => ({
-    row: i, x: x.subarray(i * width, (i + 1) * width), gaps: gaps.subarray(i * width, (i + 1) * width),
+    row: i, said: real.map((title) => known(row, title)), x: x.subarray(i * width, (i + 1) * width), gaps: gaps.subarray(i * width, (i + 1) * width),
     id: id ? known(row, id) : String(i + 1), client: client ? word(row, client) : "", label: label ? known(row, label) : "",
   }));
   const nobody = lines.find((line) => client && line.client === "");
@@ -139,10 +139,10 @@ export function asInputs(lines, name, schema, how) {
   if (lacking.length && how.missing === "drop") {
     kept = lines.filter((line) => !line.gaps.some(Boolean));
     if (!kept.length) throw new Wrong(`${name}: every row lacks a feature, so nothing is left; fill some in`);
-    notes.push(`left out for lack of a value: ${lacking.length} rows; no prediction is made for them`);
+    notes.push(`left out for lack of a value: ${lacking.length} of the rows; no prediction is made for them`);
   } else if (lacking.length && ["mean", "client"].includes(how.missing)) {
     if (!schema.shift) throw new Wrong(`${name}: values are missing, and the run has no means to fill them with; fill them in`);
-    notes.push(`filled in by the schema's means: ${lacking.reduce((n, line) => n + line.gaps.reduce((a, b) => a + b, 0), 0)} values`);
+    notes.push(`missing and filled in by the means of training: ${lacking.reduce((n, line) => n + line.gaps.reduce((a, b) => a + b, 0), 0)} of the values`);
   } else if (lacking.length) throw new Wrong(`${name}: data row ${lacking[0].row + 1} lacks a value; fill it in`);
   const width = size(schema.shape), data = new Float32Array(kept.length * width), shift = schema.shift?.values ?? [];
   kept.forEach((line, i) => line.x.forEach((v, j) => { data[i * width + j] = line.gaps[j] ? shift[shift.length === 1 ? 0 : j] : v; }));
