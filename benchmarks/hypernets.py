@@ -1,8 +1,10 @@
-"""How small may what makes models be? ``python -m benchmarks.hypernets PART [--seeds N] [--only WORD] [--out FOLDER]``.
+"""How few bytes may methods send? ``python -m benchmarks.hypernets PART [--seeds N] [--only WORD] [--out FOLDER]``.
 
-``bytes``: FLowDUP's h with other widths and ranks, and in half precision, on rotated digits. ``heads``: ranks of the
-last layer of PeFLL, pFedHN and ODPFL-HN. A line for each setting: the accuracy on seen and unseen clients in percent,
-its mean over the seeds first, and what a client sends in a round. Finished runs in FOLDER are not run again.
+``bytes``: FLowDUP's h with other widths and ranks, in half precision, and with changes in few bits, on rotated digits;
+the best on rotated MNIST and Fashion-MNIST, too. ``heads``: ranks of the last layer of PeFLL, pFedHN and ODPFL-HN.
+``bits``: messages of 16, 8 and 4 bits; ``--figure FILE`` draws them. A line for each setting: the accuracy on seen and
+unseen clients in percent, its mean over the seeds first, and what travels for a client in a round, up and down.
+Finished runs in FOLDER are not run again.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ from unalike.runs.result import Result
 from unalike.runs.run import run_recipe
 
 ROTATED = {"name": "digits", "partition": "rotation", "clients": 60, "unseen": 0.2}
+ROTATED_MNIST, ROTATED_FASHION = (
+    {"name": name, "partition": "rotation", "clients": 100, "unseen": 0.2, "samples": 60}
+    for name in ("mnist", "fashion-mnist")
+)
 TWO_CLASSES = {"name": "digits", "partition": "pathological:2", "clients": 60, "unseen": 0.2}
 TWO_OF_MNIST = {"name": "mnist", "partition": "pathological:2", "clients": 100, "unseen": 0.2, "samples": 200}
 TWO_OF_CIFAR = {"name": "cifar-10", "partition": "pathological:2", "clients": 100, "unseen": 0.2}
@@ -30,12 +36,13 @@ FLOWDUP: dict[str, Mapping[str, Any]] = {
     "as it is": {},
     "half precision": {"half": True},
     "features 64, width 16": SMALL,
-    "features 64, width 8": {"features": 64, "width": 8},
     "features 64, rank 8": {"features": 64, "rank": 8},
     "features 64, width 16, half": {**SMALL, "half": True},
     "features 64, width 8, half": {"features": 64, "width": 8, "half": True},
     "features 64, rank 8, half": {"features": 64, "rank": 8, "half": True},
+    "features 64, width 16, half, 4 bits": {**SMALL, "half": True, "bits": 4},
 }
+KEPT = ("as it is", "features 64, width 16, half", "features 64, width 16, half, 4 bits")
 RANKS = (None, 32, 16, 8)
 
 
@@ -45,7 +52,12 @@ def recipe(method: str, data: dict[str, Any], rounds: int, model: str | None = N
 
 
 def smaller_flowdups() -> list[Setting]:
-    return [(f"flowdup, {title}", recipe("flowdup", ROTATED, 50, **dict(change))) for title, change in FLOWDUP.items()]
+    on = [("", ROTATED, tuple(FLOWDUP)), ("MNIST, ", ROTATED_MNIST, KEPT), ("Fashion-MNIST, ", ROTATED_FASHION, KEPT)]
+    return [
+        (f"flowdup, {name}{title}", recipe("flowdup", data, 50, **dict(FLOWDUP[title])))
+        for name, data, titles in on
+        for title in titles
+    ]
 
 
 def lower_ranks() -> list[Setting]:
@@ -62,18 +74,52 @@ def lower_ranks() -> list[Setting]:
     ]
 
 
-PARTS = {"bytes": smaller_flowdups, "heads": lower_ranks}
+def fewer_bits() -> list[Setting]:
+    """AdaPeD's clients keep a model anyway, so they keep what rounding takes off, too."""
+    works: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
+        ("fedavg", ROTATED, 60, {"cohort": 10}),
+        ("pefll", TWO_CLASSES, 100, {}),
+        ("flowdup", ROTATED, 30, {}),
+        ("adaped", TWO_CLASSES, 60, {"cohort": 10}),
+    ]
+    return [
+        (
+            f"{method}, {bits or 32} bits",
+            recipe(method, data, rounds, **more, bits=bits, feedback=method == "adaped" and bits is not None),
+        )
+        for method, data, rounds, more in works
+        for bits in (None, 16, 8, 4)
+    ]
 
 
-def measure(title: str, settings: Mapping[str, Any], seed: int, out: Path) -> tuple[Result, float]:
-    """The result of a run, and the bytes that a client sent up in a round."""
+PARTS = {"bytes": smaller_flowdups, "heads": lower_ranks, "bits": fewer_bits}
+
+
+def measure(title: str, settings: Mapping[str, Any], seed: int, out: Path) -> tuple[Result, float, float]:
+    """The result of a run, and the bytes that travel for a client in a round, up and down."""
     folder = out / f"{title.replace(', ', '-').replace(' ', '-')}-{seed}"
     if not (folder / RESULT).is_file():
         run_recipe(to_recipe({**settings, "seed": seed}, title), folder)
     result, run = Result.load(folder), FinishedRun.open(folder)
     cohort = run.method.cohort  # type: ignore[attr-defined]
     asked = min(len(run.roster), cohort if isinstance(cohort, int) else max(1, round(cohort * len(run.roster))))
-    return result, result.bytes.up / run.round / asked
+    return result, result.bytes.up / run.round / asked, result.bytes.down / run.round / asked
+
+
+def draw(rows: list[dict[str, Any]], file: Path) -> None:
+    """Accuracy by the bytes of updates, a line for each method."""
+    import altair as alt
+
+    from unalike.report.figures.file import save
+
+    x = alt.X("bytes:Q", title="kB that a client sends in a round", scale=alt.Scale(type="log"))
+    base = alt.Chart(alt.InlineData(values=rows)).encode(
+        x=x,
+        y=alt.Y("accuracy:Q", title="accuracy of training clients (%)", scale=alt.Scale(zero=False)),
+        color=alt.Color("method:N", title=None),
+    )
+    text = base.mark_text(dy=-10, fontSize=10).encode(text="bits:N")
+    save(alt.layer(base.mark_line(point=True), text).properties(width=420, height=280), file)
 
 
 def main() -> None:
@@ -82,18 +128,25 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", default="")
     parser.add_argument("--out", type=Path, default=Path("runs/hypernets"))
+    parser.add_argument("--figure", type=Path)
     asked = parser.parse_args()
-    print("| setting | kB up, a client and round | seen | unseen |\n| --- | --- | --- | --- |", flush=True)
+    rows = []
+    print("| setting | kB up | kB down | seen | unseen |\n| --- | --- | --- | --- | --- |", flush=True)
     for title, settings in PARTS[asked.part]():
         if asked.only not in title:
             continue
         found = [measure(title, settings, seed, asked.out) for seed in range(asked.seeds)]
-        scores = [
-            " / ".join(f"{100 * value:.1f}" for value in (mean(values), *values))
+        values = {
+            group: [100 * result.accuracy.of(group).mean for result, *_ in found]  # type: ignore[union-attr]
             for group in ("seen", "unseen")
-            if (values := [result.accuracy.of(group).mean for result, _ in found])  # type: ignore[union-attr]
-        ]
-        print(f"| {title} | {mean(size for _, size in found) / 1000:.0f} | {' | '.join(scores)} |", flush=True)
+        }
+        shown = [" / ".join(f"{value:.1f}" for value in (mean(one), *one)) for one in values.values()]
+        up, down = (mean(one[i] for one in found) / 1000 for i in (1, 2))
+        print(f"| {title} | {up:.1f} | {down:.1f} | {' | '.join(shown)} |", flush=True)
+        method, _, bits = title.partition(", ")
+        rows.append({"method": method, "bits": bits, "bytes": up, "accuracy": mean(values["seen"])})
+    if asked.figure is not None:
+        draw(rows, asked.figure)
 
 
 if __name__ == "__main__":

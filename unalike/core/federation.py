@@ -629,7 +629,8 @@ class Cohort:
         seen = "individual" if isinstance(release, Each) else "mean" if isinstance(release, Mean) else "sum"
         seen_as = f"secure {seen}" if getattr(release, "secure", False) else seen
         trust = None if noise is None else "nobody" if local else self.federation.trust
-        entry = Disclosure(task.name, name, shape, seen_as, unit, clip, noise, facts(self.sampling), note, trust)
+        bits = release.bits if name in release.names[:1] else None
+        entry = Disclosure(task.name, name, shape, seen_as, unit, clip, noise, facts(self.sampling), note, bits, trust)
         self.federation.transcript.add(entry, self.federation.round, clients, size)
 
     def _inputs(self, task: Task, inputs: Mapping[str, Input]) -> Inputs:

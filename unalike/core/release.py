@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeGuard, g
 import torch
 from torch import Tensor
 
+from unalike.core.bits import check_bits
 from unalike.core.failure import Diverged
 from unalike.core.notes import did_you_mean
 from unalike.core.roster import Declarations
@@ -104,6 +105,14 @@ class Release(Protocol):
     def cost(self) -> Cost | None:
         """What the task itself has spent on these arrays, by making them private (local DP-SGD)."""
 
+    @property
+    def bits(self) -> int | None:
+        """Of each number in a client's message (``unalike.core.bits``); None: the number as it is."""
+
+    @property
+    def feedback(self) -> bool:
+        """Does a client add what rounding took off to its next message?"""
+
     def resolve(self, inputs: Inputs, declared: Declarations) -> Release:
         """The release with numbers in place of functions of the ask's inputs and of what its clients declare."""
 
@@ -190,7 +199,7 @@ class Each:
     With ``noise`` every client adds it before sending (local privacy): two possible inputs of a client differ by at
     most 2·clip, or by ``sensitivity`` where the task bounds it; a function of the client gives each its own. A
     randomizer (randomized response, k-bit rounding) bounds its input by itself and takes neither. ``note``: what the
-    transcript says besides.
+    transcript says besides. ``bits``, ``feedback``: as for ``Sum``.
     """
 
     kind: ClassVar[str] = "each"
@@ -204,8 +213,13 @@ class Each:
         unit: Unit = "client",
         cost: Cost | None = None,
         note: str | None = None,
+        bits: int | None = None,
+        feedback: bool = False,
     ) -> None:
         _check_cost("Each", cost, noise)
+        check_bits("Each", bits, feedback)
+        if bits is not None and (noise is not None or len(names) != 1):
+            raise ValueError("Each: bits=... is for one array without noise of its own; name exactly one")
         if isinstance(noise, Randomizer):
             if clip is not None or sensitivity is not None or unit != "client":
                 raise ValueError(f"Each: {noise} bounds its input by itself; leave out clip, sensitivity and unit")
@@ -213,7 +227,7 @@ class Each:
             _check_bound("Each", clip, sensitivity, noise, unit)
         if noise is not None and len(names) != 1:
             raise ValueError(f"Each: noise is accounted for one array; name exactly one, not {len(names)}")
-        self.names, self.note = names, note
+        self.names, self.note, self.bits, self.feedback = names, note, bits, feedback
         self.clip, self.noise, self.unit, self.cost = clip, noise, unit, cost
         self.sensitivity = sensitivity if sensitivity is not None or clip is None else Local().sensitivity(clip)
 
@@ -263,6 +277,8 @@ class Stays:
     unit: ClassVar[Unit] = "client"
     cost: ClassVar[None] = None
     visible: ClassVar[tuple[str, ...]] = ()
+    bits: ClassVar[None] = None
+    feedback: ClassVar[bool] = False
 
     def __init__(self, *names: str) -> None:
         if not names:
@@ -289,6 +305,8 @@ class Sum:
     ``secure`` sums under masks (``core/secure.py``): the server learns the sum and no client's own array.
     ``of_rows``: a client's array adds up one term for each of its rows, each no longer than the ``sensitivity``; so the
     server knows how long a sum can be, and leaves out a shard whose sum is longer.
+    ``bits``: a client sends so many (4 to 16) for each number, rounded at random, right on average; in a secure sum the
+    ring is as small as so many bits allow. ``feedback``: it adds what rounding took off to its next message.
     """
 
     kind: ClassVar[str] = "sum"
@@ -301,10 +319,20 @@ class Sum:
     secure: bool = False
     cost: Cost | None = None
     of_rows: bool = False
+    bits: int | None = None
+    feedback: bool = False
 
     def __post_init__(self) -> None:
         _check_bound(type(self).__name__, self.clip, self.sensitivity, self.noise, self.unit)
         _check_cost(type(self).__name__, self.cost, self.noise)
+        check_bits(type(self).__name__, self.bits, self.feedback)
+        if self.bits is not None and self.noise is not None and (self.clip is None or self.unit == "point"):
+            raise ValueError(
+                f"{type(self).__name__}: rounding to few bits moves an array by more than one point does; bits=... "
+                "goes with noise for clients and a clip"
+            )
+        if self.feedback and self.secure:
+            raise ValueError(f"{type(self).__name__}: an array under masks is rounded without feedback; leave it out")
         if self.of_rows and self.noise is not None and (self.unit != "point" or self.sensitivity is None):
             raise ValueError(
                 f"{type(self).__name__}: of_rows says that each row adds a term; set unit='point', and sensitivity=... "

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unalike.core.bits import message_bytes
 from unalike.core.failure import Diverged
 from unalike.core.release import SIZE, Each, Release, Total, is_summed, longest
 from unalike.core.request import Reply, Request
@@ -238,14 +239,23 @@ class Meter:
             return
         for place, arrays in enumerate(reply.arrays):
             for name, value in arrays.items():
-                self._count(place, name, tuple(value.shape[1:]), len(value), value.nbytes)
+                shape = tuple(value.shape[1:])
+                size = self._size(place, name, math.prod(shape), value.element_size())
+                self._count(place, name, shape, len(value), size * len(value))
         for place, partial in reply.partials.items():
             release, total = self.releases[place], partial.total
-            each = total.numel() * {"float64": 8, "float16": 2, "bfloat16": 2}.get(partial.dtype, 4)
-            self._count(place, release.names[0], tuple(total.shape), partial.count, each * partial.count)
+            width = {"float64": 8, "float16": 2, "bfloat16": 2}.get(partial.dtype, 4)
+            size = self._size(place, release.names[0], total.numel(), width)
+            self._count(place, release.names[0], tuple(total.shape), partial.count, size * partial.count)
             for weight in release.names[1:]:
                 if weight != SIZE:
                     self._count(place, weight, (), partial.count, 4 * partial.count)
+
+    def _size(self, place: int, name: str, numbers: int, width: int) -> int:
+        """The bytes of one client's array, whose numbers have a width of so many where no release says otherwise."""
+        release = self.releases[place]
+        few = release.bits is not None and name == release.names[0]
+        return message_bytes(numbers, release.bits) if few and release.bits is not None else numbers * width
 
     def _count(self, place: int, name: str, shape: tuple[int, ...], clients: int, size: int) -> None:
         self.traffic.up[name] += size
@@ -259,7 +269,8 @@ class Meter:
                 if name in released:
                     value, clients = released[name], self.expected or 0
                     shape = tuple(value.shape if is_summed(release) else value.shape[1:])
-                    self._count(place, name, shape, clients, math.prod(shape) * value.element_size() * clients)
+                    size = self._size(place, name, math.prod(shape), value.element_size())
+                    self._count(place, name, shape, clients, size * clients)
         for (place, name), (shape, clients, size) in self.arrays.items():
             if not getattr(self.releases[place], "secure", False):  # a secure sum writes its own line when it is opened
                 yield self.releases[place], name, shape, clients, size

@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from unalike.core.bits import round_randomly
 from unalike.core.client import Client
 from unalike.core.failure import Failure
 from unalike.core.release import SECURE_ARRAY, SECURE_NOISE, Release, Sum
 from unalike.core.task import Sent, Task, send
 from unalike.privacy.discrete import gaussian_noise, grid, rounding
 from unalike.privacy.masks.protocol import ProtocolError, SecureClient, SecureServer
-from unalike.privacy.masks.session import Message, SecureSession
+from unalike.privacy.masks.session import WIDEST, Message, Ring, SecureSession
 from unalike.privacy.mechanisms import DrawsLike, Gaussian, clip, is_exact
 from unalike.privacy.sampling import Poisson
 
@@ -69,6 +70,8 @@ def _check_session(client: Client, session: SecureSession) -> None:
         )
     if not _has(client, SECURE_NOISE):
         return
+    if session.width != WIDEST:
+        raise ProtocolError(f"numbers of {session.width} bytes are too coarse for the noise that clients add")
     std, bound, fewest, most = _kept(client, SECURE_NOISE).tolist()
     if (session.bound, session.noise) != (bound, std):
         raise ProtocolError(
@@ -104,7 +107,9 @@ def mask(client: Client, identity: Tensor, senders: Tensor, letters: Tensor, **s
     value = _kept(client, SECURE_ARRAY)
     inbox = _unpad({"senders": senders, "letters": letters})
     if not _has(client, SECURE_NOISE):
-        message = own.mask(value, inbox)
+        step, narrow = own.session.ring.step, own.session.width < WIDEST
+        rounded = step * round_randomly(value.to(torch.float64) / step, client.noise) if narrow else value
+        message = own.mask(rounded, inbox)
     else:
         std, bound = _kept(client, SECURE_NOISE).tolist()[:2]
         step, share = own.session.ring.step, std / math.sqrt(own.session.least)
@@ -200,6 +205,11 @@ def check_secure(cohort: Cohort, releases: Sequence[Release]) -> Sum | None:
             f'{one.noise} cannot be added in shares; under trust = "nobody" a secure sum has Gaussian noise, or leave '
             "secure out: then every shard adds the whole noise"
         )
+    if one.bits is not None and one.noise is not None and cohort.federation.trust == "nobody":
+        raise ValueError(
+            f"bits={one.bits} with noise that clients add in shares: their grid would be too coarse for it; leave bits "
+            'out, or let the server add the noise (trust = "server")'
+        )
     if one.noise is not None and isinstance(cohort.sampling, Poisson):
         # the size of the cohort is a secret, unless everybody is in it
         if cohort.sampling.rate < 1 and cohort.expected < _LEAST_EXPECTED:
@@ -250,7 +260,7 @@ def secure_sum(
     session, survivors = exchanges.session, exchanges.survivors
     length, step = session.length, session.ring.step
     if release.noise is not None and federation.trust == "server":
-        moved = rounding(length, step, release.norm)
+        moved = rounding(length, step, release.norm) * (1 if release.bits is None else 2)  # at random: a whole step
         total = release.noise.add(total, release.change(cohort.sampling, moved), federation.draws())
     if session.noise and session.planned is not None:  # shares of clients that are absent
         draws, shares = federation.draws(), torch.zeros(length, dtype=torch.int64)
@@ -273,13 +283,16 @@ class _Exchanges:
         if release.noise is not None and federation.trust == "nobody":
             whole = release.noise.std(release.change(cohort.sampling))
         about = f"{federation.run}, ask {federation.serial}, {task.name}"
+        planned = _planned(cohort, release)
+        most = clients if planned is None else planned[1]
         self.session = SecureSession(
             identities=tuple(range(clients)),
             length=math.prod(shape),
             bound=release.clip,
             neighbours=_neighbours(clients),
             noise=whole,
-            planned=_planned(cohort, release),
+            planned=planned,
+            width=WIDEST if release.bits is None else Ring.width_for(release.bits, most),
             purpose=hashlib.sha256(about.encode()).hexdigest(),  # as long whatever the run is called
         )
         if whole and federation.noise == "system":

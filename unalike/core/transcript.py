@@ -30,6 +30,7 @@ class Disclosure:
     noise: Facts | str | None = None  # a string in the folders of older versions
     sampling: Facts | str | None = None
     note: str | None = None  # e.g. "simulation only", "seeded noise"
+    bits: int | None = None  # of each number in a client's message; None: those of its type
     trust: str | None = None  # who had to be trusted with it before noise was added: "server" or "nobody"
 
     def row(self) -> dict[str, Any]:

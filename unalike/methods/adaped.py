@@ -128,7 +128,8 @@ class AdaPeD(ProtectedMean, PersonalModels):
     def releases(self) -> list[Release]:
         if self.noisy_steps is None:
             return self.mean_update(self.local)
-        return [Mean("update", clip=self._sum_bound, noise=self.noise, secure=self.secure)]
+        bound, bits = self._sum_bound, self.bits
+        return [Mean("update", bound, self.noise, secure=self.secure, bits=bits, feedback=self.feedback)]
 
     fit.derive(private_inputs)
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from unalike.core.bits import check_bits
 from unalike.core.federation import Cohort, Federation, Replies
 from unalike.core.method import State, charged_training
 from unalike.core.release import SIZE, Mean, Release
@@ -30,11 +32,15 @@ class ProtectedMean:
     - ``clip``: the bound on an update's length.
     - ``noise``: client-level privacy. The cohort is a Poisson sample, updates count the same, and no loss is shown.
     - ``secure``: updates are summed under masks, and no loss is shown.
+    - ``bits``: a client sends so many (4 to 16) for each number of its update, rounded at random, right on average.
+      ``feedback``: it keeps what rounding took off and adds it to its next update; not with ``secure``.
     """
 
     clip: float | None = None
     noise: AdditiveNoise | None = None
     secure: bool = False
+    bits: int | None = None
+    feedback: bool = False
     asks_unlabeled: ClassVar[bool] = False
     client_private: ClassVar[Literal[True]] = True
 
@@ -49,6 +55,7 @@ class ProtectedMean:
             )
         if (self.secure or self.noise is not None) and self.clip is None:
             raise ValueError("noise and secure sums need a bound; set clip=..., the most that an update may be long")
+        check_bits(type(self).__name__, self.bits, self.feedback)
 
     def sample(self, federation: Federation, cohort: int | float) -> Cohort:
         """Labeled clients; a Poisson sample of them where there is noise."""
@@ -59,11 +66,12 @@ class ProtectedMean:
 
         ``local``: all that a client trains in a round.
         """
+        update = partial(Mean, "update", clip=self.clip, secure=self.secure, bits=self.bits, feedback=self.feedback)
         if local.private is not None:
-            return [Mean("update", clip=self.clip, secure=self.secure, cost=local.cost)]
+            return [update(cost=local.cost)]
         if self.noise is not None or self.secure:
-            return [Mean("update", clip=self.clip, noise=self.noise, secure=self.secure)]
-        return [Mean("update", clip=self.clip, weight=weight), Mean("loss", weight=weight)]
+            return [update(noise=self.noise)]
+        return [update(weight=weight), Mean("loss", weight=weight)]
 
 
 # What a task declares: @fit.into, @fit.derive

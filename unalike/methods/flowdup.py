@@ -64,13 +64,13 @@ class FLowDUP(ProtectedMean):
     - ``width``: hidden units of h2; h2's last layer has width · k weights and is most of what is sent. ``rank``: with
       one it is the product [k, rank]·[rank, width]. ``begin``: the factor of its initial values.
     - ``half``: ψ and its changes travel in half precision, which halves what is sent; not with noise or masks, which
-      have a grid of their own.
+      have a grid of their own. Changes travel in ``bits`` where those are set.
     - ``penalty``: λ. ``learn_prior``: False is Table C.4's variant with ψ_r = 0.
     - ``schedule``: factor of the server's rate. ``rates``: more such factors, for parts of ψ by name (h1, hidden, last,
       bias, prior).
-    - ``clip``, ``noise``, ``secure``: those of ``ProtectedMean``, of the change of ψ as one vector. With ``noise``
-      unlabeled clients are not asked: they move ψ by the regulariser alone, and their sum would need noise of its own.
-      Without it labeled and unlabeled clients are two sums, so the server learns both.
+    - ``clip``, ``noise``, ``secure``, ``bits``, ``feedback``: those of ``ProtectedMean``, of the change of ψ as one
+      vector. With ``noise`` unlabeled clients are not asked: they move ψ by the regulariser alone, and their sum would
+      need noise of its own. Without it labeled and unlabeled clients are two sums, so the server learns both.
     """
 
     model: Model
@@ -172,7 +172,7 @@ class FLowDUP(ProtectedMean):
 
     @regularize.into
     def _sum(self) -> list[Release]:
-        return [Sum("update", clip=self.clip, secure=self.secure)]
+        return [Sum("update", clip=self.clip, secure=self.secure, bits=self.bits, feedback=self.feedback)]
 
     @task(stays="theta")
     def generate(self, client: Client, h1: Tensor, hidden: Tensor, last: Tensor, bias: Tensor) -> Sent:
@@ -189,7 +189,7 @@ class FLowDUP(ProtectedMean):
         fitted, loss = self.local.minimise(self.objective, start, client, labels=labels, lacking=True)
         assert isinstance(fitted, dict)
         update = torch.cat([(fitted[name] - start[name]).flatten() for name in PARTS])
-        return send(update=update.to(_UP) if self.half else update, loss=loss)
+        return send(update=update.to(_UP) if self.half and self.bits is None else update, loss=loss)
 
     def objective(self, psi: Params, batch: Batch) -> Tensor:
         """Alg. 10, lines 6-12."""

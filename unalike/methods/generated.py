@@ -38,6 +38,7 @@ class GeneratedModels:
     - ``initial``: h's first values, "near" a usual model or those of "pytorch".
     - ``server``: its optimizer; ``clip``: bound on the norm of the gradients of all networks together.
     - ``lambda_h``: regularisation of h by decay.
+    - ``bits``, ``feedback``: of updates and gradients, as in ``ProtectedMean``.
 
     No exchange of updates can be a secure sum: each passes through h at its own client's v.
     """
@@ -54,6 +55,8 @@ class GeneratedModels:
     initial: Initial = "near"
     clip: float = 50.0
     lambda_h: float = 1e-3
+    bits: int | None = None
+    feedback: bool = False
     asks_unlabeled: ClassVar[bool] = False
 
     @property
@@ -74,6 +77,10 @@ class GeneratedModels:
         """η_h before the first round."""
         return first_values(self.hypernet, self.problem.model, seed, self.initial)
 
+    @property
+    def _few(self) -> dict[str, Any]:
+        return {"bits": self.bits, "feedback": self.feedback}
+
     def exchange(self, state: State, cohort: Cohort, v: Tensor, fit: Task) -> tuple[Tensor, Tensor, Replies]:
         """Send models h(v), receive updates: the gradients of η_h [p] and of each client's v [C, l], and the replies.
 
@@ -82,7 +89,7 @@ class GeneratedModels:
         """
         shift, scale = state.get("shift", 0.0), state.get("scale", 1.0)
         theta, pull = vjp(lambda eta, v: self.hypernet(eta, (v - shift) * scale), state.hypernet, v)[:2]
-        replies = cohort.ask(fit, theta=each(theta), into=[Each("update"), Mean("loss")])
+        replies = cohort.ask(fit, theta=each(theta), into=[Each("update", **self._few), Mean("loss")])
         delta = torch.zeros_like(theta).index_copy_(0, replies.answered, replies["update"])
         g_h, g_v = pull(-delta / len(replies.answered))
         return g_h, g_v, replies
@@ -178,7 +185,7 @@ class ClientDescriptors(GeneratedModels):
 
     def mean_gradient(self) -> list[Release]:
         """How the gradient of the describing network leaves the clients."""
-        return [Mean("gradient", clip=self.gradient_clip, secure=self.secure)]
+        return [Mean("gradient", clip=self.gradient_clip, secure=self.secure, **self._few)]
 
     @property
     def remembers(self) -> bool:
@@ -203,7 +210,7 @@ class ClientDescriptors(GeneratedModels):
 
     def noisy_mean(self) -> list[Release]:
         """How the gradient of both networks leaves the clients."""
-        return [Mean("gradient", clip=self.clip, noise=self.noise, secure=self.secure)]
+        return [Mean("gradient", clip=self.clip, noise=self.noise, secure=self.secure, **self._few)]
 
     def noisy_moments(self) -> list[Release]:
         """How the moments of the descriptors leave the clients."""

@@ -159,7 +159,7 @@ class SecureClient:
         total += expand(self._seed, self.session)
         for peer in self._inbox:
             add_common_mask(total, self._mask_key, self._public[peer][1], self.identity, peer, self.session)
-        return {"masked": torch.from_numpy(total.view(np.int32))}
+        return {"masked": self.session.ring.pack(total)}
 
     def confirm(self, survivors: Message) -> Message:
         """To each peer that is left: that this client was told the same about who is left."""
@@ -354,12 +354,14 @@ class SecureServer:
         masked = reply["masked"]
         if identity not in self._sharers or identity in self._survivors:
             raise ProtocolError(f"a masked vector of client {identity} came twice, or from one that shared no keys")
-        if masked.dtype != torch.int32 or masked.shape != (self.session.length,):
+        dtype, shape = self.session.ring.form(self.session.length)
+        form = f"{' × '.join(map(str, shape))} {str(dtype).removeprefix('torch.')}"
+        if masked.dtype != dtype or masked.shape != shape:
             raise ProtocolError(
-                f"expected {self.session.length} int32 numbers from client {identity}, got {masked.dtype} "
+                f"expected {form} numbers from client {identity}, got {masked.dtype} "
                 f"{tuple(masked.shape)}; its vector is left out"
             )
-        self._total += masked.contiguous().numpy().view(np.uint32)
+        self._total += self.session.ring.unpack(masked)
         self._survivors.add(identity)
 
     def survivors(self) -> Message:

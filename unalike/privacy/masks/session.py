@@ -21,26 +21,33 @@ from unalike.privacy.checks import check_at_least, check_positive
 
 Message = dict[str, Tensor]
 KEY_BYTES = 32
+WIDEST = 4  # bytes of a number
 
 
 @dataclass(frozen=True)
 class Ring:
-    """Numbers in [−bound, bound] as 32-bit integers of which ``clients`` can be added without overflow."""
+    """Numbers in [−bound, bound] as integers of ``width`` bytes of which ``clients`` can be added without overflow.
+
+    Sums are computed modulo 2^32, of which any smaller power of two is a divisor; only what is sent has the width.
+    """
 
     bound: float
     clients: int
     room: float = 0.0  # beyond the sum of bounds, for noise
+    width: int = WIDEST
 
     def __post_init__(self) -> None:
         check_positive(self.bound, "bound", "give the largest magnitude of a coordinate, for example the clip")
         check_at_least(self.clients, 2, "clients", "a sum of one client is that client's data")
         if self.clients > 1 << 20:
             raise ValueError(f"at most {1 << 20} clients fit the ring, got {self.clients}; sum in groups")
+        if not 1 <= self.width <= WIDEST or self.largest < 1:
+            raise ValueError(f"{self.width} bytes hold no sum of {self.clients} clients; expected up to {WIDEST}")
 
     @property
     def largest(self) -> int:
         """The integer that stands for ``bound``."""
-        return int((2**31 - 1) / (self.clients + self.room / self.bound))
+        return int((2 ** (8 * self.width - 1) - 1) / (self.clients + self.room / self.bound))
 
     @property
     def step(self) -> float:
@@ -62,7 +69,33 @@ class Ring:
 
     def decode(self, total: NDArray[np.uint32]) -> Tensor:
         """The sum of encoded vectors as float64."""
-        return torch.from_numpy(total.view(np.int32).copy()).to(torch.float64) * self.step
+        unused = 8 * (WIDEST - self.width)
+        signed = (total << np.uint32(unused)).view(np.int32) >> np.int32(unused)
+        return torch.from_numpy(signed).to(torch.float64) * self.step
+
+    def form(self, length: int) -> tuple[torch.dtype, tuple[int, ...]]:
+        """Type and shape of so many numbers as they are sent."""
+        return (torch.int32, (length,)) if self.width == WIDEST else (torch.uint8, (length, self.width))
+
+    def pack(self, residues: NDArray[np.uint32]) -> Tensor:
+        """Residues as they are sent: integers, or their lowest bytes [n, width]."""
+        if self.width == WIDEST:
+            return torch.from_numpy(residues.view(np.int32))
+        parts = residues.astype("<u4").view(np.uint8).reshape(-1, WIDEST)[:, : self.width]
+        return torch.from_numpy(parts.copy())
+
+    def unpack(self, sent: Tensor) -> NDArray[np.uint32]:
+        """The inverse, but for the bytes that were not sent."""
+        if self.width == WIDEST:
+            return sent.contiguous().numpy().view(np.uint32)
+        whole = np.zeros((len(sent), WIDEST), dtype=np.uint8)
+        whole[:, : self.width] = sent.numpy()
+        return whole.reshape(-1).view("<u4").astype(np.uint32)
+
+    @classmethod
+    def width_for(cls, bits: int, clients: int) -> int:
+        """The fewest bytes in which each client's numbers have so many bits."""
+        return min(WIDEST, math.ceil((bits + math.log2(clients)) / 8))
 
 
 @dataclass(frozen=True)
@@ -86,6 +119,7 @@ class SecureSession:
     planned: tuple[int, int] | None = None
     number: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     purpose: str = ""  # stands for the run, the ask and the task whose arrays are summed
+    width: int = WIDEST  # bytes of a number on its way
 
     def __post_init__(self) -> None:
         if len(set(self.identities)) != len(self.identities) or any(identity < 0 for identity in self.identities):
@@ -98,7 +132,7 @@ class SecureSession:
             )
         if len(self.identities) > self.most:
             raise ValueError("a sample of a size that is almost impossible: the sum stays closed; draw another")
-        Ring(self.bound, self.most, self._room)
+        _ = self.ring
         most = len(self.identities) - 1
         if self.neighbours is not None and (self.neighbours % 2 or not 2 <= self.neighbours <= most):
             raise ValueError(
@@ -116,6 +150,7 @@ class SecureSession:
             "planned": torch.tensor(self.planned or (0, 0)),
             "number": to_tensor(self.number),
             "purpose": to_tensor(self.purpose.encode()),
+            "width": torch.tensor(self.width),
         }
 
     @classmethod
@@ -129,6 +164,7 @@ class SecureSession:
             (int(message["planned"][0]), int(message["planned"][1])) if bool(message["planned"].any()) else None,
             from_tensor(message["number"]),
             from_tensor(message["purpose"]).decode(),
+            int(message["width"]),
         )
 
     @cached_property
@@ -140,7 +176,7 @@ class SecureSession:
 
     @property
     def ring(self) -> Ring:
-        return Ring(self.bound, self.most, self._room)
+        return Ring(self.bound, self.most, self._room, self.width)
 
     @property
     def _room(self) -> float:

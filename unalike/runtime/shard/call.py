@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from unalike.core.bits import shorten
 from unalike.core.client import Block, Client, Kept
 from unalike.core.draws import Draws
 from unalike.core.release import Sum
@@ -133,8 +134,10 @@ def let_out(work: Work, client: Client, sent: Mapping[str, Tensor], noise: Draws
     out: list[Arrays] = []
     keep: Arrays = {}
     for release in work.releases:
-        out.append(release.at_client(sent, client, noise))
-        for name, value in release.keep_back(sent, noise).items():  # under the serial of the ask
+        message, rest = shorten(release, sent, client, noise)
+        keep |= rest
+        out.append(release.at_client(message, client, noise))
+        for name, value in release.keep_back(message, noise).items():  # under the serial of the ask
             keep[name if name.startswith(SECRET) else f"{HELD}{work.serial}.{name}"] = value
         if isinstance(release, Sum):
             keep |= release.secret_noise(work.terms)
