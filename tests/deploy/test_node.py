@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,9 @@ def test_a_run_names_no_folder(tmp_path: Path) -> None:
             result(host.call("commit", json.dumps([name, 1]).encode()), "node a")
         assert all(reply.failed for reply in ask(host, run=name))
     assert [
-        file for file in sorted(tmp_path.rglob("*")) if file not in before and file.name not in ("ledger.jsonl", "log")
+        file
+        for file in sorted(tmp_path.rglob("*"))
+        if file not in before and file.name not in ("ledger.jsonl", "log", "sent")
     ] == []
 
 
@@ -493,3 +496,74 @@ def test_a_run_that_is_stopped_goes_on(tmp_path: Path, monkeypatch: Patch) -> No
 def test_the_engine_of_these_tests_is_an_engine(tmp_path: Path) -> None:
     engine = Here([make_site(tmp_path)])
     assert json.loads(result(engine.begin(0, "version").result(), "a"))["version"]
+
+
+# What a private run keeps from a server that lies about its recipe, its clients or its purpose
+
+
+def private(**data: Any) -> dict[str, Any]:
+    given = {"unseen": 0, "normalize": False, "options": {"classes": 3}, **data}
+    privacy = {"epsilon": 4.0, "delta": 1e-5, "trust": "nobody", "accept_delta": True}
+    return recipe(data=given, privacy=privacy)
+
+
+def test_weights_of_rows_stay_at_the_site(tmp_path: Path) -> None:
+    """By balanced weights each row's class was told, before anything was asked."""
+    host = NodeHost(make_site(tmp_path, policy=GUARDED))
+    told = plain.decode(load(host, private(class_weights="balanced")))
+    for part in told.parts.values():
+        assert part.weight is not None and part.weight.numel() == 0 and part.known is None
+    assert host._population is not None and host._population.train.weight is not None
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ({"options": {"classes": 3, "missing": "client"}}, "one row changes others"),
+        ({"class_weights": "balanced"}, "DP-SGD counts all rows the same"),
+        ({"options": {}}, "the number of classes"),
+        ({"normalize": True}, "the scaling of the inputs"),
+    ],
+)
+def test_what_no_noise_protects_is_refused_by_the_site_before_it_tells_anything(
+    data: Changes, why: str, tmp_path: Path
+) -> None:
+    """The server has its own check, of what sites tell it; a hostile one has none."""
+    host = NodeHost(make_site(tmp_path, policy=GUARDED))
+    values = private(**data)
+    values["privacy"]["unit"] = "point"
+    with pytest.raises(Refused, match="cannot do what the recipe asks"):
+        load(host, values)
+    assert why in (tmp_path / "a" / "log").read_text()
+
+
+def test_a_site_does_not_settle_with_clients_that_are_not_as_its_own(tmp_path: Path) -> None:
+    """With two classes a client that has the third would fail, and show; a declared ε would set its noise."""
+    host = NodeHost(make_site(tmp_path, policy=GUARDED))
+    told = plain.decode(load(host, private()))
+    with pytest.raises(Refused, match="cannot do what the recipe asks"):
+        result(host.call("settle", plain.encode(replace(told, classes=2))), "node a")
+    declared = {"epsilon": torch.full((3,), 1e6).double(), "delta": torch.full((3,), 1e-5).double()}
+    with pytest.raises(Refused, match="who declare no ε"):
+        result(host.call("settle", plain.encode(replace(told, declared=declared))), "node a")
+    assert result(host.call("settle", plain.encode(told)), "node a")
+
+
+@pytest.mark.parametrize("wanted", [(), (ReleaseName("stays", ("loss",)),)])
+def test_measuring_does_not_tell_of_failures_in_a_private_run(wanted: Any, tmp_path: Path) -> None:
+    host = NodeHost(make_site(tmp_path, policy={**GUARDED, "purposes": ["train", "measure"]}))
+    result(host.call("settle", load(host, private())), "node a")
+    (reply,) = ask(host, task="Scorer.score", purpose="measure", wanted=wanted, shared={"theta": torch.zeros(4)})
+    assert set(reply.failed.values()) == {"refused by its site: the request is not one of this run"}
+
+
+def test_bytes_are_counted_over_all_channels_of_a_run(tmp_path: Path) -> None:
+    host = settled(tmp_path)
+    ask(host)
+    sent = tmp_path / "a" / "runs" / RUN / "sent"
+    assert int(sent.read_text()) > 0
+    sent.write_text(str(100 << 20))  # as if there had been more
+    again = NodeHost(open_site(tmp_path / "a"))
+    result(again.call("settle", load(again)), "node a")
+    with pytest.raises(Refused, match="rule megabytes"):
+        ask(again, serial=2)

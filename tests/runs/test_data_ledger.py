@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -18,7 +19,7 @@ from dp_accounting.pld import PLDAccountant
 from typer.testing import CliRunner
 
 from tests.child import in_child
-from tests.runs.helpers import At
+from tests.runs.helpers import At, Crash, crash
 from unalike.api import UserError, resume, run
 from unalike.commands.main import app
 from unalike.privacy import BudgetExceeded, Gaussian, Ledger
@@ -113,10 +114,22 @@ def test_a_killed_run_stays_charged_and_goes_on_in_its_entry(shops: Path, tmp_pa
     (entry,) = content(shops)["runs"]
     resume(tmp_path / "run")
     (after,) = content(shops)["runs"]
-    assert after["run"] == entry["run"]
     # round 3 was sent, and the checkpoint, of round 2, does not hold it: it is asked and charged once more
     for one, rounds in ((entry, 3), (after, 3 + 5 - 2)):
         assert Ledger.from_state(one["ledger"]).epsilon(1e-3) == pytest.approx(by_hand(2.0, rounds=rounds), rel=1e-3)
+
+
+def test_a_copy_of_a_run_that_goes_on_is_charged_besides(shops: Path, tmp_path: Path) -> None:
+    """Both release something fresh about the same people; once they shared an entry, and the last one was told."""
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    with pytest.raises(Crash):
+        train(shops, noise_multiplier=2.0, rounds=4, checkpoint_every=2, out=first, watcher=At(2, crash))
+    shutil.copytree(first, copy)
+    resume(first)
+    assert len(content(shops)["runs"]) == 1
+    resume(copy)
+    costs = [Ledger.from_state(one["ledger"]).epsilon(1e-3) for one in content(shops)["runs"]]
+    assert len(costs) == 2 and costs == pytest.approx([by_hand(2.0, rounds=4)] * 2, rel=1e-3)
 
 
 def test_of_two_changes_at_once_none_is_lost(tmp_path: Path) -> None:

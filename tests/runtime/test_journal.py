@@ -193,3 +193,16 @@ def test_a_run_cannot_be_named_after_another_folder(name: str, tmp_path: Path) -
     with pytest.raises(Refused, match="a run is named by letters"):
         list(Journal(shard(), tmp_path / "here").answer(request(1, run=name)))
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_serial_that_is_over_never_runs_again_whatever_is_rolled_back(tmp_path: Path) -> None:
+    """A server that commits twice has what tells of older serials deleted; it then goes back to before all of them."""
+    journal = Journal(shard(), tmp_path)
+    list(journal.answer(request(1)))
+    for again in (journal, Journal(shard(), tmp_path)):
+        again.commit("run", 1)
+        again.commit("run", 2)
+        again.rollback("run", 0)
+        with pytest.raises(Refused, match="serial 1 of run 'run' is before the last commit"):
+            list(again.answer(request(1)))
+    assert total(list(journal.answer(request(3)))) == 3.0  # a fresh serial is another ask

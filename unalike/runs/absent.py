@@ -16,7 +16,7 @@ from unalike.data.population import Population
 # Fields of a population that may be sent; the names of rows, for example, may not.
 _PUBLIC = (
     *("name", "kind", "seen", "unseen", "classes", "class_names", "dropped", "incomplete", "columns"),
-    *("partition", "scaling", "declared", "pooled", "notes", "network"),
+    *("partition", "scaling", "fill", "declared", "pooled", "notes", "network"),
 )
 
 
@@ -38,9 +38,10 @@ class Absent(Population):
 
 
 def without_rows(clients: Clients) -> Clients:
-    """The same clients, none of whose rows is here."""
-    y = None if clients.y is None else clients.y[:0]
-    return replace(clients, x=clients.x[:0].clone(), y=y, start=torch.zeros_like(clients.start), known=None)
+    """The same clients, none of whose rows is here, nor what a row weighs."""
+    x, y, weight = (None if one is None else one[:0].clone() for one in (clients.x, clients.y, clients.weight))
+    assert x is not None
+    return replace(clients, x=x, y=y, weight=weight, start=torch.zeros_like(clients.start), known=None)
 
 
 def select_rows(parts: Mapping[Part, Clients], mine: Tensor) -> dict[Part, Clients]:
@@ -51,9 +52,10 @@ def select_rows(parts: Mapping[Part, Clients], mine: Tensor) -> dict[Part, Clien
     train = parts["train"]
     x, y = train.x.index_select(0, every), None if train.y is None else train.y.index_select(0, every)
     known = None if train.known is None else train.known.index_select(0, every)  # which rows have their label
+    weight = None if train.weight is None else train.weight.index_select(0, every)
     begin, made = 0, {}
     for name, part in kept.items():
         start = begin + torch.cumsum(part.size, 0) - part.size
-        made[name] = replace(part, x=x, y=y, start=start, known=known)
+        made[name] = replace(part, x=x, y=y, start=start, known=known, weight=weight)
         begin += len(places[name])
     return made

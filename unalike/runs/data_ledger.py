@@ -31,7 +31,9 @@ from unalike.runs.words import counted
 
 ABOUT = "What runs of Unalike with an ε have cost the people in the file beside this one. Keep it with the data."
 ENDING = ".runs.ledger.json"
-_ENTRY = f"{folder.CLIENTS}/data-ledger.json"  # in a run's folder: which entry is its own
+# In a run's folder: which entry is its own. A run that goes on gives it a new name, so that of two copies of a folder
+# one alone finds it, and the other is charged for all that it has released, too.
+_ENTRY = f"{folder.CLIENTS}/data-ledger.json"
 _CLEARLY = 1.01  # a run whose ε alone would exceed the total by a hundredth is refused before it starts
 
 
@@ -121,8 +123,11 @@ def _changing(file: Path) -> Iterator[Content]:
 class DataLedger:
     """The ledger of a run's data, as the run sees it: called between charge and send, it saves what was charged."""
 
-    def __init__(self, file: Path, prepared: Prepared, run: str) -> None:
-        self.file, self._delta, self._run = file, prepared.delta, run
+    def __init__(self, file: Path, prepared: Prepared, out: Path | None) -> None:
+        self.file, self._delta = file, prepared.delta
+        self._run, self._noted = secrets.token_hex(8), None if out is None else out / _ENTRY
+        known = folder.read_json(self._noted) if self._noted is not None and self._noted.exists() else {}
+        self._before = str(known.get("run")) if isinstance(known, dict) else ""
         self._method, self._began = prepared.recipe.method, datetime.now(UTC).date().isoformat()
 
     @classmethod
@@ -152,13 +157,13 @@ class DataLedger:
                 )
             content.total_epsilon = wanted or content.total_epsilon
             _refuse_too_much(content, prepared, file)
-        return cls(file, prepared, _entry_of(out))
+        return cls(file, prepared, out)
 
     def __call__(self, federation: Federation) -> None:
         with _changing(self.file) as content:
             own = federation.ledger.worst_off(self._delta)
             entry = Entry(run=self._run, began=self._began, method=self._method, delta=self._delta, ledger=own.state())
-            before = [one for one in content.runs if one.run != self._run]
+            before = [one for one in content.runs if one.run not in (self._run, self._before)]
             after = content.model_copy(update={"runs": [*before, entry]})
             if content.total_epsilon is not None:
                 budget = Budget(content.total_epsilon, after.delta)
@@ -166,6 +171,10 @@ class DataLedger:
                     if not budget.allows(total):
                         raise BudgetExceeded(budget, _most(content), total.worst(after.delta), whose=" of the data")
             content.runs = after.runs
+        if self._noted is not None and self._before != self._run:
+            self._noted.parent.mkdir(exist_ok=True)
+            folder.write_json(self._noted, {"run": self._run})
+        self._before = self._run
 
     def words(self) -> list[str]:
         """What all runs on the data have cost together, where there were others."""
@@ -217,14 +226,3 @@ def _refuse_too_much(content: Content, prepared: Prepared, file: Path) -> None:
                 "train no more on this data",
                 "privacy.epsilon",
             )
-
-
-def _entry_of(out: Path | None) -> str:
-    """The name of a run's entry; that of a folder stays the same when it is resumed."""
-    if out is None:
-        return secrets.token_hex(8)
-    file = out / _ENTRY
-    if not file.exists():
-        file.parent.mkdir(exist_ok=True)
-        folder.write_json(file, {"run": secrets.token_hex(8)})
-    return str(folder.read_json(file)["run"])

@@ -84,7 +84,7 @@ def prepare(recipe: Recipe, population: Population | None = None) -> Prepared:
         recipe = recipe.model_copy(update={"runtime": runtime})  # a run goes on with the nodes that it began with
     recipe = with_preset(recipe)
     if recipe.privacy.promises:
-        _check_public(population, recipe.privacy.unit)
+        check_public(population, recipe.privacy.unit)
     population = declare(recipe, population, target_delta(recipe, population.roster().select(population.seen)))
     roster = population.roster().select(population.seen)
     scaling = private_scaling(recipe, roster) if population.scaling == "private" else None
@@ -123,7 +123,7 @@ def build(
     return recipe.model_copy(update=filled), method
 
 
-def _check_public(population: Population, unit: str) -> None:
+def check_public(population: Population, unit: str) -> None:
     """Refuse a private run that would use numbers or words of all clients' rows together, which no noise protects."""
     if population.fill == "client" and unit == "point":
         raise UserError(

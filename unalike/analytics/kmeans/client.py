@@ -52,6 +52,8 @@ _LEAST, _MOST = 2.0**-60, 2.0**60  # of an input that bounds a point: beyond, ro
 
 
 def _public(inputs: Inputs, name: str) -> float:
+    if inputs[name].ndim:
+        raise ValueError(f"{name} has the shape {tuple(inputs[name].shape)}; expected one number")
     value = float(inputs[name])
     if not _LEAST <= value <= _MOST:
         raise ValueError(f"{name}={value:g}; expected a number from {_LEAST:.0e} to {_MOST:.0e}")

@@ -49,7 +49,7 @@ from unalike.runs import fingerprint
 from unalike.runs.absent import Absent, without_rows
 from unalike.runs.errors import UserError
 from unalike.runs.load import load_data
-from unalike.runs.prepare import Prepared, prepare
+from unalike.runs.prepare import Prepared, check_public, prepare
 from unalike.runs.privacy import noise_of
 from unalike.runs.recipe.recipe import Recipe, Runtime, to_recipe
 from unalike.runtime.shard.host import FULL, NO_MEMORY, NotReady, version
@@ -57,7 +57,7 @@ from unalike.runtime.shard.journal import Journal, pack
 from unalike.runtime.shard.shard import Refused, Shard
 from unalike.runtime.shard.simulator import Simulator
 
-SETTINGS, RUNS, SCHEMA = "node.toml", "runs", "schema.json"
+SETTINGS, RUNS, SCHEMA, SENT = "node.toml", "runs", "schema.json", "sent"
 CALLS = ("version", "load", "settle", "answer", "use", "forget", "commit", "rollback", "plans")
 KINDS = (Absent, Clients)  # what is told about clients, by either side
 _RUN = re.compile(r"[0-9a-f]{32}")
@@ -125,6 +125,7 @@ def facts(population: Population, name: str, policy: Policy) -> Absent:
         columns=population.columns,
         partition=population.partition,
         scaling=population.scaling,
+        fill=population.fill,
         pooled=population.pooled,
         network=population.network,
         nodes=(name,),
@@ -144,7 +145,6 @@ class NodeHost:
         self._recipe: Recipe | None = None
         self._population: Population | None = None
         self._journal: Journal | None = None
-        self._sent = 0  # bytes that left in this channel
 
     def call(self, what: str, *data: bytes) -> bytes:
         """Do what is named; the first byte of the answer is its status: see ``runtime.shard.host.result``."""
@@ -228,6 +228,8 @@ class NodeHost:
         write_whole(home / "recipe.json", json.dumps(content).encode())
         self._recipe = local_recipe(recipe, self._site.data, home / SCHEMA if schema is not None else None)
         self._population = load_data(self._recipe)
+        if recipe.privacy.promises:  # before a word of its rows is told; the server's own check is for the server
+            check_public(self._population, recipe.privacy.unit)
         self._check_same_rows(home, self._population)
         return plain.encode(facts(self._population, self._site.name, self._policy))
 
@@ -246,8 +248,9 @@ class NodeHost:
         if self._recipe is None or self._population is None:
             raise NotReady
         everybody = plain.decode(data, KINDS)
-        if not isinstance(everybody, Absent) or self._site.name not in everybody.nodes:
-            raise Refused("a site settles with what is known of all clients, its own among them")
+        if not isinstance(everybody, Absent) or self._site.name not in everybody.nodes or everybody.declared:
+            raise Refused("a site settles with what is known of all clients, its own among them, who declare no ε")
+        self._population.check(everybody.schema)  # with fewer classes, say, who has the others would fail, and show
         own = facts(self._population, self._site.name, self._policy)
         names = [everybody.train.name(position) for position in range(len(everybody))]
         mine = torch.tensor([position for position, one in enumerate(names) if one in set(own.train.names or ())])
@@ -271,7 +274,12 @@ class NodeHost:
         return roster.encode()
 
     def _program(self, prepared: Prepared) -> Program:
-        return program_of_run(prepared, simulated="measure" in self._policy.purposes)
+        policy = self._policy
+        bare = "bare" in (policy.sums, policy.individual) and not (policy.epsilon or policy.epsilon_run)
+        # in a run with an ε what is measured tells of failures, so only where bare arrays may leave as well
+        return program_of_run(
+            prepared, simulated="measure" in policy.purposes and (bare or noise_of(prepared.recipe) == "seeded")
+        )
 
     # Asks
 
@@ -289,8 +297,10 @@ class NodeHost:
             frames = [_all_failed(request, "refused by its site: the request is not one of this run")]
         finally:
             self._site.news["doing"] = ""
-        self._sent += sum(map(len, frames))
-        if self._sent > self._policy.megabytes << 20:
+        sent = self._site.folder / RUNS / self._run / SENT  # over all channels of the run
+        total = sum(map(len, frames)) + (int(sent.read_bytes()) if sent.exists() else 0)
+        write_whole(sent, str(total).encode(), durable=False)
+        if total > self._policy.megabytes << 20:
             raise Forbidden("megabytes", f"more than {self._policy.megabytes} MB would leave in this run")
         return pack([json.dumps({"seconds": 0.0, "cpu": 0.0}).encode(), *frames])  # times would tell of the rows
 

@@ -28,6 +28,7 @@ from unalike.runtime.shard.kept import KeptStore
 from unalike.runtime.shard.shard import Refused, Shard
 
 MOST_BYTES = 1 << 26  # of rows in one reply: what several blocks of clients say is put together up to this
+_OVER = "over"  # in a run's folder
 _RUN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -76,7 +77,7 @@ class Journal:
             reason = "its shard was interrupted in this ask, and charged"
             frames = [request.reply(failed=dict.fromkeys(range(len(request.ids)), reason)).encode()]
         else:
-            if request.serial <= self._committed(folder):
+            if request.serial <= max(self._committed(folder), self._over(folder)):
                 raise Refused(f"serial {request.serial} of run {request.run!r} is before the last commit; it is over")
             if not known:
                 write_whole(charged, digest.hexdigest().encode(), durable=not self.again)
@@ -96,8 +97,11 @@ class Journal:
         commits = sorted(self._commits(folder))
         for old in commits[:-2]:
             (folder / f"kept-{old}.safetensors").unlink()
+        over = commits[-2] if len(commits) > 1 else -1
+        if over >= 0 and not self.again:  # on the disk before what tells of these serials goes
+            write_whole(folder / _OVER, str(max(over, self._over(folder))).encode())
         for file in (*folder.glob("*.charged"), *folder.glob("*.reply")):
-            if int(file.stem) <= (commits[-2] if len(commits) > 1 else -1):
+            if int(file.stem) <= over:
                 file.unlink()
 
     def rollback(self, run: str, serial: int) -> None:
@@ -147,6 +151,11 @@ class Journal:
     @staticmethod
     def _commits(folder: Path) -> list[int]:
         return [int(file.stem.removeprefix("kept-")) for file in folder.glob("kept-*.safetensors")]
+
+    @staticmethod
+    def _over(folder: Path) -> int:
+        """The last serial of which nothing is remembered; after a rollback, too, it never runs again."""
+        return int(_read(folder / _OVER) or b"-1")
 
     def _committed(self, folder: Path) -> int:
         return max(self._commits(folder), default=0)

@@ -17,7 +17,7 @@ from unalike.core.release import Adder, Partial, Release, Sum, check_held, is_su
 from unalike.core.request import Part, Program, Reply, Request
 from unalike.core.roster import Roster
 from unalike.core.schema import SCALING, Schema
-from unalike.core.shapes import dry_output
+from unalike.core.shapes import DryRun, check_private, dry_output, dry_run
 from unalike.core.task import Task
 from unalike.privacy.sampling import Everyone
 from unalike.privacy.system import SystemDraws
@@ -56,7 +56,7 @@ class Shard:
                 f"{int(roster.bound[first])}; raise its declared size, or leave rows out"
             )
         self._kept: dict[str, KeptStore] = {}
-        self._runs_dry: dict[Hashable, bool] = {}
+        self._dry_runs: dict[Hashable, DryRun | None] = {}
         self._order = torch.argsort(roster.ids)
         self._sorted = roster.ids[self._order].numpy()
 
@@ -190,21 +190,38 @@ class Shard:
         # the request's key is known to the server that chose it
         own = SystemDraws().bits(1)[0] if terms.system else torch.tensor(request.key)
         private = protects(releases) or self.program.hides(request)
-        if private and not protects(releases) and releases and not self.program.open:
-            self._check_dry(request, task, {**request.shared, **{name: value[:1] for name, value in each.items()}})
+        if private and releases and not self.program.open:
+            self._check_private(request, task, releases, {name: value[0] for name, value in each.items()})
         return Work(
             task, clients, positions, bounds, request.shared, each, releases, own, kept, request.serial, terms, private
         )
 
-    def _check_dry(self, request: Request, task: Task, inputs: Mapping[str, Tensor]) -> None:
-        """Refuse a task that gives no shapes for rows of zeros: a client that fails could then hold nothing instead."""
-        one = {name: value if name in request.shared else torch.zeros_like(value[0]) for name, value in inputs.items()}
-        kind = (task.name, *((name, value.shape) for name, value in one.items()))
-        if kind not in self._runs_dry:
-            sent = dry_output(task, self.roster.schema, self.roster.bound[0], one)
-            self._runs_dry[kind] = sent is not None
-        if not self._runs_dry[kind]:
+    def _check_private(
+        self, request: Request, task: Task, releases: Sequence[Release], own: Mapping[str, Tensor]
+    ) -> None:
+        """Refuse what would show more than noise protects, whatever the rows are.
+
+        A task that does not run on rows of zeros, with inputs of these shapes: who fails would show, or how many rows
+        a client has, whose rows an input of as many rows could repeat. Noise is made for the rows that were declared.
+        """
+        if request.part != "train" and protects(releases):
+            raise Refused(f"{task.name}: noise is made for the declared training rows, not for those of {request.part}")
+        terms = self.program.terms
+        if terms.at_shard and terms.cohort is None and any(getattr(one, "secure", False) for one in releases):
+            raise Refused(f"{task.name}: the recipe does not say how many clients share the noise of a secure sum")
+        one = {**request.shared, **{name: torch.zeros_like(value) for name, value in own.items()}}
+        half = [name for name, value in one.items() if value.dtype in (torch.float16, torch.bfloat16)]
+        if half:
+            raise Refused(f"{task.name}: {half[0]} is in half precision, in which bounds do not hold")
+        kind = (task.name, request.wanted, *((name, value.shape, value.dtype) for name, value in one.items()))
+        if kind not in self._dry_runs:
+            self._dry_runs[kind] = dry_run(task, releases, self.roster.schema, self.roster.bound[0], one)
+        if self._dry_runs[kind] is None:
             raise Refused(f"the run states an ε, and {task.name} does not run on rows of zeros, so failures would show")
+        try:
+            check_private(task, releases, self._dry_runs[kind])
+        except ValueError as error:
+            raise Refused(str(error)) from error
 
     def look(self, run: str, handle: str, ids: Tensor) -> Tensor:
         """The arrays that these clients hold under a handle."""
