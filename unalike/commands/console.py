@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from unalike.core.disk import write_whole
+from unalike.core.disk import check_writable, write_whole
 from unalike.core.notes import Note
 from unalike.runs.errors import UserError, explain_disk_errors
 from unalike.runs.recipe.keys import flag_of
@@ -133,9 +133,16 @@ def check_free(**files: Path | None) -> None:
             raise UserError(f"{file} exists already, and nothing is overwritten: choose another file with --{name}")
 
 
+def check_places(*files: Path | None, again: str | None = None) -> None:
+    """Make the folders of files that will be written; what keeps them from being written is said before any work."""
+    for file in filter(None, files):
+        with explain_disk_errors(file.parent, again=again):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            check_writable(file)
+
+
 def write(file: Path, text: str) -> None:
     """Write a file whole or not at all."""
-
     with explain_disk_errors(file.parent):
         write_whole(file, text.encode())
 

@@ -7,14 +7,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 from rich.table import Table
 
-from unalike.commands.console import check_free, print_files, say
+from unalike.commands.console import check_free, check_places, print_files, say
 from unalike.commands.options import RowFlags, Run, command, flag, json_flag
-from unalike.core.disk import check_writable
 from unalike.runs.errors import UserError, explain_disk_errors
 from unalike.runs.words import counted
 
@@ -90,16 +89,8 @@ def personalize(
     newcomer = read_newcomer(
         finished, data, rows.options(), client=client, unlabeled=rows.unlabeled, id_column=rows.id_column
     )
-    served = serve(
-        finished,
-        newcomer.clients,
-        newcomer.name,
-        epsilon=epsilon,
-        delta=delta,
-        classes=rows.declared,
-        left_out=newcomer.left_out,
-        names=newcomer.row_names,
-    )
+    about: Any = {"classes": rows.declared, "left_out": newcomer.left_out, "names": newcomer.row_names}
+    served = serve(finished, newcomer.clients, newcomer.name, epsilon=epsilon, delta=delta, **about)
     served.notes.extend(newcomer.notes)
     spent, delta = served.epsilon, served.delta
     if ledger is not None and served.rows:  # before the model: what was sent counts, even if nothing comes of it
@@ -170,15 +161,12 @@ def _files(model: Path, onnx: bool, predictions: Path | None, ledger: Path | Non
     check_free(out=graph, predictions=predictions)
     if ledger is not None:
         read_ledger(ledger)
-    for file in filter(None, (model, graph, predictions, ledger)):
-        with explain_disk_errors(file.parent, again=_OTHER_LEDGER if file == ledger else None):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            check_writable(file)
+    check_places(model, graph, predictions)
+    check_places(ledger, again=_OTHER_LEDGER)
     return _Files(model, graph, predictions, ledger)
 
 
 def _write_model(served: PersonalModel, files: _Files) -> None:
-
     with explain_disk_errors(files.model.parent):
         try:
             if files.graph is not None:

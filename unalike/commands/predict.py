@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 from rich.table import Table
 
-from unalike.commands.console import check_free, print_files, say
+from unalike.commands.console import check_free, check_places, print_files, say
 from unalike.commands.options import RowFlags, Run, command, flag, json_flag
-from unalike.core.disk import check_writable, write_whole
+from unalike.core.disk import write_whole
 from unalike.runs.errors import UserError, explain_disk_errors
 from unalike.runs.words import counted, listed
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from unalike.runs.finished import FinishedRun
 
 _SHOWN = 20  # clients in the printed table
+_AGAIN = "unalike predict, with --out FILE for another place"  # where the disk refuses one
 
 
 app = typer.Typer()
@@ -63,52 +64,46 @@ def predict(
     from unalike.newcomers.predict import as_csv, predict_client
     from unalike.runs.finished import FinishedRun
 
-    target = out or path_beside(data, ".predictions.csv")
+    target, ledger = out or path_beside(data, ".predictions.csv"), path_beside(data, ".ledger.json")
     finished = FinishedRun.open(run)
-    ledger = path_beside(data, ".ledger.json")
     check_free(out=target)
-    again = "unalike predict, with --out FILE for another place"
-    with explain_disk_errors(target.parent, again=again):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        check_writable(target)
+    check_places(target, again=_AGAIN)
     counted = finished.newcomer_epsilon is not None or ledger.exists()
     if counted:
         read_ledger(ledger)
-        with explain_disk_errors(ledger.parent, again=again):
-            check_writable(ledger)
+        check_places(ledger, again=_AGAIN)
     file = NewcomerFile.read(finished, data, rows.options(), id_column=rows.id_column)
     names = list(file.clients) if rows.client is None else [file.only(rows.client)]
-    if seen and names == [""]:
-        raise UserError(f"{data} does not say whose a row is, which --seen needs; name the column with --client-column")
-    if seen and rows.classes is not None:
-        raise UserError("--classes is for newcomers; the clients of --seen have their models already")
     if seen:
-        _check_trained(finished, data, names)
+        _check_trained(finished, data, names, rows)
     predicted: list[Predicted] = []
-    spent: dict[str, tuple[float, float]] = {}
+    spent: dict[str, dict[str, float | None]] = {}
     for name in names:
         one = predict_client(file, name, unlabeled=rows.unlabeled, seen=seen, classes=rows.declared)
         if counted and one.served.rows:  # before the next: what was sent counts, even if nothing comes of it
-            with explain_disk_errors(ledger.parent, again=again):
-                spent[one.name] = add(ledger, one.served.ledger, one.served.rows, one.served.delta)
+            with explain_disk_errors(ledger.parent, again=_AGAIN):
+                epsilon, delta = add(ledger, one.served.ledger, one.served.rows, one.served.delta)
+            spent[one.name] = {"epsilon": epsilon if math.isfinite(epsilon) else None, "delta": delta}
         predicted.append(one)
-    with explain_disk_errors(target.parent, again=again):
+    with explain_disk_errors(target.parent, again=_AGAIN):
         write_whole(target, as_csv(predicted, finished.schema).encode())
     notes = file.notes if seen else file.notes + _known(finished, names)
     result = _result(finished.schema.classes is not None, predicted, notes)
     result |= {"run": str(run), "predictions": str(target), "ledger": str(ledger) if spent else None}
     for line in result["clients"]:
-        if line["client"] in spent:
-            line["epsilon"], line["delta"] = spent[line["client"]]
-            line["epsilon"] = line["epsilon"] if math.isfinite(line["epsilon"]) else None
+        line |= spent.get(line["client"], {})
     if as_json:
         typer.echo(json.dumps(result, indent=2))
     else:
         _show(result, target)
 
 
-def _check_trained(run: FinishedRun, data: Path, names: list[str]) -> None:
-    """Refuse clients of ``--seen`` that did not train."""
+def _check_trained(run: FinishedRun, data: Path, names: list[str], rows: RowFlags) -> None:
+    """Refuse clients of ``--seen`` that did not train, and what is said of newcomers alone."""
+    if names == [""]:
+        raise UserError(f"{data} does not say whose a row is, which --seen needs; name the column with --client-column")
+    if rows.classes is not None:
+        raise UserError("--classes is for newcomers; the clients of --seen have their models already")
     trained = [run.roster.name(i) for i in range(len(run.roster))]
     there = set(trained)
     strangers, known = [name for name in names if name not in there], [name for name in names if name in there]

@@ -18,6 +18,8 @@ from unalike.learn.local import LocalSGD
 from unalike.learn.objective import Batch, Objective, Params, Supervised, penalised
 from unalike.networks.classifiers import Linear
 
+Solver = Literal["auto", "exact", "local"]
+
 
 @dataclass(frozen=True)
 class ProximalMap:
@@ -34,6 +36,32 @@ class ProximalMap:
     gradient: bool
     penalty: bool
     memory: int = 0
+
+    @classmethod
+    def choose(
+        cls,
+        model: Model,
+        local: LocalSGD,
+        losses: Literal["mean", "sum"],
+        solver: Solver,
+        *,
+        gradient: bool,
+        penalty: bool,
+        memory: int,
+    ) -> ProximalMap:
+        """The map by this ``solver``, with "auto" exact where it can be; refuses settings that do not fit."""
+        linear, batches = is_least_squares(model), local.batch is not None
+        if solver == "exact" and not linear:
+            raise ValueError(
+                f"solver='exact' solves a least squares, and {model!r} is no linear model of a number: use the "
+                "model `linear` on numeric targets, or solver='local', whose steps serve any network"
+            )
+        if solver == "exact" and gradient and batches:
+            raise ValueError("solver='exact' has the gradient of all of a client's samples; set local.batch=none")
+        if memory and (batches or local.steps is None or local.momentum or local.private is not None):
+            raise ValueError("inner_memory accelerates full-batch steps: set local.steps and local.batch=none, no more")
+        exact = linear and (solver == "exact" or (solver == "auto" and not (gradient and batches)))
+        return cls(model, local, losses, exact, gradient, penalty, memory)
 
     def __call__(
         self,

@@ -81,3 +81,16 @@ def point_at_server(client: Client, center: Tensor, first: Tensor | None, counte
     lost = client.kept.get("at", counted) > counted  # it was asked later than the server has heard of it
     z = torch.where(lost, z + client.kept.get("back", torch.zeros_like(z)), z)
     return torch.where(counted > 0, z, center)
+
+
+def mean_of_latest(
+    theta: Tensor, center: Tensor, update: Tensor, came: Tensor, counted: Tensor, weights: Tensor
+) -> Tensor:
+    """z̄ with the latest z of absentees in it, from the mean ``update`` of those who ``came`` (positions).
+
+    counted: for each client the last round in which its z came, 0 if it never did. Who joins has sent z − ``center``.
+    """
+    joined = weights[came[counted[came] == 0]].sum()
+    share = weights[came].sum() * update.to(torch.float64) + joined * (center - theta).to(torch.float64)
+    everybody = weights[counted.index_fill(0, came, 1) > 0].sum()
+    return (theta + share / everybody).to(theta.dtype)

@@ -29,8 +29,8 @@ from unalike.learn.schedules import Schedule
 from unalike.learn.server import ServerOptimizer
 from unalike.methods import Presets
 from unalike.methods.averaging import ONE_PASS, Averaging
-from unalike.methods.proximal import ProximalMap, is_least_squares
-from unalike.methods.relaxation import Relaxation, Schedules, point_at_server
+from unalike.methods.proximal import ProximalMap, Solver
+from unalike.methods.relaxation import Relaxation, Schedules, mean_of_latest, point_at_server
 from unalike.privacy.mechanisms import AdditiveNoise, Norm
 from unalike.privacy.mechanisms import clip as clipped
 
@@ -83,7 +83,7 @@ class Splitting(Averaging):
     ergodic: bool = False
     losses: Literal["mean", "sum"] = "mean"
     step: Literal["proximal", "gradient"] = "proximal"
-    solver: Literal["auto", "exact", "local"] = "auto"
+    solver: Solver = "auto"
     warm: Literal["center", "last"] = "center"
     absentees: Literal["latest", "left-out"] = "latest"
     anderson: Anderson = field(default_factory=Anderson)
@@ -104,18 +104,8 @@ class Splitting(Averaging):
         if not 0 < self.eta < math.inf:
             raise ValueError(f"eta={self.eta}; expected a step size above 0 (no proximal term at all: mu=0)")
         at_least(self, mu=0, mu_step=0, inner_memory=0)
-        if self.solver == "exact" and not is_least_squares(self.model):
-            raise ValueError(
-                f"solver='exact' solves a least squares, and {self.model!r} is no linear model of a number: use the "
-                "model `linear` on numeric targets, or solver='local', whose steps serve any network"
-            )
         if self.step == "gradient" and (self.eta != _ETA or self.mu is not None):
             raise ValueError("step='gradient' has no proximal term: its step size is local.lr; leave eta and mu out")
-        if self.step == "gradient" and self.solver == "exact" and self.local.batch is not None:
-            raise ValueError("solver='exact' has the gradient of all of a client's samples; set local.batch=none")
-        full = self.local.batch is None and self.local.steps is not None and not self.local.momentum
-        if self.inner_memory and (not full or self.local.private is not None):
-            raise ValueError("inner_memory accelerates full-batch steps: set local.steps and local.batch=none, no more")
         if self.absentees == "latest" and self.server != ServerOptimizer():
             raise ValueError(
                 "a server optimizer goes with absentees='left-out': everybody's latest z have a mean as is"
@@ -143,12 +133,10 @@ class Splitting(Averaging):
 
     @cached_property
     def proximal_map(self) -> ProximalMap:
-        rows = self.solver == "auto" and self.step == "gradient" and self.local.batch is not None
-        exact = self.solver != "local" and not rows and is_least_squares(self.model)
-        penalty = self.step == "proximal" and (self.mu != 0 or self.mu_step > 0)
-        return ProximalMap(
-            self.model, self.local, self.losses, exact, self.step == "gradient", penalty, self.inner_memory
-        )
+        gradient = self.step == "gradient"
+        penalty = not gradient and (self.mu != 0 or self.mu_step > 0)
+        given = self.model, self.local, self.losses, self.solver
+        return ProximalMap.choose(*given, gradient=gradient, penalty=penalty, memory=self.inner_memory)
 
     @property
     def _loss_is_released(self) -> bool:
@@ -348,11 +336,8 @@ class Splitting(Averaging):
             theta = state.theta + update * (cohort.expected / int(roster.labeled.sum()))
         else:
             came, weights = cohort.positions[replies.answered], self.weights_of(federation)
-            joined = weights[came[state.counted[came] == 0]].sum()  # they sent z − center
-            counted = state.counted.index_fill(0, came, federation.round)
-            share = weights[came].sum() * update.to(torch.float64) + joined * (center - state.theta).to(torch.float64)
-            theta = (state.theta + share / weights[counted > 0].sum()).to(state.theta.dtype)
-            state = state.replace(counted=counted)
+            theta = mean_of_latest(state.theta, center, update, came, state.counted, weights)
+            state = state.replace(counted=state.counted.index_fill(0, came, federation.round))
         if "u" in state:
             gamma = self.relaxation.gamma_of(federation.round)
             image = (1 - gamma) * center + gamma * theta
