@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -58,11 +59,9 @@ def maximize(now: Mixture, membership: Tensor, growth: Tensor, notes: list[str],
 def quantiles(histogram: Tensor, components: int) -> Tensor:
     """[K − 1] places that divide a histogram over [0, 1] into K equal parts."""
     mass = histogram.clamp(min=0) + 1e-9  # a noisy bin may be negative
-    below = torch.cat([torch.zeros(1, dtype=mass.dtype), mass.cumsum(0) / mass.sum()])
-    wanted = torch.arange(1, components, dtype=mass.dtype) / components
-    right = torch.searchsorted(below, wanted).clamp(1, len(mass))
-    inside = (wanted - below[right - 1]) / (below[right] - below[right - 1])
-    return (right - 1 + inside) / len(mass)
+    below = [0.0, *(mass.cumsum(0) / mass.sum()).tolist()]
+    wanted = np.arange(1, components) / components
+    return torch.from_numpy(np.interp(wanted, below, np.linspace(0, 1, len(below))))
 
 
 def _match_moments(moments: Tensor, stretch: float, category: int | None) -> Tensor:

@@ -194,23 +194,24 @@ def fit_mixture(
     have; it must be given if clients are protected. ``compare``: measure how near simulated clients are to the true
     ones.
     """
-    ledger, begin = Ledger(), time.perf_counter()
-    used, by_point = histograms, privacy is not None and privacy.unit == "point"
-    if privacy is not None and by_point:
+    ledger, begin, used = Ledger(), time.perf_counter(), histograms
+    of_points, of_clients = (privacy if privacy and privacy.unit == unit else None for unit in ("point", "client"))
+    if of_points is not None:
         if how.get("secure"):
             raise MDMError("with unit='point' there are no sums to mask, only noisy histograms: leave secure out")
         asked = federate(used.clients, seed=seed, threads=1, ledger=ledger)
-        used = _with_most(NoisyHistograms(privacy.epsilon).gather(asked))
+        used = _with_most(NoisyHistograms(of_points.epsilon).gather(asked))
+        privacy = replace(of_points, delta=0.0)
     choosing = len(components) > 1
     fitting, others = split_clients(used.clients, validation, choosing, seed)
-    if privacy is not None and (by_point or privacy.delta is None):
-        privacy = replace(privacy, delta=0.0 if by_point else len(fitting) ** -1.1)
-    settings = _settings(used, fitting, components, None if by_point else privacy, largest, how)
+    if of_clients is not None and of_clients.delta is None:
+        privacy = of_clients = replace(of_clients, delta=len(fitting) ** -1.1)
+    settings = _settings(used, fitting, components, of_clients, largest, how)
     numbers = sum(components) * (len(settings.edges) + settings.categories + 1)
     simulated: dict[str, Any] = {
         "block": max(64, min(8192, _BLOCK_NUMBERS // numbers)),  # all clients where memory allows: nothing is padded
         "threads": 1,
-        "ledger": Ledger() if by_point else ledger,  # what is made of noisy histograms costs nothing more
+        "ledger": ledger if of_points is None else Ledger(),  # what is made of noisy histograms costs nothing more
     }
     federation = federate(fitting, seed=seed, **simulated)
     scoring = federation if others is None else federate(others, seed=seed + 1, **simulated)
@@ -218,7 +219,7 @@ def fit_mixture(
     found = settings.fit(federation, progress) if choice is None else choice.fitted
     seconds = time.perf_counter() - begin
     found = replace(found, mixture=replace(found.mixture, features=histograms.features))
-    delta = 0.5 if privacy is None or privacy.delta is None else privacy.delta
+    delta = 0.5 if of_clients is None or of_clients.delta is None else of_clients.delta
     result = MixtureResult(
         histograms=histograms,
         settings=settings,
@@ -228,7 +229,7 @@ def fit_mixture(
         validation_clients=0 if others is None else len(others),
         seed=seed,
         privacy=privacy,
-        epsilon=privacy.epsilon if privacy is not None and by_point else ledger.epsilon(delta),
+        epsilon=ledger.epsilon(delta) if of_points is None else of_points.epsilon,
         bytes_up=federation.traffic.total_up,
         bytes_down=federation.traffic.total_down,
         seconds=seconds,

@@ -40,7 +40,10 @@ _PLACES: dict[Key, _Places] = {
 _CHANGES: tuple[Key, ...] = ("alpha", "rotation", "blur", "shift")  # of newcomers
 
 
-def _known(runs: Sequence[Run]) -> list[tuple[int, str, Analyses]]:
+_Known = tuple[int, str, Analyses]
+
+
+def _known(runs: Sequence[Run]) -> list[_Known]:
     """The number, the label and the analyses of each run that has any."""
     return [(i, run.label, run.analyses) for i, run in enumerate(runs) if run.analyses is not None]
 
@@ -64,27 +67,15 @@ class _Chart(NamedTuple):
 
 def curves(runs: Sequence[Run], scale: Scale, legend: bool = False) -> list[Panel]:
     """One chart for each analysis, of all runs, and one for each run whose newcomers can protect their descriptors."""
-    known, charts = _known(runs), []
-    for key in _CHANGES:
-        found = [_line(i, label, key, getattr(one, key), scale) for i, label, one in known]
-        charts.append(_Chart(key, "of newcomers", found))
-    plain = [(i, label, curve) for i, label, one in known for curve in one.size if curve.epsilon is None]
-    if len(known) > 1 or len(known[0][2].size) == 1:  # else the chart with ε has this line as well
-        found = [_line(i, label, "size", curve.points, scale) for i, label, curve in plain]
-        charts.append(_Chart("size", "of a newcomer", found))
-    for i, label, one in known:
-        if len(one.size) > 1:
-            found = [_line(i, each.label, "size", each.points, scale, mark=j) for j, each in enumerate(one.size)]
-            # all curves have the same δ at the same number of samples
-            words = ("and privacy", one.size[-1].delta_label, label if len(runs) > 1 else "")
-            charts.append(_Chart("size", ", ".join(filter(None, words)), found, run=i))
-    for group in ("seen", "unseen"):
-        found = []
-        for i, label, one in known:
-            pairs = [(1e9 * row.gigabytes, getattr(row, group)) for row in one.bytes]
-            points = [(x, y) for x, y in pairs if y is not None and x > 0]
-            found.append(Line(i, label, points, [f"{label}\n{size(x)} sent: {scale(y)}" for x, y in points]))
-        charts.append(_Chart("bytes", f"and {group} clients", found))
+    known = _known(runs)
+    charts = [
+        _Chart(key, "of newcomers", [_line(i, label, key, getattr(one, key), scale) for i, label, one in known])
+        for key in _CHANGES
+    ]
+    charts += [
+        *_by_size(known, scale, len(runs) > 1),
+        *(_by_bytes(known, group, scale) for group in ("seen", "unseen")),
+    ]
     charts = [chart._replace(lines=[line for line in chart.lines if line.points]) for chart in charts]
     ends = [end for chart in charts for line in chart.lines for end in _ends(line)]
     # no accuracy is outside of 0 and 1
@@ -96,6 +87,32 @@ def curves(runs: Sequence[Run], scale: Scale, legend: bool = False) -> list[Pane
         title = f"{scale.metric}: {name} {chart.about}"
         panels.append(Panel(name.capitalize(), f"{chart.about} ({figure})", title, drawn, chart.run))
     return panels
+
+
+def _by_size(known: Sequence[_Known], scale: Scale, several: bool) -> list[_Chart]:
+    """Scores over a newcomer's number of samples: of all runs, and with each ε of those that can protect it."""
+    charts = []
+    if len(known) > 1 or len(known[0][2].size) == 1:  # else the chart with ε has this line as well
+        plain = [(i, label, curve) for i, label, one in known for curve in one.size if curve.epsilon is None]
+        found = [_line(i, label, "size", curve.points, scale) for i, label, curve in plain]
+        charts.append(_Chart("size", "of a newcomer", found))
+    for i, label, one in known:
+        if len(one.size) > 1:
+            found = [_line(i, each.label, "size", each.points, scale, mark=j) for j, each in enumerate(one.size)]
+            # all curves have the same δ at the same number of samples
+            words = ("and privacy", one.size[-1].delta_label, label if several else "")
+            charts.append(_Chart("size", ", ".join(filter(None, words)), found, run=i))
+    return charts
+
+
+def _by_bytes(known: Sequence[_Known], group: str, scale: Scale) -> _Chart:
+    """Scores of a group of clients over what had been sent."""
+    found = []
+    for i, label, one in known:
+        pairs = [(1e9 * row.gigabytes, getattr(row, group)) for row in one.bytes]
+        points = [(x, y) for x, y in pairs if y is not None and x > 0]
+        found.append(Line(i, label, points, [f"{label}\n{size(x)} sent: {scale(y)}" for x, y in points]))
+    return _Chart("bytes", f"and {group} clients", found)
 
 
 def _ends(line: Line) -> list[float]:

@@ -75,12 +75,7 @@ def render(runs: Sequence[Run]) -> str:
         analyses=analyses if any(run.analyses for run in runs) else None,
         groups=groups,
         best={group: best for group, best in leaders.items() if len(best) < len(words.runs_serving(runs, group))},
-        facts={
-            "data": _distinct([run.result.data for run in runs]),
-            "clients": _distinct([f"{run.result.client_count:,}" for run in runs if run.result.client_count]),
-            "rounds": _distinct([f"{run.result.round_count:,}" for run in runs]),
-            "seed": _distinct([str(seed) for run in runs for seed in run.seeds]),
-        },
+        facts=_facts(runs),
         notes=_notes(runs, groups),
         labels=[run.label for run in runs],
         clients=words.client_table(runs, scale),
@@ -89,10 +84,7 @@ def render(runs: Sequence[Run]) -> str:
         unbounded=[run.label for run in runs if not words.is_bounded(run)],
         workers=_workers,
         differing=_differing(runs),
-        versions=[
-            (name, _distinct([run.versions[name] for run in runs if name in run.versions]))
-            for name in dict.fromkeys(name for run in runs for name in run.versions)
-        ],
+        versions=_versions(runs),
         style=(_HERE / "report.css").read_text(encoding="utf-8"),
         script=script,
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -113,6 +105,22 @@ def _template() -> Template:
 
 def _distinct(values: Sequence[str]) -> str:
     return listed(list(dict.fromkeys(values)), 6) if values else ""
+
+
+def _facts(runs: Sequence[Run]) -> dict[str, str]:
+    """What the page says above all else."""
+    return {
+        "data": _distinct([run.result.data for run in runs]),
+        "clients": _distinct([f"{run.result.client_count:,}" for run in runs if run.result.client_count]),
+        "rounds": _distinct([f"{run.result.round_count:,}" for run in runs]),
+        "seed": _distinct([str(seed) for run in runs for seed in run.seeds]),
+    }
+
+
+def _versions(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """What the runs were made with."""
+    names = dict.fromkeys(name for run in runs for name in run.versions)
+    return [(name, _distinct([run.versions[name] for run in runs if name in run.versions])) for name in names]
 
 
 def _notes(runs: Sequence[Run], groups: Sequence[str]) -> list[str]:
