@@ -78,12 +78,7 @@ def open_samples(
     **how: Any,
 ) -> tuple[Samples, LazyPopulation | None]:
     """The same; with ``pieces`` sizes and names alone, and where to have the rows of some clients."""
-    how = {"min_samples": 1, **{name: value for name, value in how.items() if value is not None}}
-    label = how.get("label_column")
-    if not is_named(data) and check == "flips" and label and "features" not in how:
-        how |= {"features": [label], "label_column": ""}
-    elif not is_named(data) and check in ("linear", "logistic"):
-        how.setdefault("task", "regression" if check == "linear" else "classification")
+    how = _options(data, check, {name: value for name, value in how.items() if value is not None})
     population, groups, lazy = read_population(data, pieces, **how)
     known = next((population.per_client[one] for one in ("theta", "p") if one in population.per_client), None)
     notes = []
@@ -101,6 +96,17 @@ def open_samples(
     for group in groups:
         check_rows(group["train"], check, samples.columns)
     return samples, lazy
+
+
+def _options(data: str, check: Check | None, given: dict[str, Any]) -> dict[str, Any]:
+    """How rows are read that must be what ``check`` says."""
+    how, label = {"min_samples": 1, **given}, given.get("label_column")
+    if is_named(data):
+        return how
+    if check == "flips" and label and "features" not in given:
+        return how | {"features": [label], "label_column": ""}
+    kinds = {"linear": "regression", "logistic": "classification"}
+    return {"task": kinds[check], **how} if check in ("linear", "logistic") else how
 
 
 def _two_classes(population: Population, name: str) -> list[str]:

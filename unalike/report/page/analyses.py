@@ -72,10 +72,8 @@ def curves(runs: Sequence[Run], scale: Scale, legend: bool = False) -> list[Pane
         _Chart(key, "of newcomers", [_line(i, label, key, getattr(one, key), scale) for i, label, one in known])
         for key in _CHANGES
     ]
-    charts += [
-        *_by_size(known, scale, len(runs) > 1),
-        *(_by_bytes(known, group, scale) for group in ("seen", "unseen")),
-    ]
+    charts += _by_size(known, scale, several=len(runs) > 1)
+    charts += [_by_bytes(known, group, scale) for group in ("seen", "unseen")]
     charts = [chart._replace(lines=[line for line in chart.lines if line.points]) for chart in charts]
     ends = [end for chart in charts for line in chart.lines for end in _ends(line)]
     # no accuracy is outside of 0 and 1
