@@ -288,33 +288,44 @@ class _Batches:
             own = self._size if client.full else _share(local.batch, client.n)
         else:
             own = self._size = capacity if local.batch is None else min(local.batch, capacity)
-        in_place = torch.arange(self._size)
         self._steps = local.steps if local.steps is not None else epochs * math.ceil(capacity / self._size)
         if local.batch is None:
             self._weights = None if client.full else client.mask.to(torch.float32)
-        elif isinstance(local.batch, float) and local.steps is not None:
-            # drawn the other way round: a client's first samples are then the same in whatever block it is
-            self._rows = client.draws.integers(client.n, self._size, self._steps).T
-            self._weights = None if client.full else (in_place < own).to(torch.float32).expand(self._steps, -1)
         elif local.steps is not None:
-            assert isinstance(local.batch, int)
-            self._rows = client.draws.integers(client.n, self._steps, local.batch)
+            self._draw(local.batch, client, own)
         else:
             self._orders = [client.draws.permutation(client.n, capacity) for _ in range(epochs)]
             if epochs and not client.full:
-                # at the same step a small client may be in a later epoch than a large one of its block
-                if isinstance(local.batch, float):
-                    self._steps = epochs * min(capacity, math.ceil(1 / local.batch))
-                per_epoch = (client.n + own - 1) // own
-                step = torch.arange(self._steps)
-                epoch = torch.minimum(step // per_epoch, torch.tensor(epochs - 1))
-                place = (step - epoch * per_epoch)[:, None] * own + in_place
-                real = (place < client.n) & (in_place < own)
-                self._rows = torch.cat(self._orders)[epoch[:, None] * capacity + torch.where(real, place, 0)]
-                self._weights = real.to(torch.float32)
-                self.active = step < epochs * per_epoch
-        count = self._steps if self.active is None else self.active.sum()
-        self.own_steps = torch.as_tensor(count).clamp(min=1)  # of this client
+                self._place(local.batch, client, own)
+
+    @property
+    def own_steps(self) -> Tensor:
+        """How many of the steps are this client's."""
+        return torch.as_tensor(self._steps if self.active is None else self.active.sum()).clamp(min=1)
+
+    def _draw(self, batch: int | float, client: Client, own: int | Tensor) -> None:
+        """Batches that are drawn independently."""
+        if not isinstance(batch, float):
+            self._rows = client.draws.integers(client.n, self._steps, batch)
+            return
+        # drawn the other way round: a client's first samples are then the same in whatever block it is
+        self._rows = client.draws.integers(client.n, self._size, self._steps).T
+        if not client.full:
+            self._weights = (torch.arange(self._size) < own).to(torch.float32).expand(self._steps, -1)
+
+    def _place(self, batch: int | float, client: Client, own: int | Tensor) -> None:
+        """Where each step is in the epochs' orders: a small client may be in a later epoch than others of its block."""
+        capacity, epochs = client.capacity, len(self._orders)
+        if isinstance(batch, float):
+            self._steps = epochs * min(capacity, math.ceil(1 / batch))
+        per_epoch = (client.n + own - 1) // own
+        step, in_place = torch.arange(self._steps), torch.arange(self._size)
+        epoch = torch.minimum(step // per_epoch, torch.tensor(epochs - 1))
+        place = (step - epoch * per_epoch)[:, None] * own + in_place
+        real = (place < client.n) & (in_place < own)
+        self._rows = torch.cat(self._orders)[epoch[:, None] * capacity + torch.where(real, place, 0)]
+        self._weights = real.to(torch.float32)
+        self.active = step < epochs * per_epoch
 
     def batches(self, x: Tensor, y: Tensor | None) -> Iterator[Batch]:
         """The samples of each step."""
