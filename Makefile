@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CLUSTER := $(VENV)/.cluster
 NETWORK := $(VENV)/.network
+ADAPTERS := $(VENV)/.adapters
 WEB := $(VENV)/.web
 # Tests run in this many processes, each with one thread: on small models that beats one process with many threads.
 JOBS ?= 2
@@ -18,7 +19,7 @@ ifndef UNALIKE_DATA
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long lint format bench docs clean test-cluster demo-cluster bench-cluster test-network demo-network bench-network test-web demo-serve bench-serve fuzz mutate
+.PHONY: help setup demo test test-long lint format bench docs clean test-cluster demo-cluster bench-cluster test-network demo-network bench-network test-adapters test-web demo-serve bench-serve fuzz mutate
 
 help: ## Say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 24
@@ -55,6 +56,9 @@ test-network: $(NETWORK) ## Run the tests of a network: a hub and sites as proce
 
 demo-network: $(NETWORK) ## Train over three sites with keys, rows and policies of their own, and compare with one process
 	$(PROCESSES) $(BIN)/python examples/on_a_network.py
+
+test-adapters: $(ADAPTERS) ## Run the tests of adapters with networks of transformers, and with PEFT
+	UNALIKE_TEST_ADAPTERS=1 $(PROCESSES) $(BIN)/python -m pytest tests/adapters
 
 # The page runs in the Chromium that is installed (Debian: apt-get install chromium), or in the one that CHROMIUM names.
 test-web: $(WEB) ## Run the tests of the service and of its page, in a real Chromium
@@ -113,6 +117,10 @@ $(CLUSTER): $(STAMP)
 
 $(NETWORK): $(STAMP)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[network]'
+	@touch $@
+
+$(ADAPTERS): $(STAMP)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[transformers,peft]'
 	@touch $@
 
 $(WEB): $(STAMP)

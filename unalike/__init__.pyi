@@ -78,6 +78,8 @@ from unalike.methods.quped import QuPeD as QuPeD
 from unalike.methods.rdpcfl import RDPCFL as RDPCFL
 from unalike.methods.robust_hdp import RobustHDP as RobustHDP
 from unalike.methods.splitting import Splitting as Splitting
+from unalike.networks.adapters_peft import read_peft as read_peft
+from unalike.networks.adapters_peft import write_peft as write_peft
 from unalike.privacy.dpsgd import PointPrivacy as PointPrivacy
 from unalike.privacy.ledger import Budget as Budget
 from unalike.privacy.ledger import BudgetExceeded as BudgetExceeded

@@ -45,6 +45,7 @@ def personalize(
         "The model's file. (default: DATA.model.safetensors, CLIENT.model..., DATA.CLIENT.model...)"
     ),
     onnx: bool = flag("Also write the model as an ONNX graph.", default=False),
+    peft: Path | None = flag("Also write an adapter into this new folder, in the files of PEFT."),
     predictions: Path | None = flag("Also write the model's answers: a CSV as `unalike predict` writes it."),
     ledger: Path | None = flag("Where to keep what ε has cost each row so far. (default: DATA.ledger.json)"),
     as_json: bool = json_flag(),
@@ -77,9 +78,10 @@ def personalize(
     if data is None:
         more = {"epsilon": epsilon, "delta": delta, "predictions": predictions, "ledger": ledger}
         _check_alone(client, {**vars(rows), **more, "client": None})
-        _give_trained(FinishedRun.open(run), str(client), out, onnx, as_json)
+        _give_trained(FinishedRun.open(run), str(client), out, onnx, peft, as_json)
         return
     finished = FinishedRun.open(run)
+    _check_peft(finished, peft)
     private = epsilon is not None or finished.newcomer_epsilon is not None
     usual = path_beside(data, ".ledger.json")
     if ledger is None and (private or usual.exists()):  # in a ledger that is there, what has no noise counts, too
@@ -98,7 +100,7 @@ def personalize(
             spent, delta = add(ledger, served.ledger, served.rows, served.delta)
     else:
         files = files._replace(ledger=None)
-    _write_model(served, files)
+    _write_model(served, files, peft)
     if predictions is not None:
         with explain_disk_errors(predictions.parent):
             answered = Predicted(newcomer, served, served.answers(newcomer.clients))
@@ -119,14 +121,17 @@ def _check_alone(client: str | None, flags: Mapping[str, object]) -> None:
             raise UserError(f"--{shown} is about a newcomer's rows: give them with --data, or leave it out")
 
 
-def _give_trained(run: FinishedRun, client: str, out: Path | None, onnx: bool, as_json: bool) -> None:
+def _give_trained(
+    run: FinishedRun, client: str, out: Path | None, onnx: bool, peft: Path | None, as_json: bool
+) -> None:
     """Write the model of a training client."""
     from unalike.newcomers.client_model import client_model
     from unalike.newcomers.ledger import file_word
 
+    _check_peft(run, peft)
     served = client_model(run, client)
     files = _files(out or Path(f"{file_word(client)}.model.safetensors"), onnx, None, None)
-    _write_model(served, files)
+    _write_model(served, files, peft)
     if as_json:
         _print_json(served, served.epsilon, served.delta, files)
         return
@@ -166,7 +171,19 @@ def _files(model: Path, onnx: bool, predictions: Path | None, ledger: Path | Non
     return _Files(model, graph, predictions, ledger)
 
 
-def _write_model(served: PersonalModel, files: _Files) -> None:
+def _check_peft(run: FinishedRun, peft: Path | None) -> None:
+    """Refuse, before anything is sent, a model that PEFT has no files for."""
+    from unalike.networks.adapters_peft import check_peft
+
+    if peft is not None:
+        check_free(peft=peft)
+        try:
+            check_peft(run.method.model)
+        except ValueError as error:
+            raise UserError(f"--peft: {error}") from error
+
+
+def _write_model(served: PersonalModel, files: _Files, peft: Path | None) -> None:
     with explain_disk_errors(files.model.parent):
         try:
             if files.graph is not None:
@@ -181,6 +198,8 @@ def _write_model(served: PersonalModel, files: _Files) -> None:
             ) from error
         if files.model != files.graph:
             served.save(files.model)
+        if peft is not None:
+            served.save_peft(peft)
 
 
 def _print_json(served: PersonalModel, spent: float, delta: float, files: _Files) -> None:

@@ -42,7 +42,7 @@ class CannotLoad(ValueError):
 
 def is_path(name: str) -> bool:
     """Does this name something outside of Unalike, rather than a built-in?"""
-    return ":" in name
+    return ":" in name and not name.startswith("hf:")  # a folder with weights, of which no code is run
 
 
 def remember(value: object, name: str) -> str:

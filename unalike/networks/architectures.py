@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
 from unalike.core.notes import did_you_mean
 from unalike.core.outside import is_path, load
+from unalike.networks import pretrained
 from unalike.networks.classifiers import (
     CNN,
     MLP,
@@ -79,6 +81,10 @@ def build(name: str, input_shape: Sequence[int], classes: int, kind: str | None 
     shape = tuple(input_shape)
     if not shape or min(shape) < 1:
         raise ValueError(f"one input must have a shape of positive sizes, got {shape}")
+    if name.startswith(pretrained.PREFIX):
+        return _call(
+            name, partial(pretrained.load, name), {"input_shape": shape, "classes": classes, "kind": kind, **options}
+        )
     if is_path(name):
         return _from_outside(name, options, input_shape=shape, classes=classes)
     known = name.lower().replace("_", "-")
@@ -110,7 +116,7 @@ def _call(name: str, make: Callable[..., nn.Module], arguments: dict[str, object
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        options = [key for key in signature.parameters if key not in ("input_shape", "classes")]
+        options = [key for key in signature.parameters if key not in ("input_shape", "classes", "kind")]
         raise ValueError(f"{name}: {error}; its options are: {', '.join(options) or 'none'}") from error
     # A parameter that no reset_parameters sets keeps what it is made with, so that must be the same in every process.
     with torch.random.fork_rng(devices=[]):

@@ -157,6 +157,8 @@ def _card(run: FinishedRun, name: str) -> dict[str, Any]:
         "about_ledger": ABOUT_LEDGER,
         "trained": " ".join(result.privacy.words()) if result is not None and result.privacy.epsilon else None,
     }
+    if method.model.digest is not None:
+        about["frozen"] = method.model.digest
     if result is not None and not result.privacy.private:
         about["scores"] = {
             group: found.mean for group in ("seen", "unseen", "unlabeled") if (found := result.accuracy.of(group))

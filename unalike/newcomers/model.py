@@ -12,6 +12,7 @@ from torch import Tensor
 
 from unalike.core.client import Clients
 from unalike.core.schema import Schema
+from unalike.networks.adapters_peft import write_peft
 from unalike.newcomers.graphs import scale_inputs, write_graph
 from unalike.privacy import Ledger
 from unalike.runs.errors import UserError
@@ -75,6 +76,8 @@ class PersonalModel:
             "input": self.onnx_input,
             "schema": schema.to_json(),
         }
+        if run.method.model.digest is not None:
+            about["frozen"] = run.method.model.digest  # of the network that the tensors adapt
         if schema.columns is not None:
             about["columns"] = json.dumps(list(schema.columns), ensure_ascii=False)
         if schema.classes is not None:
@@ -92,6 +95,10 @@ class PersonalModel:
             tensors |= {"target.center": units[0].clone(), "target.deviation": units[1].clone()}
         file.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, file, self.about)
+
+    def save_peft(self, folder: Path) -> None:
+        """The adapter alone, in the files of PEFT."""
+        write_peft(self.run.method.model, self.theta, folder)
 
     @property
     def onnx_input(self) -> str:

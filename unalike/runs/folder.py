@@ -26,9 +26,10 @@ from unalike.core import outside
 from unalike.core.disk import write_whole
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema
+from unalike.networks.pretrained import PREFIX, find_folder
 from unalike.runs.errors import FLAG, UserError
 from unalike.runs.recipe.keys import flatten
-from unalike.runs.recipe.recipe import CODE, Recipe, code_paths
+from unalike.runs.recipe.recipe import CODE, PRETRAINED, Recipe, code_paths
 from unalike.runs.recipe.recipe import RECIPE as RECIPE
 from unalike.runs.words import no_formula
 from unalike.version import __version__
@@ -151,8 +152,21 @@ def create(path: Path, recipe: Recipe | None = None, label: str = "") -> None:
     write_json(path / ABOUT, {"format": FORMAT, "version": __version__, "label": label})
     if recipe is not None:
         write_whole(path / RECIPE, recipe.to_toml().encode())
+        if recipe.model.name is not None and recipe.model.name.startswith(PREFIX):
+            _keep_pretrained(find_folder(recipe.model.name), path / PRETRAINED)
         if code := outside.code_of(code_paths(recipe.model_dump())):
             write_json(path / CODE, code)
+
+
+def _keep_pretrained(source: Path, own: Path) -> None:
+    """Link the files of a pretrained network, or copy them to another disk: the folder of a run needs no other."""
+    own.mkdir()
+    for file in source.iterdir():
+        if file.is_file() and file.suffix in (".json", ".safetensors", ".txt", ".model"):
+            try:
+                os.link(file.resolve(), own / file.name)
+            except OSError:
+                shutil.copyfile(file, own / file.name)
 
 
 def save_roster(path: Path, roster: Roster) -> None:

@@ -20,6 +20,7 @@ from unalike.data.source import COUNTED
 from unalike.learn.scaling import PrivateScaling
 from unalike.methods.problem import Problem
 from unalike.networks import architectures
+from unalike.networks.pretrained import PREFIX, find_folder
 from unalike.runs.absent import Absent
 from unalike.runs.declared import declare
 from unalike.runs.errors import FLAG, UserError
@@ -74,6 +75,12 @@ def prepare(recipe: Recipe, population: Population | None = None) -> Prepared:
     if recipe.data.schema_ is not None:
         absolute = str(Path(recipe.data.schema_).expanduser().resolve())  # a run can be resumed from anywhere
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"schema_": absolute})})
+    if recipe.model.name is not None and recipe.model.name.startswith(PREFIX):
+        try:
+            name = f"{PREFIX}{find_folder(recipe.model.name).resolve()}"
+        except ValueError as error:
+            raise UserError(f"model: {error}") from error
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": name})})
     if population is None:
         population = load_data(recipe)
     if recipe.model.name is None and population.network is not None:

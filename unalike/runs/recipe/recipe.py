@@ -19,6 +19,7 @@ from unalike.data.spec import literal
 from unalike.runs.errors import FLAG, Note, UserError
 from unalike.runs.recipe.keys import PARTITION_OPTIONS, flatten, merge, nest
 
+PRETRAINED = "pretrained"  # its own link to, or copy of, the folder of a pretrained network
 CODE = "code.json"  # the file of a run folder that has the digests of code from outside
 RECIPE = "recipe.toml"  # the file of a run folder that holds its recipe
 
@@ -314,6 +315,9 @@ def read_run_recipe(folder: Path) -> Recipe:
     """The recipe of a run folder; refused where it names code that the user has not named."""
     recipe = read_recipe(folder / RECIPE)
     check_code(folder, recipe.model_dump())
+    own, network = folder / PRETRAINED, recipe.model
+    if own.is_dir() and network.name is not None and not Path(network.name.removeprefix("hf:")).is_dir():
+        recipe = recipe.model_copy(update={"model": network.model_copy(update={"name": f"hf:{own.resolve()}"})})
     return recipe
 
 
