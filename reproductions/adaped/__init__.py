@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reproductions.adaped import best, privacy, table
+from reproductions.adaped import best, privacy, rates, table
 from reproductions.item import Item
 
-ITEMS: tuple[Item, ...] = (*table.ITEMS, *best.ITEMS, *privacy.ITEMS)
+ITEMS: tuple[Item, ...] = (*table.ITEMS, *best.ITEMS, *rates.ITEMS, *privacy.ITEMS)
