@@ -11,14 +11,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import unalike
 from benchmarks.start import COMMANDS, HEAVY, TELL, loaded_by, loaded_by_command, loaded_by_first_round, python
+from unalike.commands.main import app
 
 
 @pytest.mark.parametrize("words", [*COMMANDS, "rnu", "privacy plan --help", "recipes --help"])
 def test_help_and_misspelt_words_are_answered_without_heavy_packages(words: str) -> None:
     assert loaded_by_command(words) == []
+
+
+def test_an_unknown_command_is_answered_with_the_near_ones_once() -> None:
+    shown = CliRunner().invoke(app, ["models"])
+    assert shown.exit_code == 2 and shown.output.count("Did you mean") == 1 and "'methods'" in shown.output
 
 
 def test_the_help_of_every_command_loads_no_heavy_package() -> None:

@@ -45,6 +45,14 @@ SIGNALLED = 128  # what a shell expects after a signal: 128 and its number
 class Commands(typer.core.TyperGroup):
     """A group whose commands end with a message, not with a traceback, when the user can put things right."""
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if "Did you mean" in error.message:  # Typer's words; a newer Click adds its own to them
+                raise click.UsageError(error.message, error.ctx) from None
+            raise
+
     def invoke(self, ctx: click.Context) -> Any:
         with explain_errors():
             return super().invoke(ctx)

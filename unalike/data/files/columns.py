@@ -70,7 +70,13 @@ class Roles:
             ignored = [title for title in others if title not in known and title not in layout.drop]
             _check_known(others, ignored, features, layout, name)
         if not features:
-            raise DataError(f"{name}: there is no feature column beside {', '.join(titles)}")
+            raise DataError(
+                f"{name}: there is no feature column beside {', '.join(titles)}, so there is nothing to learn from; add "
+                f"one, or say which column is the client, client_column{FLAG}, and which the label, "
+                f"label_column{FLAG} ('' if none is)",
+                "data.options.client_column",
+                "data.options.label_column",
+            )
         dropped = [title for title in others if title not in features and title not in ignored]
         return cls(client, label, id_, epsilon, weight, features, dropped, ignored)
 
