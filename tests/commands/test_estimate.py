@@ -115,7 +115,7 @@ def test_a_linear_regression_takes_whole_numbers_as_numbers(tmp_path: Path, kind
             assert float(row["local_area"]) == pytest.approx(3, abs=0.01)
             assert float(row["local_rooms"]) == pytest.approx(10, abs=0.1)
     words = invoke(*kind, *common, "--label-column", "pets")
-    assert words.exit_code == 1 and "needs numbers, but a label is 'yes'" in " ".join(words.output.split())
+    assert words.exit_code == 1 and "needs numbers, but a label is 'no'" in " ".join(words.output.split())
     classes = invoke(*kind, *common, "--label-column", "price", "--task", "classification")
     assert classes.exit_code == 1 and "these are the numbers of classes" in " ".join(classes.output.split())
 

@@ -127,7 +127,11 @@ def test_mixed_client_ids() -> None:
         ("who,a\n0,1\n", {"client_column": "shop"}, r"no column 'shop' \(client_column\); the columns are who, a"),
         ("client,a\n0,1\n", {"label_column": "z"}, r"no column 'z' \(label_column\); the columns are client, a"),
         ("client,a,label\n0,1,1\n", {}, "the column 'label' looks like labels; say label_column='label'"),
-        ("client,y\n0,1\n0,2\n", {}, "there is no feature column beside client, y, .*; add one, or say which column is the client"),
+        (
+            "client,y\n0,1\n0,2\n",
+            {},
+            "there is no feature column beside client, y, .*; add one, or say which column is the client",
+        ),
         ("client,a,a\n0,1,2\n", {}, "the column 'a' occurs more than once"),
         (",client,a\n0,0,1\n", {}, "a column has no name .* a saved row number"),
         ("client;a\n0;1\n", {}, "only one column was found, 'client;a'; .* delimiter=';'"),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from unalike.core.schema import Schema
-from unalike.data import DataError, from_arrays, load
+from unalike.data import DataError, from_arrays, load, write_schema
 from unalike.data.schema_file import schema_text
 
 SCHEMA = Schema(
@@ -68,6 +68,23 @@ def test_without_a_schema_what_is_read_off_all_rows_is_named() -> None:
     assert not load(numbers, classes=2).pooled and not load(sales(colour=None, y=[0.5, 1, 1, 0, 1, 0])).pooled
 
 
+def test_classes_that_are_named_are_not_read_off_the_rows(tmp_path: Path) -> None:
+    table = sales(colour=None)
+    table.to_csv(tmp_path / "sales.csv", index=False)
+    for data, classes in ((table, ["yes", "perhaps", "no"]), (tmp_path / "sales.csv", "yes, perhaps,no")):
+        population = load(data, classes=classes, test=0, unseen=0)
+        assert population.classes == 3 and not population.pooled
+        assert list(population.class_names or ()) == ["yes", "perhaps", "no"]
+        assert population.train.rows(0)[1].tolist() == [0, 2, 2]  # type: ignore[union-attr]
+    numbers = load(sales(colour=None, y=[3, 1, 1, 3, 1, 3]), classes="1,3", test=0, unseen=0)
+    assert numbers.train.rows(0)[1].tolist() == [1, 0, 0] and not numbers.pooled  # type: ignore[union-attr]
+    with pytest.raises(DataError, match="a label is 'yes', which is none of the classes no, perhaps"):
+        load(table, classes=["no", "perhaps"])
+    for wrong in (["no", "no"], "no"):
+        with pytest.raises(DataError, match="expected a number, or two different names or more"):
+            load(table, classes=wrong)
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -75,7 +92,7 @@ def test_without_a_schema_what_is_read_off_all_rows_is_named() -> None:
             {"colour": ["red", "pink"] * 3},
             "the column 'colour' holds 'pink' in data row 2, which was not in the schema",
         ),
-        ({"y": ["yes", "never"] * 3}, "a label is 'never', which is no class of the schema; its classes are no, perh"),
+        ({"y": ["yes", "never"] * 3}, "a label is 'never', which is none of the classes no, perh"),
         ({"price": None}, "must be those of the schema, price, colour; 'price' is missing"),
         ({"size": [1] * 6}, "'size' was not there"),
         ({"price": ["dear"] * 6}, "the column 'price' should hold numbers, but data row 1 holds 'dear'"),
@@ -138,7 +155,9 @@ def test_centers_and_deviations_are_written_by_column_and_read_back(tmp_path: Pa
     file = tmp_path / "shops.json"
     gaps = sales(price=[40.0, np.nan, 60.0, 50.0, 40.0, 30.0])
     population = load(gaps, missing="mean", test=0, unseen=0)
-    file.write_text(schema_text(population))
+    write_schema(population, file)
+    with pytest.raises(FileExistsError):
+        write_schema(population, file)
     values = json.loads(file.read_text())
     assert values["center"] == {"price": 44.0} and values["deviation"] == {"price": 10.2}
     assert load(gaps, missing="mean", schema=file, test=0, unseen=0).scaling == "asked", "nobody said that it is public"

@@ -138,6 +138,13 @@ def test_a_private_run_computes_nothing_from_all_rows(tmp_path: Path) -> None:
     ) as e:
         run("fedavg", data=words, normalize=False, **COLUMNS, **PRIVATE)
     assert "set data.schema=FILE" in str(e.value) and "normalize" not in str(e.value)
+    words = words.drop(columns="colour")
+    with pytest.raises(UserError, match=r"; or name the classes, class_names$"):
+        run("fedavg", data=words, normalize=False, **COLUMNS, **PRIVATE)
+    named = run("fedavg", data=words, normalize=False, class_names=["no", "yes"], **COLUMNS, **PRIVATE)
+    assert named.privacy.epsilon == result.privacy.epsilon
+    with pytest.raises(UserError, match=r"classes = \['no', 'yes'\]: expected a number, .* is class_names"):
+        run("fedavg", data=words, normalize=False, classes=["no", "yes"], **COLUMNS, **PRIVATE)
 
 
 def test_a_public_schema_makes_a_private_run_of_a_table_possible(

@@ -45,7 +45,9 @@ SIGNALLED = 128  # what a shell expects after a signal: 128 and its number
 class Commands(typer.core.TyperGroup):
     """A group whose commands end with a message, not with a traceback, when the user can put things right."""
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:

@@ -143,7 +143,7 @@ class CellFlags:
     def options(self) -> dict[str, Any]:
         """Those that were given, as ``unalike.data.load`` takes them."""
         given = {one.name: getattr(self, one.name, None) for one in dataclasses.fields(TableFlags)}
-        given["drop"] = given.pop("drop_columns")
+        given["drop"], given["classes"] = given.pop("drop_columns"), given.pop("class_names")
         return {name: value for name, value in given.items() if value is not None}
 
 
@@ -158,6 +158,7 @@ class TableFlags(CellFlags):
     drop_columns: str | None = _data("Columns to leave out: phone,notes.", "--drop")
     categorical: str | None = _data("Columns whose numbers are names: ward,region.")
     indicator: bool | None = _data("Beside each column that lacks values, a feature that says where.", "--indicator")
+    class_names: str | None = _data("All labels that there can be: no,yes. (default: those in the file)")
     task: str | None = _data("classification or regression. (default: text and whole numbers are classes)", "--task")
 
 

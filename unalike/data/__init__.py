@@ -8,6 +8,7 @@ from unalike.data.entry import from_arrays, from_dataset, load, load_lazily
 from unalike.data.partition.assignment import list_partitions
 from unalike.data.partition.schemes import conditional_partition, iid_partition, mdm_partition
 from unalike.data.population import Population
+from unalike.data.schema_file import write_schema
 from unalike.data.source import DataError, Source
 from unalike.data.sources.catalog import list_sources
 
@@ -26,4 +27,5 @@ __all__ = [
     "load",
     "load_lazily",
     "mdm_partition",
+    "write_schema",
 ]

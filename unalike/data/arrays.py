@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +12,8 @@ import torch
 from unalike.core.lazy import pd
 from unalike.core.notes import FLAG, Note
 from unalike.core.schema import Schema
-from unalike.data.source import COUNTED, KINDS, Array, DataError, Kind, Names, Source
+from unalike.data.files.layout import names_in
+from unalike.data.source import COUNTED, KINDS, NAMED, Array, DataError, Kind, Names, Source
 
 Task = Literal["classification", "regression"]
 PartialLabels = Literal["keep", "drop", "error"]  # what to do about rows without a label of a client that has some
@@ -37,7 +38,7 @@ def array_source(
     *,
     name: str = "arrays",
     kind: Kind | None = None,
-    classes: int | None = None,
+    classes: int | str | Sequence[str] | None = None,
     task: Task | None = None,
     partial_labels: PartialLabels = "keep",
     schema: Schema | None = None,
@@ -53,11 +54,19 @@ def array_source(
       overrides the guess). NaN or an empty string is a missing label; -1 is not, it is a class like any other. A client
       may have no label at all. Of one that has some, the rows without a label describe it and are in no loss; with
       ``partial_labels="drop"`` it loses them, and with "error" it is refused.
+    - ``classes``: how many there are, or all their names: ["no", "yes"] or "no,yes".
     - ``schema``: what the arrays must be; it then says kind, classes and task. ``ids`` [rows]: what rows are called.
     - ``weight`` [rows]: how much each row counts in local training, 0 or more.
     """
+    class_names: Sequence[str] | None = None
+    if classes is not None and not isinstance(classes, int):
+        class_names = names_in(classes)
+        if len(set(class_names)) != len(class_names) or len(class_names) < 2:
+            raise DataError(f"{name}: classes = {classes!r}: expected a number, or two different names or more")
+    count = classes if isinstance(classes, int) else None
     if schema is not None:
-        kind, classes, task = schema.kind, schema.classes, "regression" if schema.target == "number" else None
+        class_names = schema.class_names
+        kind, count, task = schema.kind, schema.classes, "regression" if schema.target == "number" else None
         y = None if schema.target == "none" else y
     kind, x = _inputs(name, x, kind)
     codes, names = (None, None) if client is None else encode_clients(_column(name, "client", client, len(x)), name)
@@ -80,16 +89,16 @@ def array_source(
         who["known"] = ~missing if mixed else None
         if codes is not None:
             who["labeled"] = np.bincount(codes[~missing], minlength=int(codes.max()) + 1) > 0
-    labels = encode_labels(raw[~missing], name, classes, task, None if schema is None else schema.class_names)
+    labels = encode_labels(raw[~missing], name, count, task, class_names)
     if schema is not None and labels.names is not None and schema.class_names is None:
         raise DataError(
-            f"{name}: the schema numbers its classes 0 … {(classes or 0) - 1}, but a label is {labels.names[0]!r}; "
+            f"{name}: the schema numbers its classes 0 … {(count or 0) - 1}, but a label is {labels.names[0]!r}; "
             f"name the classes in the schema (class_names), or give their numbers"
         )
     y = np.zeros(len(raw), dtype=labels.values.dtype)
     y[~missing] = labels.values
-    counted = labels.classes is not None and labels.names is None and classes is None
-    pooled = [COUNTED] if counted else [] if labels.names is None else ["the names of the classes"]
+    counted = labels.classes is not None and labels.names is None and count is None
+    pooled = [COUNTED] if counted else [] if labels.names is None or class_names else [NAMED]
     notes = [labels.note] if labels.note else []
     return Source(
         name, kind, x, y, labels.classes, labels.names, pooled=pooled, notes=notes, ids=ids, weight=weight, **who
@@ -207,7 +216,11 @@ def _numbered(unique: Array, codes: Array) -> tuple[Array, Sequence[str] | None]
 
 
 def encode_labels(
-    labels: Array, name: str, classes: int | None, task: Task | None, class_names: Sequence[str] | None = None
+    labels: Array | pd.Categorical,
+    name: str,
+    classes: int | None,
+    task: Task | None,
+    class_names: Sequence[str] | None = None,
 ) -> Labels:
     """Labels, none of them missing, as classes or targets.
 
@@ -216,9 +229,13 @@ def encode_labels(
     """
     if task not in (None, "classification", "regression"):
         raise DataError(f"{name}: task must be 'classification' or 'regression', got {task!r}")
+    if isinstance(labels, pd.Categorical):
+        used = labels.remove_unused_categories()
+        words = encode_labels(used.categories.to_numpy().astype(str), name, classes, task, class_names)
+        return replace(words, values=words.values[used.codes])
     labels = _numbers_or_words(labels, name)
     broken = labels[labels != np.rint(labels)] if labels.dtype.kind == "f" else labels[:0]
-    if task == "regression" or (task is None and classes is None and len(broken)):
+    if task == "regression" or (task is None and classes is None and class_names is None and len(broken)):
         targets = pd.to_numeric(pd.Series(labels), errors="coerce").to_numpy(np.float64)
         if np.isnan(targets).any():
             raise DataError(
@@ -327,8 +344,5 @@ def _positions(labels: Array, class_names: Sequence[str], name: str) -> Array:
     unique, which = np.unique(labels, return_inverse=True)
     strange = [_word(value) for value in unique if _word(value) not in place]
     if strange:
-        raise DataError(
-            f"{name}: a label is {strange[0]!r}, which is no class of the schema; its classes are "
-            f"{', '.join(class_names)}"
-        )
+        raise DataError(f"{name}: a label is {strange[0]!r}, which is none of the classes {', '.join(class_names)}")
     return np.array([place[_word(value)] for value in unique], dtype=np.int64)[which]

@@ -44,6 +44,12 @@ def schema_text(population: Population) -> str:
     return json.dumps(values, indent=1, ensure_ascii=False)
 
 
+def write_schema(population: Population, file: str | Path) -> None:
+    """Write what rows look like into a new file, to be checked, made public and given to a run with an ε."""
+    with Path(file).open("x", encoding="utf-8") as made:
+        made.write(schema_text(population) + "\n")
+
+
 def _of_target(clients: Clients) -> dict[str, float]:
     """The center and the deviation of the numbers to predict, if there are any."""
     rows = clients.select(clients.labeled.nonzero().flatten()).pool_rows()[0]

@@ -16,6 +16,7 @@ Kind = Literal["image", "features", "tokens"]
 KINDS: tuple[Kind, ...] = ("image", "features", "tokens")
 Fill = Literal["mean", "client"]  # what a missing number becomes: the mean of the scaling, or the client's own
 COUNTED = "the number of classes (data.options.classes)"
+NAMED = "the names of the classes"
 
 
 class DataError(ValueError):

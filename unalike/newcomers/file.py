@@ -21,7 +21,7 @@ from unalike.data.build import row_weights
 from unalike.data.files.frames import of_frame
 from unalike.data.files.layout import Layout, RawRows
 from unalike.data.files.reader import read_rows
-from unalike.data.files.tabular import parse_table
+from unalike.data.files.tabular import as_strings, parse_table
 from unalike.data.partition.assignment import Assignment
 from unalike.data.rows import group
 from unalike.data.source import Array, Names, number_places
@@ -250,7 +250,9 @@ def _read_rows(
                 raise UserError(f"{file}: each file of a folder is a client, so there is no --client-column; leave it")
             how = {**how, "client_column": None}
         rows = read_rows(file, Layout(known=schema.columns, **how))
-    return replace(rows, y=None) if how.get("label_column") == "" else rows
+    if how.get("label_column") == "":
+        return replace(rows, y=None)
+    return replace(rows, y=as_strings(rows.y)) if isinstance(rows.y, pd.Categorical) else rows
 
 
 def _notes(rows: RawRows, schema: Schema, known: Sequence[str | None]) -> list[str]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
@@ -237,6 +238,8 @@ def headline(population: Population, wanted: str | None, private: bool) -> tuple
         found = Headline.of(population, wanted)
     except ValueError as error:
         raise UserError(f"{error}{FLAG}", "metric") from error
+    if not found.made_at_clients:
+        import_module("sklearn.metrics")  # takes seconds, which are no time of measuring
     if isinstance(population, Absent) and not found.made_at_clients:
         raise UserError(f"metric = {found.name!r}{FLAG}: rows of workers are not here; use accuracy or RMSE", "metric")
     return found, ""

@@ -16,7 +16,7 @@ from unalike.core.roster import Roster
 from unalike.core.schema import Schema
 from unalike.core.vocabulary import Federation, Model
 from unalike.data.population import Population
-from unalike.data.source import COUNTED
+from unalike.data.source import COUNTED, NAMED
 from unalike.learn.scaling import PrivateScaling
 from unalike.methods.problem import Problem
 from unalike.networks import architectures
@@ -146,22 +146,23 @@ def check_public(population: Population, unit: str) -> None:
             f"clients: unit = client{FLAG}",
             *("data.options.weight_column", "data.class_weights", "privacy.unit"),
         )
-    found = [*population.pooled, *(["the scaling of the inputs"] if population.scaling == "asked" else [])]
+    asked = population.scaling == "asked"
+    found = [*population.pooled, *(["the scaling of the inputs"] if asked else [])]
     if not found:
         return
-    only_scaling = not population.pooled
-    edit = "; put public numbers in its center and deviation and remove its note" * (population.scaling == "asked")
-    advice = (
-        ", or have noisy statistics for a share of ε: set data.normalize=private, or leave the inputs as they are: "
-        "set data.normalize=false"
-        if only_scaling
-        else ""
-    )
+    edit = "; put public numbers in its center and deviation and remove its note" * asked
+    instead = {
+        NAMED: f"name the classes, class_names{FLAG}",
+        COUNTED: "say how many classes there are, set data.options.classes=NUMBER",
+        "the scaling of the inputs": "have noisy statistics for a share of ε, set data.normalize=private (set "
+        "data.normalize=false leaves the inputs as they are)",
+    }
+    advice = "; or " + ", and ".join(instead[one] for one in found) if set(found) <= set(instead) else ""
     raise UserError(
         f"a run with an ε uses nothing of the clients' rows but what noise protects, and {listed(found)} would come "
         f"from the rows of all clients: give a public schema: set data.schema=FILE (`unalike data DATASET --schema "
-        f"FILE` writes one to start from{edit}){advice}"
-        + ("; or say how many classes there are: set data.options.classes=NUMBER" if COUNTED in found else "")
+        f"FILE`, in Python unalike.data.write_schema, writes one to start from{edit}){advice}",
+        "data.options.classes",
     )
 
 

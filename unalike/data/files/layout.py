@@ -57,7 +57,8 @@ class Layout:
         if self.decimal not in (".", ","):
             raise DataError(f"decimal must be '.' or ',', got {self.decimal!r}")
         for option in ("features", "drop", "categorical", "na_values"):
-            object.__setattr__(self, option, _as_list(getattr(self, option)))
+            if (given := getattr(self, option)) is not None:
+                object.__setattr__(self, option, names_in(given))
 
     @property
     def text(self) -> set[str]:
@@ -66,9 +67,8 @@ class Layout:
         return known | {self.client_column or "client", *self.categorical, *filter(None, [self.id_column])}
 
 
-def _as_list(value: Any) -> tuple[str, ...] | None:
-    if value is None:
-        return None
+def names_in(value: Any) -> tuple[str, ...]:
+    """Names from a list, or with commas between them."""
     values = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
     return tuple(str(one).strip() for one in values if str(one).strip())
 
@@ -88,7 +88,7 @@ class RawRows:
     """What a file or folder holds, as it stands there."""
 
     x: Array  # [rows, ...]; of a table float32 [rows, features]: a text column is one feature for each of its values
-    y: Array | None
+    y: Any  # [rows] values, or a pandas Categorical; None: there are no labels
     client: Any  # [rows] values, or a pandas Categorical, which takes little memory; None: the file does not say
     columns: Features | None = None  # None: no table
     empty: Sequence[str] = ()  # clients without a row

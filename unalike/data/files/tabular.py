@@ -57,7 +57,7 @@ def parse_table(pieces: Pieces, name: str, layout: Layout) -> RawRows:
     clients = None if client is None else _clients(client)
     return RawRows(
         x[:count],
-        None if label is None else _values(label, layout),
+        None if label is None else _labels(label, layout),
         clients,
         features,
         empty=sorted(came - set(map(str, pd.Series(clients).unique()))) if came else (),
@@ -103,8 +103,10 @@ def _encode(
 
 def _compact(column: pd.Series) -> pd.Series:
     """Trimmed words, each of which is stored once; a word that is empty is missing."""
-    words: pd.Series = column.astype(object).map(lambda value: str(value).strip(), na_action="ignore")
-    return words.mask(words == "").astype("category")
+    codes, found = pd.factorize(column)
+    words = pd.Series([str(word).strip() for word in found], dtype=object)
+    few = words.mask(words == "").astype("category")
+    return pd.Series(pd.Categorical.from_codes(np.append(few.cat.codes, -1)[codes], few.cat.categories))
 
 
 def _join(pieces: list[pd.Series]) -> pd.Series:
@@ -116,12 +118,29 @@ def _join(pieces: list[pd.Series]) -> pd.Series:
     return joined
 
 
-def _values(pieces: list[pd.Series], layout: Layout) -> Array:
-    """Numbers (missing: NaN) or strings (missing: empty)."""
+def _labels(pieces: list[pd.Series], layout: Layout) -> Array | pd.Categorical:
+    """Numbers (missing: NaN), or words, each of which is stored once."""
     whole = _join(pieces)
     if isinstance(whole.dtype, pd.CategoricalDtype):
-        words = ["" if str(word) in layout.na_values else str(word) for word in whole.cat.categories]
-        return np.array([*words, ""])[whole.cat.codes.to_numpy()]
+        missing = [word for word in whole.cat.categories if word in layout.na_values]
+        return pd.Categorical(whole.cat.remove_categories(missing))
+    return _numbers(whole)
+
+
+def _values(pieces: list[pd.Series], layout: Layout) -> Array:
+    """Numbers (missing: NaN) or strings (missing: empty)."""
+    found = _labels(pieces, layout)
+    return as_strings(found) if isinstance(found, pd.Categorical) else found
+
+
+def as_strings(words: pd.Categorical) -> Array:
+    """Each row's word; empty where it is missing."""
+    found: Array = np.array([*map(str, words.categories), ""])[words.codes]
+    return found
+
+
+def _numbers(whole: pd.Series) -> Array:
+    """Truth values and whole numbers as they are, all others as float64."""
     if whole.isna().any() or not (pd.api.types.is_bool_dtype(whole) or pd.api.types.is_integer_dtype(whole)):
         return whole.to_numpy(dtype=np.float64, na_value=np.nan)
     kind = (
@@ -134,7 +153,7 @@ def _clients(pieces: list[pd.Series]) -> Array | pd.Categorical:
     """Client ids; words that are all plain whole numbers are read as numbers, so that 10 comes after 9."""
     whole = _join(pieces)
     if not isinstance(whole.dtype, pd.CategoricalDtype):
-        return _values(pieces, Layout())
+        return _numbers(whole)
     names: list[Any] = [str(name) for name in whole.cat.categories]
     if not whole.isna().any() and all(re.fullmatch("0|[1-9][0-9]{0,16}", name, re.ASCII) for name in names):
         names = [int(name) for name in names]

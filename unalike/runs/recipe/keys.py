@@ -39,6 +39,7 @@ _SECTIONS = {
 KEYS = {name: section + name for section, names in _SECTIONS.items() for name in names} | {
     "data": "data.name",
     "drop_columns": "data.options.drop",
+    "class_names": "data.options.classes",
     "model": "model.name",
     "adapter": "model.trainable",
     "runtime": "runtime.name",

@@ -113,6 +113,11 @@ def _with_rate(recipe: Recipe, lr: Any) -> Recipe:
 def _with_partition(values: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """``alpha`` and ``classes`` as options of the partition, which they also choose if none is named."""
     for name, (implied, option) in PARTITION_OPTIONS.items():
+        if isinstance(settings.get(name), list | tuple):
+            raise UserError(
+                f"{name} = {settings[name]!r}: expected a number, how many classes each client of a pathological "
+                "partition has; what the labels are called is class_names"
+            )
         if name in settings:
             partition = values.get("data", {}).get("partition") or implied
             joint = "," if ":" in partition else ":"
