@@ -71,8 +71,8 @@ class Roles:
             _check_known(others, ignored, features, layout, name)
         if not features:
             raise DataError(
-                f"{name}: there is no feature column beside {', '.join(titles)}, so there is nothing to learn from; add "
-                f"one, or say which column is the client, client_column{FLAG}, and which the label, "
+                f"{name}: there is no feature column beside {', '.join(titles)}, so there is nothing to learn from; "
+                f"add one, or say which column is the client, client_column{FLAG}, and which the label, "
                 f"label_column{FLAG} ('' if none is)",
                 "data.options.client_column",
                 "data.options.label_column",
