@@ -61,7 +61,8 @@ def _method(name: str, problem: Problem, rate: float, own: float) -> Method:
         "QuPeD": {"weight": own},
         "FML": {"alpha": own, "beta": own},
     }
-    return method_of(name, problem, LocalSGD(**steps, lr=rate), _COHORT, decay, **settings.get(name, {}))
+    more = {"schedule": decay, **settings.get(name, {})} if name != "Local" else {}
+    return method_of(name, problem, _COHORT, LocalSGD(**steps, lr=rate), **more)
 
 
 def _trained(tick: Tick, method: str, partition: str, rate: float, own: float, seed: int) -> Numbers:

@@ -18,7 +18,6 @@ from unalike.core.method import train
 from unalike.core.model import Model
 from unalike.data.population import Population
 from unalike.learn.local import LocalSGD
-from unalike.learn.schedules import Schedule
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
 from unalike.runs.simulate import simulate
@@ -41,7 +40,7 @@ def _trained(tick: Tick, method: str, rate: float, rounds: int, seed: int) -> Nu
     model = Model(build("lenet-5", (1, 28, 28), 10))
     problem = Problem(model, (1, 28, 28), 10, 66, "image")
     local = LocalSGD(steps=10, batch=1 / 60, weight_decay=1e-4, lr=rate)
-    made = method_of(method, problem, local, _SHARE, Schedule("exponential", 0.99, 6))
+    made = method_of(method, problem, _SHARE, local)
     here = round(rounds * _SHARE) if method == "Local" else rounds
     state = train(made, federation, here, after_round=lambda number, _: tick(number, here))
     return {part: float(accuracies(part, made, state, federation).mean()) for part in ("validation", "test")}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from reproductions.item import Numbers, Tick
+from reproductions.presets import paper_method
 from unalike import data
 from unalike.core.federation import QuorumError
 from unalike.core.method import Method, State, train
@@ -14,56 +15,28 @@ from unalike.core.model import Model
 from unalike.data.population import Population
 from unalike.learn.evaluation import evaluate
 from unalike.learn.local import LocalSGD
-from unalike.learn.schedules import Schedule
-from unalike.methods.adaped import AdaPeD
-from unalike.methods.fedavg import FedAvg
-from unalike.methods.fedem import FedEM
-from unalike.methods.fml import FML
 from unalike.methods.local import Local
-from unalike.methods.perfedavg import PerFedAvg
-from unalike.methods.pfedme import PFedMe
 from unalike.methods.problem import Problem
-from unalike.methods.quped import QuPeD
 from unalike.networks.architectures import build
 from unalike.privacy import Gaussian, Poisson, calibrate
 from unalike.runs.simulate import simulate
 
 _STEPS: dict[str, Any] = {"steps": 10, "batch": 1 / 60, "weight_decay": 1e-4}
-_DECAY = Schedule("exponential", 0.99, 6)
 _LAST = LocalSGD(**{**_STEPS, "steps": 60}, lr=0.05)  # an epoch: what a client does with a final model
-_KINDS: dict[str, Callable[..., Method]] = {
-    "FedAvg": FedAvg,
-    "FedAvg + fine-tuning": FedAvg,
-    "AdaPeD": AdaPeD,
-    "pFedMe": PFedMe,
-    "Per-FedAvg": PerFedAvg,
-    "QuPeD": QuPeD,
-    "FML": FML,
-    "FedEM": FedEM,
-}
-_RATES = {"pFedMe": 0.2, "Per-FedAvg": 0.075, "FedEM": 0.2}  # all others: .1
-_OWN: dict[str, dict[str, Any]] = {
+_NAMES = {"FedAvg + fine-tuning": "fedavg", "Per-FedAvg": "perfedavg"}  # of the table; all others in lower case
+_OPEN: dict[str, dict[str, Any]] = {  # what P3 §4.1, and so its preset, leaves open
     "FedAvg + fine-tuning": {"finetune": _LAST},
-    "pFedMe": {"lambda_": 0.5, "inner_steps": 3, "inner_lr": 0.1, "personal": _LAST},
-    "Per-FedAvg": {"alpha": 0.001},
-    "QuPeD": {"weight": 0.25},
-    "FML": {"alpha": 0.25, "beta": 0.25},
-    "FedEM": {"components": 2},
+    "pFedMe": {"inner_lr": 0.1, "personal": _LAST},
 }
 
 
-def method_of(name: str, problem: Problem, local: LocalSGD, cohort: float, schedule: Schedule, **own: Any) -> Method:
-    """A method of Table 1, or FedEM, with what all share and what is its own."""
+def method_of(name: str, problem: Problem, cohort: float, local: LocalSGD | None = None, **own: Any) -> Method:
+    """A method of Table 1, or FedEM, with the settings of P3 §4.1 and some of its own."""
     if name == "Local":
-        return Local(problem.model, local)
-    given = problem if name == "FedEM" else problem.model
-    return _KINDS[name](given, local=local, cohort=cohort, schedule=schedule, **own)
-
-
-def _method(name: str, problem: Problem, cohort: float, **changes: Any) -> Method:
-    """A method with the settings of P3 §4.1; what these leave open is in ``OPEN``."""
-    local = LocalSGD(**_STEPS, lr=_RATES.get(name, 0.1))
-    return method_of(name, problem, local, cohort, _DECAY, **_OWN.get(name, {}), **changes)
+        return Local(problem.model, local or LocalSGD(**_STEPS, lr=0.1))
+    made: Any = paper_method(_NAMES.get(name, name.lower()), problem, {}, "ozkara2022")
+    changes = {**_OPEN.get(name, {}), **own, **({} if local is None else {"local": local})}
+    return cast(Method, dataclasses.replace(made, cohort=cohort, **changes))
 
 
 OPEN = {
@@ -115,7 +88,7 @@ def trained(
         changes["train_unsampled"] = True
     if method == "Local" and not continued:
         rounds = round(rounds * cohort)
-    made = _method(method, problem, cohort, **changes)
+    made = method_of(method, problem, cohort, **changes)
     federation = simulate(population, seed, threads=1, noise="seeded")
     psi: list[float] = []
 

@@ -10,17 +10,16 @@ from typing import Any, cast
 from torch import Tensor
 
 from reproductions.item import Numbers, Tick, Work
+from reproductions.presets import paper_method
 from unalike import data
 from unalike.core.federation import Federation
 from unalike.core.method import Method, State, train
 from unalike.core.model import Model
 from unalike.data.population import Population
 from unalike.learn.evaluation import evaluate
-from unalike.methods import METHODS
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
 from unalike.report.evenly import sample_evenly
-from unalike.runs.recipe.hyperparameters import PAPER, Hyperparameters
 from unalike.runs.simulate import simulate
 
 SCORED = 20  # training clients that a scaled run scores: some methods train a model for each of them
@@ -40,15 +39,6 @@ def cifar(partition: str, seed: int, samples: int | None, newcomers: int) -> Pop
     """100 clients of whom the last ones are unseen; test rows are CIFAR-10's own."""
     unseen = range(100 - newcomers, 100)
     return data.load("cifar-10", partition=partition, clients=100, samples=samples, unseen=unseen, seed=seed)
-
-
-def paper_method(name: str, problem: Problem, changes: Mapping[str, Any]) -> Method:
-    """A method with its preset ``paper``, where it has one, and some changes, nested as in a recipe."""
-    entry = METHODS[name]
-    arguments = Hyperparameters.of(name, PAPER if PAPER in entry.presets else None).read(changes)
-    given = {"model": problem.model, "problem": problem}
-    wanted = {field.name: given[field.name] for field in dataclasses.fields(entry.cls) if field.name in given}
-    return cast(Method, entry.cls(**wanted, **arguments))
 
 
 def trained(
