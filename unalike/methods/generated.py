@@ -14,7 +14,7 @@ from torch.func import vjp
 
 from unalike.core.checks import one_of
 from unalike.core.release import Each, Mean, Release
-from unalike.core.vocabulary import Client, Cohort, Federation, Model, Replies, Sent, State, Task, each, send
+from unalike.core.vocabulary import Client, Cohort, Federation, Model, Replies, Sent, State, Task, each, send, task
 from unalike.learn.local import LocalSGD
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.newcomers import NOBODY
@@ -192,41 +192,16 @@ class ClientDescriptors(GeneratedModels):
         """Does the server keep descriptors?"""
         return self.remember and self.newcomer_epsilon is None and self.noise is None
 
-    # Client-level privacy
-
-    def joint_gradient(
-        self, describe: Callable[[Tensor], Tensor], train: Callable[[Tensor], Tensor], **state: Tensor
-    ) -> Sent:
-        """The gradient of the client's loss in η_h and in the describing network's η, laid end to end.
-
-        The client ``describe``s itself by η and ``train``s the model that h makes of it to Δθ, by which the loss falls.
-        """
-
-        def make(eta_h: Tensor, eta: Tensor) -> Tensor:
-            return self.hypernet(eta_h, (describe(eta) - state["shift"])[None] * state["scale"])[0]
-
-        theta, pull = vjp(make, state["hypernet"], state["network"])[:2]
-        return send(gradient=torch.cat(pull(-train(theta))))
-
-    def noisy_mean(self) -> list[Release]:
-        """How the gradient of both networks leaves the clients."""
-        return [Mean("gradient", clip=self.clip, noise=self.noise, secure=self.secure, **self._few)]
-
-    def noisy_moments(self) -> list[Release]:
-        """How the moments of the descriptors leave the clients."""
-        return [Mean("moments", clip=1.0, noise=self.noise, secure=self.secure)]
-
     def private_gradients(
         self, state: State, federation: Federation, network: str, moments: Task, learn: Task
     ) -> tuple[State, dict[str, Tensor]]:
         """The state, calibrated if it was not, and the noisy mean gradients of h and of the named network, if any."""
         cohort = federation.sample(self.cohort, poisson=True, labeled=True)
         if float(state.scale) == 0:
-            sent: dict[str, Any] = {network: state[network]}
-            found = cohort.ask(moments, **sent).get("moments")
+            found = cohort.ask(moments, network=state[network]).get("moments")
             return (state if found is None else state.replace(**_normaliser(found * math.sqrt(2)))), {}
-        sent = {name: state[name] for name in ("hypernet", network, "shift", "scale")}
-        gradient = cohort.ask(learn, **sent).get("gradient")
+        sent: dict[str, Any] = {name: state[name] for name in ("hypernet", "shift", "scale")}
+        gradient = cohort.ask(learn, network=state[network], **sent).get("gradient")
         if gradient is None:  # the very first Poisson cohort was empty
             return state, {}
         of_h, of_network = torch.split(gradient, [state.hypernet.numel(), state[network].numel()])
@@ -268,10 +243,35 @@ class _OfAMean:
         return self.of_one / (client.n if self.rows is None else client.n.clamp(max=self.rows))
 
 
-def moments_of(v: Tensor) -> Sent:
-    """What a private calibration takes of a client: v and ‖v‖², with v no longer than 1, and all no longer than 1."""
-    v = clip(v, 1.0)
-    return send(moments=torch.cat([v, v.square().sum()[None]]) / math.sqrt(2))
+def joint_tasks(
+    describe: Callable[[Any, Client, Tensor, Tensor], Tensor], train: Callable[[Any, Client, Tensor], Tensor]
+) -> tuple[Task, Task]:
+    """``learn`` and ``moments``: what a method's clients do under ``noise``, where each does its round by itself.
+
+    describe: (method, client, parameters of the describing network, random bits) to the client's descriptor. train:
+    (method, client, θ) to Δθ, by which the client's loss falls.
+    """
+
+    @task
+    def learn(self: Any, client: Client, hypernet: Tensor, network: Tensor, shift: Tensor, scale: Tensor) -> Sent:
+        """The gradient of the client's loss in η_h and in the describing network's η, laid end to end."""
+        bits = client.draws.bits(1)[0]
+
+        def make(eta_h: Tensor, eta: Tensor) -> Tensor:
+            return self.hypernet(eta_h, (describe(self, client, eta, bits) - shift)[None] * scale)[0]
+
+        theta, pull = vjp(make, hypernet, network)[:2]
+        return send(gradient=torch.cat(pull(-train(self, client, theta))))
+
+    @task
+    def moments(self: Any, client: Client, network: Tensor) -> Sent:
+        """What descriptors are normalised by: v and ‖v‖², with v no longer than 1, and all no longer than 1."""
+        v = clip(describe(self, client, network, client.draws.bits(1)[0]), 1.0)
+        return send(moments=torch.cat([v, v.square().sum()[None]]) / math.sqrt(2))
+
+    learn.into(lambda method: [Mean("gradient", clip=method.clip, noise=method.noise, secure=method.secure)])
+    moments.into(lambda method: [Mean("moments", clip=1.0, noise=method.noise, secure=method.secure)])
+    return learn, moments
 
 
 def _normaliser(mean: Tensor) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from unalike.core.draws import Draws, key
 from unalike.core.release import Mean, Release
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Sent, State, each, send, task
 from unalike.methods import Presets
-from unalike.methods.generated import ClientDescriptors, calibrate, moments_of
+from unalike.methods.generated import ClientDescriptors, calibrate, joint_tasks
 from unalike.methods.pfedhn import PFedHN, no_ids, only_rows, rows_of, with_ids
 from unalike.networks.hypernet import generate
 from unalike.networks.sets import Encoder, set_encoder
@@ -157,26 +157,6 @@ class ODPFL(ClientDescriptors):
     backpropagate.into(ClientDescriptors.mean_gradient)
 
     @task
-    def learn(self, client: Client, hypernet: Tensor, encoder: Tensor, shift: Tensor, scale: Tensor) -> Sent:
-        """With ``noise``: Algorithm 1 at the client; sends the gradient of (θ, γ)."""
-        split = client.draws.bits(1)[0]
-        networks = {"hypernet": hypernet, "network": encoder, "shift": shift, "scale": scale}
-        return self.joint_gradient(
-            lambda gamma: self._encode(client, gamma, split),
-            lambda theta: self.local.train(self.model, theta, client)[0] - theta,
-            **networks,
-        )
-
-    learn.into(ClientDescriptors.noisy_mean)
-
-    @task
-    def moments(self, client: Client, encoder: Tensor) -> Sent:
-        """With ``noise``: what the normalisation of descriptors is made from."""
-        return moments_of(self._encode(client, encoder, client.draws.bits(1)[0]))
-
-    moments.into(ClientDescriptors.noisy_moments)
-
-    @task
     def imitate(self, client: Client, encoder: Tensor, target: Tensor) -> Sent:
         """Two phases: the gradient of ‖g(x) − e‖², by which the encoder learns the client's descriptor e (eq. 10)."""
         split = client.draws.bits(1)[0]
@@ -199,6 +179,11 @@ class ODPFL(ClientDescriptors):
         index = order[torch.where(place < client.n, place, 0)].reshape(parts, self.rows)
         encoded = vmap(lambda index, real: self.network(encoder, client.x[index], real))(index, real)
         return (encoded * real.sum(1, keepdim=True)).sum(0) / client.n
+
+    def _update(self, client: Client, theta: Tensor) -> Tensor:
+        return self.local.train(self.model, theta, client)[0] - theta
+
+    learn, moments = joint_tasks(_encode, _update)
 
     # The server's side
 

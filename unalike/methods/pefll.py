@@ -21,7 +21,7 @@ from unalike.core.release import Release
 from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, Sent, State, each, send, task
 from unalike.learn.objective import Batch, Objective, Params, Supervised
 from unalike.methods import Presets
-from unalike.methods.generated import ClientDescriptors, calibrate, moments_of
+from unalike.methods.generated import ClientDescriptors, calibrate, joint_tasks
 from unalike.networks.embeddings import Labels, embedding_network
 from unalike.networks.heads import class_bias, only_classes
 from unalike.networks.hypernet import Size, generate
@@ -186,24 +186,6 @@ class PeFLL(ClientDescriptors):
 
     backpropagate.into(ClientDescriptors.mean_gradient)
 
-    @task
-    def learn(self, client: Client, hypernet: Tensor, embedding: Tensor, shift: Tensor, scale: Tensor) -> Sent:
-        """With ``noise``: the three exchanges at the client; sends the gradient of (η_h, η_v)."""
-        batch = client.draws.bits(1)[0]
-        networks = {"hypernet": hypernet, "network": embedding, "shift": shift, "scale": scale}
-        return self.joint_gradient(
-            lambda eta: self._describe_batch(client, eta, batch), lambda theta: self._fit(client, theta)[0], **networks
-        )
-
-    learn.into(ClientDescriptors.noisy_mean)
-
-    @task
-    def moments(self, client: Client, embedding: Tensor) -> Sent:
-        """With ``noise``: what the normalisation of descriptors is made from."""
-        return moments_of(self._describe_batch(client, embedding, client.draws.bits(1)[0]))
-
-    moments.into(ClientDescriptors.noisy_moments)
-
     def _fit(self, client: Client, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Δθ and the mean loss."""
         # the gradient of λ_θ‖θ‖² is 2·λ_θ·θ, which is what weight decay adds
@@ -244,6 +226,8 @@ class PeFLL(ClientDescriptors):
         if self.sphere:
             points = points / torch.linalg.vector_norm(points, dim=1, keepdim=True).clamp(min=1e-12)
         return points
+
+    learn, moments = joint_tasks(_describe_batch, lambda self, client, theta: self._fit(client, theta)[0])
 
     def _masked_loss(self, client: Client) -> Objective:
         present = self._present_classes(client)
