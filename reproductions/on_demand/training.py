@@ -19,7 +19,7 @@ from unalike.data.population import Population
 from unalike.learn.evaluation import evaluate
 from unalike.methods.problem import Problem
 from unalike.networks.architectures import build
-from unalike.report.evenly import sample_evenly
+from unalike.report.figures.parts import sample_evenly
 from unalike.runs.simulate import simulate
 
 SCORED = 20  # training clients that a scaled run scores: some methods train a model for each of them

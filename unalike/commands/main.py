@@ -16,7 +16,6 @@ import typer
 from unalike.commands import (
     analyse,
     data,
-    demo,
     estimate,
     kmeans,
     listing,
@@ -157,7 +156,6 @@ def unalike(
 
 
 for _part in (
-    demo,
     run,
     tune,
     personalize,

@@ -34,7 +34,7 @@ from unalike.report.analyses.file import (
     SameClasses,
 )
 from unalike.report.analyses.measures import DoesNotApply, Newcomers
-from unalike.report.evenly import sample_evenly
+from unalike.report.figures.parts import sample_evenly
 from unalike.runs import folder
 from unalike.runs.errors import FLAG, UserError
 from unalike.runs.finished import FinishedRun

@@ -10,8 +10,7 @@ import altair as alt
 import numpy as np
 
 from unalike.data.population import Population
-from unalike.report.evenly import sample_evenly
-from unalike.report.figures.parts import Rows, as_they_are, chart_of, number
+from unalike.report.figures.parts import Rows, as_they_are, chart_of, number, sample_evenly
 from unalike.report.figures.theme import LIGHT
 from unalike.runs.words import counted
 

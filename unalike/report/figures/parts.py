@@ -1,12 +1,13 @@
-"""What several figures have in common."""
+"""What several figures have in common: rows, scales, and a few marks or clients of many."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import altair as alt
 
+T = TypeVar("T")
 Rows = list[dict[str, Any]]
 FIT = alt.AutoSizeParams(type="fit", contains="padding")  # a chart's width and height are those of the whole
 
@@ -37,3 +38,10 @@ def course(values: Sequence[float], title: str, colour: str, **properties: Any) 
     line: alt.Chart = chart_of(rows, title=title, **properties).mark_line(color=colour)
     line = line.encode(x=alt.X("round:Q", axis=alt.Axis(tickMinStep=1)), y=alt.Y(**number("value")))
     return line
+
+
+def sample_evenly(items: Sequence[T], most: int) -> list[T]:
+    """At most ``most`` of the items, evenly spaced; the first and the last are always among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import altair as alt
 import numpy as np
 
-from unalike.report.evenly import sample_evenly
-from unalike.report.figures.parts import FIT, Rows, as_they_are, chart_of, fixed_scale
+from unalike.report.figures.parts import FIT, Rows, as_they_are, chart_of, fixed_scale, sample_evenly
 from unalike.report.figures.theme import LIGHT, colour, dash, shape
 from unalike.runs.result import Summary
 from unalike.runs.words import counted, size

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import altair as alt
 
-from unalike.report.evenly import sample_evenly
 from unalike.report.figures.clients import MAP_HEIGHT, MAP_WIDTH
-from unalike.report.figures.parts import FIT, Rows, as_they_are, chart_of
+from unalike.report.figures.parts import FIT, Rows, as_they_are, chart_of, sample_evenly
 from unalike.report.figures.theme import LIGHT, colour, shape
 from unalike.report.figures.training import WIDTH
 from unalike.runs.map_data import Treatment

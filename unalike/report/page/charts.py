@@ -10,9 +10,9 @@ import altair as alt
 import numpy as np
 from markupsafe import Markup
 
-from unalike.report.evenly import sample_evenly
 from unalike.report.figures.clients import Dot, client_map
 from unalike.report.figures.file import inline
+from unalike.report.figures.parts import sample_evenly
 from unalike.report.figures.theme import GROUP_SHAPES, STEPS
 from unalike.report.figures.training import Axis, Line, Scores, lines, scores, span, traffic
 from unalike.report.figures.treatment import budgets, clusters, weights
