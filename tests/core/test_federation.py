@@ -14,6 +14,7 @@ from unalike.core.release import Stays
 from unalike.core.request import Purpose
 from unalike.core.task import Sent
 from unalike.privacy import Budget, BudgetExceeded, Gaussian
+from unalike.privacy.sampling import Poisson
 from unalike.runtime.simulate import Simulation
 
 
@@ -103,6 +104,20 @@ def test_only_labeled_clients_are_sampled_when_asked() -> None:
     assert set(federation.sample(7, labeled=False).positions.tolist()) == set(range(7))
     with pytest.raises(ValueError, match="no client has labels"):
         simulate(store.without_labels()).sample(1, labeled=True)
+
+
+def test_a_share_of_the_labeled_is_no_share_of_all() -> None:
+    """Of 40 clients 10 have labels: a Poisson sample of 4 draws each of these with probability 0.4, and no other."""
+    store = clients([2] * 40)
+    store.labeled[10:] = False
+    federation = simulate(store)
+    cohort = federation.sample(4, poisson=True, labeled=True)
+    assert isinstance(cohort.sampling, Poisson) and cohort.sampling.rate == 0.4 and cohort.expected == 4
+    sizes = [len(federation.begin_round(t).sample(0.4, poisson=True, labeled=True)) for t in range(1, 401)]
+    assert abs(sum(sizes) / 400 - 4) < 0.25
+    assert len(federation.sample(0.4, labeled=True)) == 4
+    with pytest.raises(ValueError, match="cannot sample 11 of 10 clients"):
+        federation.sample(11, labeled=True)
 
 
 @task

@@ -56,6 +56,13 @@ def test_a_table_is_read_by_its_schema(tmp_path: Path) -> None:
     assert load(sales(), schema=SCHEMA, normalize=False, test=0, unseen=0).scaling == "none"
 
 
+def test_classes_have_the_order_of_the_schema_not_that_of_their_names() -> None:
+    schema = replace(SCHEMA, class_names=("yes", "no", "perhaps"))
+    population = load(sales(), schema=schema, test=0, unseen=0)
+    y = population.train.rows(0)[1]
+    assert y is not None and y.tolist() == [0, 1, 1] and population.schema.class_names == schema.class_names
+
+
 def test_without_a_schema_what_is_read_off_all_rows_is_named() -> None:
     gap = sales(price=[40.0, np.nan, 60.0, 50.0, 40.0, 30.0])
     assert load(gap, missing="mean").pooled == [

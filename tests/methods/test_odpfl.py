@@ -11,12 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tests.methods.test_pefll import FULL_STEP, SIZES, clients_of, problem_of
-from unalike import simulate
+from unalike import Federation, simulate
 from unalike.core.method import train
+from unalike.core.request import Program
 from unalike.learn.local import LocalSGD
 from unalike.learn.server import ServerOptimizer
 from unalike.methods.odpfl import ODPFL
 from unalike.networks.sets import Encoder, set_encoder
+from unalike.runtime.shard.shard import Shard
+from unalike.runtime.simulate import Simulation
 
 ENCODERS = [encoder for encoder in get_args(Encoder) if encoder != "deepset-every"]  # which reads images alone
 BOTH = [(encoder, shape) for encoder in ENCODERS for shape in [(6,), (1, 16, 16)]]
@@ -204,6 +207,26 @@ def test_a_private_newcomer_pays_what_it_declared_and_the_noise_has_that_size() 
     assert private.protection is not None
     for rows, n in ((slice(0, 200), 40), (slice(200, 400), 80)):
         assert float((noisy - exact)[rows].std()) == pytest.approx(private.protection.std(2 / n), rel=0.1)
+
+
+def test_the_noise_is_made_for_the_rows_that_a_newcomer_has_not_for_those_that_it_declares() -> None:
+    clients = clients_of((6,), sizes=[5] * 300)
+    roster, program = replace(clients.roster(), bound=torch.full((300,), 40)), Program(open=True)
+    elsewhere = Federation(Simulation([Shard({"train": clients}, roster, program)], program))
+    private = ODPFL(problem_of((6,)), encoder="sphere", descriptor=4, newcomer_epsilon=1.0, newcomer_delta=1e-3)
+    state = private.start(0)
+    exact = replace(private, newcomer_epsilon=None).descriptors(state, simulate(clients).everyone())
+    noise = private.descriptors(state, elsewhere.everyone()) - exact
+    assert private.protection is not None
+    assert float(noise.std()) == pytest.approx(private.protection.std(2 / 5), rel=0.1)
+
+
+def test_the_sensitivity_that_is_told_is_that_of_so_many_rows() -> None:
+    method = ODPFL(problem_of((6,)), encoder="sphere", descriptor=4)
+    assert [method.sensitivity(n) for n in (1, 7, 40)] == pytest.approx([2, 2 / 7, 2 / 40])
+    assert replace(method, newcomer_noise="laplace").sensitivity(7) == pytest.approx(2 * 2 / 7)  # √4 times as long
+    assert replace(method, encoder="deepset").sensitivity(7) is None
+    assert replace(method, rows=3).sensitivity(7) is None
 
 
 def test_without_noise_a_newcomers_epsilon_is_infinite() -> None:

@@ -13,10 +13,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import importlib
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -27,13 +27,16 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FunctionType
 from typing import Any, NoReturn
 
 import pytest
 
 from tests.mutate.cover import Cover, Map
+from tests.mutate.live import Place, forget, load, swap
 from tests.mutate.operators import OPERATORS, Mutant, mutants, thought_up
 
+Functions = dict[Place, list[FunctionType]]
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".mutate"
 TABLE = Path(__file__).with_name("table.jsonl")
@@ -41,19 +44,9 @@ EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 ROOMS = ("methods", "analytics", "networks", "learn", "privacy", "core", "data", "runs", "newcomers", "runtime")
 ELSEWHERE = ("runtime/network", "runtime/ray.py", "newcomers/service.py")  # what tests of their own engines run
 ALSO = ("deploy", "commands")  # rooms whose tests are asked, too
-PRELOADED = ("numpy", "torch", "torch.func", "scipy.stats", "sklearn.cluster", "sklearn.mixture", "pandas", "pydantic")
-PRELOADED += (
-    "dp_accounting.pld",
-    "safetensors.torch",
-    "typer.testing",
-    "rich.console",
-    "hypothesis",
-    "jinja2",
-    "altair",
-)
 # Pytest warns that it cannot rewrite what is in memory already.
 QUIET = ("-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
-SECONDS = 600  # for the tests of one mistake
+HANGS = 900  # seconds
 
 
 def copy_tree(number: int) -> Path:
@@ -77,37 +70,30 @@ def copy_tree(number: int) -> Path:
     return tree
 
 
-def in_fork(tree: Path, work: Callable[[], int], seconds: float) -> int | None:
-    """What work says in a process of its own in that tree; nothing where it takes longer."""
+def in_fork(tree: Path, work: Callable[[], int], cpu: float) -> int | None:
+    """What work says in a process of its own in that tree; nothing where it takes so many seconds of work, or hangs."""
     child = os.fork()
     if child == 0:
-        _be_child(tree, work)
-    end = time.monotonic() + seconds
+        _be_child(tree, work, cpu)
+    end = time.monotonic() + HANGS
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             with contextlib.suppress(ProcessLookupError):  # what a test left behind
                 os.killpg(child, signal.SIGKILL)
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.05)
+            code = os.waitstatus_to_exitcode(status)
+            return None if code == -signal.SIGXCPU else code
+        time.sleep(0.02)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
     return None
 
 
-def _be_child(tree: Path, work: Callable[[], int]) -> NoReturn:
+def _be_child(tree: Path, work: Callable[[], int], cpu: float) -> NoReturn:
     code = 99
     try:
         os.setsid()
-        os.chdir(tree)
-        os.environ |= {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
-        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        sys.dont_write_bytecode = False
-        sys.path[:] = [str(tree), *(entry for entry in sys.path if entry not in ("", str(ROOT)))]
-        for name in [
-            name for name in sys.modules if name.split(".")[0] in ("tests", "unalike", "benchmarks", "examples")
-        ]:
-            del sys.modules[name]
+        resource.setrlimit(resource.RLIMIT_CPU, (int(cpu) + 1, int(cpu) + 30))
         output = os.open(tree / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -169,7 +155,7 @@ def map_tests(tree: Path, files: list[str]) -> None:
             return int(pytest.main([*QUIET, file], plugins=[Cover(tree, part)]))
 
         begun = time.monotonic()
-        code = in_fork(tree, work, 3 * SECONDS)
+        code = in_fork(tree, work, 600)
         print(f"{file}: {code} in {time.monotonic() - begun:.0f} s", flush=True)
         if code in (0, 1, 5):
             part.rename(found)
@@ -205,45 +191,38 @@ def draw(tree: Path, seed: int, count: int) -> list[Mutant]:
     return drawn[:count]
 
 
-def try_one(tree: Path, mutant: Mutant, tests: list[str]) -> dict[str, Any]:
-    """The mistake's line of the table."""
+def try_one(tree: Path, mutant: Mutant, tests: list[str], seconds: float, known: Functions) -> dict[str, Any]:
+    """The mistake's line of the table. ``seconds``: what its tests take without it."""
     file, failure = tree / mutant.path, tree / "failure.json"
     failure.unlink(missing_ok=True)
     source = file.read_text()
+    changed = mutant.applied(source)
+    told: dict[str, Any] = {**mutant.told(), "tests": len(tests)}
+    if not tests:
+        return told | {"end": "not run"}
 
     def work() -> int:
+        if not swap(tree, mutant, source, changed, known):
+            forget()
         return int(pytest.main(["-x", *QUIET, *tests], plugins=[Failure(failure)]))
 
     begun = time.monotonic()
-    told: dict[str, Any] = {
-        "id": mutant.id,
-        "path": mutant.path,
-        "function": mutant.function,
-        "operator": mutant.operator,
-        "before": mutant.before,
-        "after": mutant.after,
-        "tests": len(tests),
-    }
-    if not tests:
-        return told | {"end": "not run"}
     try:
-        changed = mutant.applied(source)
-        compile(changed, mutant.path, "exec")
-        file.write_text(changed)
+        file.write_text(changed)  # for what reads it again, and for processes that tests start
         _forget(file)
-        code = in_fork(tree, work, SECONDS)
+        code = in_fork(tree, work, 20 + 5 * seconds)
     finally:
         file.write_text(source)
         _forget(file)
-    took = round(time.monotonic() - begun, 1)
+    told["took"] = round(time.monotonic() - begun, 1)
     if code is None:
-        return told | {"end": "killed", "by": "time", "how": f"over {SECONDS} s", "took": took}
+        return told | {"end": "killed", "by": "time", "how": "it does not end"}
     if code == 0:
-        return told | {"end": "survived", "took": took}
+        return told | {"end": "survived"}
     if code in (3, 4, 5):  # of pytest itself
-        return told | {"end": "not run", "took": took}
+        return told | {"end": "not run"}
     found = json.loads(failure.read_text()) if failure.exists() else {"by": "the process", "how": f"code {code}"}
-    return told | {"end": "killed", **found, "took": took}
+    return told | {"end": "killed", **found}
 
 
 def _forget(file: Path) -> None:
@@ -288,35 +267,36 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.mutate")
     parser.add_argument("--count", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--budget", type=float, default=30.0, help="seconds of tests for each mistake")
+    parser.add_argument("--budget", type=float, default=5.0, help="seconds of tests for each mistake")
     parser.add_argument("--again", action="store_true", help="try those once more that no test has killed")
+    parser.add_argument("--rooms", nargs="*", default=ROOMS, help="mistakes in these rooms alone")
     parser.add_argument("--part", default="0/1", help="as 0/2 and 1/2 where two processes share the work")
     parser.add_argument("--only", choices=["map", "try", "show"], help="one step of the work")
     given = parser.parse_args()
     share, shares = map(int, given.part.split("/"))
     if given.only != "show":
-        os.environ["OMP_NUM_THREADS"] = "1"
-        for name in PRELOADED:
-            importlib.import_module(name)
         tree = copy_tree(share)
+        known = load(tree, ROOT)
         if given.only != "try":
             map_tests(tree, test_files(tree)[share::shares])
         if given.only != "map":
-            _try_all(given, tree, share, shares)
+            _try_all(given, tree, known, share, shares)
     lines = table()
     print("\n".join(summary(lines)))
     return int(any(line["end"] != "killed" and line["id"] not in reasons() for line in lines.values()))
 
 
-def _try_all(given: argparse.Namespace, tree: Path, share: int, shares: int) -> None:
+def _try_all(given: argparse.Namespace, tree: Path, functions: Functions, share: int, shares: int) -> None:
     known, why, tests = table(), reasons(), Map([map_of(tree, file) for file in test_files(tree)])
     drawn = [*by_hand(tree), *draw(tree, given.seed, given.count)]
     if given.again:
         drawn = [one for one in drawn if one.id in known and known[one.id]["end"] != "killed" and one.id not in why]
     else:
         drawn = [one for one in drawn if one.id not in known]
+    drawn = [one for one in drawn if one.path.split("/")[1] in given.rooms]
     for number, mutant in enumerate(drawn[share::shares], 1):
-        told = try_one(tree, mutant, tests.of(mutant, given.budget))
+        chosen = tests.of(mutant, given.budget)
+        told = try_one(tree, mutant, chosen, sum(map(tests.seconds.__getitem__, chosen)), functions)
         with TABLE.open("a") as file:
             file.write(json.dumps(told, ensure_ascii=False) + "\n")
         what = f"{mutant.path}:{mutant.line} {mutant.operator}: {told.get('by', told['tests'])}"

@@ -80,6 +80,11 @@ class Mutant:
         named = "\0".join([self.path, self.function, self.operator, self.before, self.after, str(self.repeat)])
         return hashlib.sha256(named.encode()).hexdigest()[:12]
 
+    def told(self) -> dict[str, str]:
+        """Its beginning of a line of the table."""
+        told = {"id": self.id, "path": self.path, "function": self.function, "operator": self.operator}
+        return told | {"before": self.before, "after": self.after}
+
     def applied(self, source: str) -> str:
         return source[: self.start] + self.after + source[self.end :]
 

@@ -76,6 +76,22 @@ def test_a_table_is_read_with_the_options_of_the_run(shops: FinishedRun, tmp_pat
     assert not blank.clients.labeled.any()
 
 
+def test_a_newcomer_is_nobody_who_trained(tmp_path: Path) -> None:
+    """By AdaPeD it trains from μ; with the id of a training client it would be taken for one that has a model."""
+    sales(8, 0).to_csv(tmp_path / "shops.csv", index=False)
+    run = trained(tmp_path, tmp_path / "shops.csv", "adaped", rounds=6, **SHOPS)
+    assert len(run.state.ids) > 4
+    mine = read_newcomer(run, written(tmp_path, sales(1, 7))).clients
+    assert not torch.isin(mine.ids, run.roster.ids).any()
+    served = serve(run, mine, "mine").theta
+    assert not torch.allclose(served, run.state.mu)
+    answers, common = (run.method.model(theta, mine.inputs(0)).argmax(1) for theta in (served, run.state.mu))
+    y = mine.rows(0)[1]
+    assert y is not None and (answers == y).sum() >= (common == y).sum()
+    hidden = read_newcomer(run, written(tmp_path, sales(1, 7)), unlabeled=True).clients
+    assert hidden.y is None and torch.equal(serve(run, hidden, "mine").theta, run.state.mu)
+
+
 def test_columns_are_matched_by_name_and_text_by_the_values_of_training(shops: FinishedRun, tmp_path: Path) -> None:
     mine = sales(1, 7, ("red", "blue"))
     came = read_newcomer(shops, written(tmp_path, mine)).clients.x

@@ -12,11 +12,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from tests.runs.helpers import SMALL
 from unalike.api import UserError, compare, resume, run
 from unalike.commands.main import app
+from unalike.core.client import Clients
 from unalike.data import load
 from unalike.data.arrays import array_source
 from unalike.learn.metrics import best_threshold, temperature
@@ -51,6 +53,55 @@ def test_predictions_of_test_rows_give_the_score_of_the_run(tmp_path: Path) -> N
     found, _ = predictions.metrics(tmp_path / "run")
     assert found["seen"]["accuracy"].mean == pytest.approx(np.mean(right))
     assert set(found) == {"seen", "unseen", "unlabeled"}
+
+
+def test_scores_are_those_of_the_saved_models_on_raw_rows_for_seen_unseen_and_unlabeled(tmp_path: Path) -> None:
+    """Recomputed in NumPy of what lies in the folder: θ of who trained, θ trained from μ by who comes later, μ itself.
+
+    AdaPeD's newcomers lose most of their accuracy where they are taken for others, or served without what they bring.
+    """
+    steps, lr = 6, 0.1
+    local = {"steps": 2, "batch": None, "lr": lr, "weight_decay": 0.01}
+    result = run(
+        "adaped", out=tmp_path, **{**SMALL, "rounds": 3}, hyperparameters={"local": local, "newcomer_rounds": 3}
+    )
+    finished = FinishedRun.open(tmp_path)
+    schema, population = finished.schema, finished.prepared.population
+    assert schema.shift is not None and schema.scale is not None
+    shift, scale = schema.shift.double().numpy(), schema.scale.double().numpy()
+    kept = load_file(tmp_path / "clients" / "3.safetensors")
+    own = dict(zip(kept["theta.ids"].tolist(), kept["theta.values"].double().numpy(), strict=True))
+    mu, psi = finished.state.mu.double().numpy(), float(finished.state.psi)
+
+    def rows(part: Clients, client: int) -> tuple[np.ndarray, np.ndarray]:
+        x, y = part.rows(client)
+        assert y is not None
+        return ((x.double().numpy() - shift) * scale).reshape(len(y), -1), y.numpy()
+
+    def chances(theta: np.ndarray, x: np.ndarray) -> np.ndarray:
+        powers = np.exp(x @ theta[:640].reshape(10, 64).T + theta[640:])
+        return np.asarray(powers / powers.sum(1, keepdims=True))
+
+    def joined(client: int) -> np.ndarray:
+        theta, (x, y) = mu, rows(population.train, client)
+        for _ in range(steps):
+            q = chances(theta, x)
+            away = (q - np.eye(10)[y] + (q - chances(mu, x)) / (2 * psi)) / len(y)
+            theta = theta - lr * (np.concatenate([(away.T @ x).ravel(), away.sum(0)]) + 0.01 * theta)
+        return theta
+
+    frame = pd.read_csv(tmp_path / "simulation" / "scores.csv")
+    assert 0 < len(own) < 9 and frame["group"].tolist() == ["seen"] * 9 + ["unseen"] * 3 + ["unlabeled"] * 3
+    for line in frame.itertuples():
+        client = int(line.client)
+        theta = mu if line.group == "unlabeled" else own[client] if client in own else joined(client)
+        x, y = rows(population.test, client)
+        assert line.score == pytest.approx((chances(theta, x).argmax(1) == y).mean(), abs=1e-6)
+        assert line.loss == pytest.approx(-np.log(chances(theta, x)[np.arange(len(y)), y]).mean(), rel=1e-3)
+    means = frame.groupby("group")["score"].mean()
+    for group, mean in means.items():
+        assert getattr(result.accuracy, str(group)).mean == pytest.approx(mean)
+    assert means["unseen"] - means["unlabeled"] > 0.4  # else one could stand for the other
 
 
 def test_no_cell_of_the_predictions_is_a_formula_and_the_metrics_are_still_those_of_the_run(tmp_path: Path) -> None:

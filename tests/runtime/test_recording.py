@@ -6,6 +6,7 @@ import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -57,6 +58,18 @@ class Tasks:
     @task
     def branching(self, client: Client, shift: Tensor) -> Sent:
         return send(value=client.mean(client.x) * (1.0 if float(shift) > 2 else -1.0))
+
+    @task
+    def mean(self, client: Client) -> Sent:
+        return send(value=self.factor * client.mean(client.x))
+
+    @task
+    def largest(self, client: Client) -> Sent:
+        return send(value=self.factor * client.mean(client.x.square()))
+
+    @task
+    def labels(self, client: Client) -> Sent:
+        return send(value=client.mean(client.y.to(torch.float32)))
 
 
 @task
@@ -174,6 +187,42 @@ def test_another_methods_task_is_another_recording(monkeypatch: pytest.MonkeyPat
         assert not torch.allclose(one, other)
         torch.testing.assert_close(one - other, 2 * expected, atol=5.0, rtol=0)  # up to the draws
     assert simulator._recordings.count() == 2
+
+
+FULL, PADDED, UNLABELED = [0, 1, 2], [0, 1, 3], [0, 1, 4]  # of five clients the fourth has fewer rows
+DOUBLE, HALF = Tasks(2.0), Tasks(0.5)
+
+
+@pytest.mark.parametrize(
+    ("often", "then"),
+    [
+        ((FULL, DOUBLE.mean, None), (PADDED, DOUBLE.mean, None)),
+        ((PADDED, DOUBLE.mean, None), (FULL, DOUBLE.mean, None)),
+        ((FULL, DOUBLE.labels, None), (UNLABELED, DOUBLE.labels, None)),
+        ((FULL, DOUBLE.mean, None), (FULL, DOUBLE.largest, None)),
+        ((FULL, DOUBLE.mean, None), (FULL, HALF.mean, None)),
+        ((FULL, DOUBLE.mean, None), (FULL, DOUBLE.mean, [Each("value", clip=0.02)])),
+        ((FULL, DOUBLE.mean, [Each("value", clip=0.05)]), (FULL, DOUBLE.mean, [Each("value", clip=0.02)])),
+    ],
+    ids=["padded", "full", "unlabeled", "another task", "another method", "a clip", "another clip"],
+)
+def test_calls_that_differ_in_one_thing_share_no_recording(
+    often: tuple[list[int], Task, Any], then: tuple[list[int], Task, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shapes are the same; all else that a call depends on varies one at a time."""
+    store = clients([4, 4, 4, 3, 4])
+    store.labeled[4] = False
+    found = {}
+    for after in (2, 1_000):
+        monkeypatch.setattr(recording, "AFTER", after)
+        simulator = Simulator(block=3)
+        federation = Federation(simulation(store, simulator))
+        for number, (who, asked, into) in enumerate([often] * 4 + [then], 1):
+            if number == 5:
+                assert simulator._recordings.count() == (after == 2)
+            found[after] = federation.begin_round(number).cohort(who).ask(asked, into=into)
+    assert torch.equal(found[2].answered, found[1_000].answered)
+    assert torch.equal(found[2]["value"], found[1_000]["value"])
 
 
 def test_a_task_that_looks_at_a_value_is_not_recorded_and_stays_right(monkeypatch: pytest.MonkeyPatch) -> None:
