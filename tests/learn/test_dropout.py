@@ -18,6 +18,7 @@ from unalike.learn import dpsgd as private_steps
 from unalike.learn.evaluation import Scorer
 from unalike.learn.ghost import GhostNorms
 from unalike.methods.flowdup import FLowDUP
+from unalike.methods.pfedme import PFedMe
 from unalike.networks.architectures import build
 from unalike.privacy.dpsgd import PointPrivacy
 from unalike.runtime.shard import recording
@@ -174,6 +175,16 @@ def test_every_point_of_dp_sgd_has_a_mask_of_its_own(monkeypatch: pytest.MonkeyP
     everything = Trains(modular(1 - 2**-20), private)
     moved = simulate(clients).everyone().ask(everything.fit, theta=theta, into=Each("theta"))["theta"] - theta
     assert float(moved[:, :30].abs().max()) < 1e-6 < float(moved[:, -3:].abs().min()), "only the last bias learns"
+
+
+def test_gradients_inside_of_gradients_draw_their_masks() -> None:
+    """pFedMe's inner steps are under a gradient that is gone when the outer one draws."""
+    method, clients = PFedMe(modular(), local=LocalSGD(steps=2, epochs=None, batch=4, lr=LR)), people([6, 6])
+    block, singly = (
+        simulate(clients, block=size).everyone().ask(method.fit, w=modular().init(0), rate=torch.tensor(1.0))["update"]
+        for size in (2, 1)
+    )
+    assert torch.allclose(block, singly, atol=1e-6) and float(block.abs().max()) > 0
 
 
 def test_a_descriptor_has_no_dropout() -> None:

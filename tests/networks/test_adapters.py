@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from unalike import Model
+from unalike.learn.ghost import GhostNorms
 from unalike.networks.heads import with_outputs, without_head
 
 
@@ -149,6 +150,51 @@ def test_a_block_of_adapters_is_their_loop_and_so_are_gradients() -> None:
     block = vmap(grad(loss))(thetas, x)
     for one, theta, rows in zip(block, thetas, x, strict=True):
         assert torch.allclose(one, grad(loss)(theta, rows), atol=1e-5)
+
+
+@pytest.mark.parametrize("trainable", ["lora:r=2,targets=all+head", "ffa-lora:r=2", "lora:r=1,targets=patches"])
+def test_clipped_sums_of_adapters_are_those_of_each_samples_own_gradient(trainable: str) -> None:
+    model = Model(net(), trainable=trainable)
+    theta, x, y = random_theta(model), images(), torch.tensor([0, 1, 2, 0, 1])
+    ghost = GhostNorms.of(model, x)
+    assert ghost is not None, "its structure was not recognised"
+
+    def losses(out: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(out, y, reduction="none")
+
+    each = torch.stack(
+        [grad(lambda t, i=i: losses(model(t, x[i : i + 1]), y[i : i + 1]).sum())(theta) for i in range(5)]
+    )
+    norms = each.norm(dim=1)
+    bound = float(norms.median())  # some are clipped, and some are not
+    expected = (each * (bound / norms).clamp(max=1.0)[:, None]).sum(0)
+    made, found = ghost.clipped_sum(theta, x, y, losses, None, bound)
+    assert torch.allclose(made, expected, atol=1e-4 * bound) and torch.allclose(found, losses(model(theta, x), y))
+    both = vmap(lambda t: ghost.clipped_sum(t, x, y, losses, None, bound)[0])(torch.stack([theta, -theta]))
+    assert torch.allclose(both[0], expected, atol=1e-4 * bound)
+
+
+class Batchwise(Net):
+    """Attention over the samples of a batch, which no norm of a layer would bound."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.patches(x).flatten(2).transpose(1, 2))
+        return self.head(self.attn(x.transpose(0, 1)).transpose(0, 1).mean(1))
+
+
+def test_a_network_that_mixes_samples_has_no_norms_by_layers() -> None:
+    assert GhostNorms.of(Model(Batchwise(), trainable="lora:r=2+head"), images()) is None
+    assert GhostNorms.of(Model(net(), trainable="norm+head"), images()) is None  # scales of norms are no layers
+
+
+def test_methods_whose_models_must_begin_apart_say_what_to_do() -> None:
+    from unalike import RDPCFL, FedEM, Problem
+
+    head = Model(net(), trainable="head")
+    with pytest.raises(ValueError, match="its components must begin apart.*add lora"):
+        FedEM(Problem(head, (2, 4, 4), 3, 8))
+    with pytest.raises(ValueError, match="every adapter begins as the network that it adapts.*use rdpcfl or fedem"):
+        RDPCFL(Model(net(), trainable="lora"), clustering="selection", clusters=2)
 
 
 def test_a_frozen_a_is_the_same_in_every_process_and_makes_means_exact() -> None:

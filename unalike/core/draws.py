@@ -134,10 +134,14 @@ class Draws:
         stream = self._next()
         return _mix((_signed(stream) if isinstance(stream, int) else stream) + (elements + 1) * _GOLDEN)
 
-    def _next(self) -> Tensor | int:
-        self._calls += 1
+    def make_key(self) -> None:
+        """Hash the key now: one that is hashed inside of ``grad`` belongs to it, and is of no use afterwards."""
         if self._domain is not None:
             self._key, self._domain = key(self._key, self._domain), None
+
+    def _next(self) -> Tensor | int:
+        self._calls += 1
+        self.make_key()
         if self._plain is None:
             self._plain = int(self._key) if _plain(self._key) else False
         if self._plain is not False:

@@ -67,11 +67,11 @@ class Model:
                     "reproducible; use nn.Dropout, whose masks Unalike draws at the client, or set p=0"
                 )
         self._module, self.kind = copy.deepcopy(module).eval(), type(module)
-        self._drawn: set[str] | None = None  # the parts whose first values are drawn; None: all that know how
+        self.drawn: set[str] | None = None  # the parts whose first values are drawn; None: all that know how
         if trainable is not None:
             from unalike.networks.adapters import adapt  # as in ``named``: one import upwards, for the user's sake
 
-            self._drawn = adapt(self._module, trainable)
+            self.drawn = adapt(self._module, trainable)
         names = [name for name, parameter in self._module.named_parameters() if parameter.requires_grad]
         if not names:
             said = "" if trainable is None else f": none that trainable = {trainable!r} chooses"
@@ -169,15 +169,15 @@ class Model:
         pretrained network but what was put beside its layers.
         """
         kept: dict[int, Any] = {}  # what is not drawn need not be copied
-        if self._drawn is not None:
+        if self.drawn is not None:
             named = self._module.named_parameters()
-            kept = {id(one): one for name, one in named if name.rpartition(".")[0] not in self._drawn}
+            kept = {id(one): one for name, one in named if name.rpartition(".")[0] not in self.drawn}
         module = copy.deepcopy(self._module, kept)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
             for name, part in module.named_modules():
                 reset = getattr(part, "reset_parameters", None)
-                if callable(reset) and (self._drawn is None or name in self._drawn):
+                if callable(reset) and (self.drawn is None or name in self.drawn):
                     reset()
         return self.flatten(dict(module.named_parameters())).detach().clone()
 

@@ -5,6 +5,7 @@ is all that is needed.
 
 - A linear layer's gradient for one sample is the outer product of a and g, so its squared norm is ‖g‖²·(‖a‖² + 1), bias
   included (Goodfellow 2015, "ghost norm"), and the clipped sum is a product of two matrices.
+- A frozen layer is a function like any other. So LoRA's A and B are two layers, with places where they read tokens.
 - Where weights meet several places of a sample (a convolution), its gradient is the product of g with the patches of a
   and is made, for this layer alone: kernels are small, and what is added up is then what was measured. A norm from
   Gram matrices would not need it, but cancellation could make that norm too small.
@@ -32,7 +33,7 @@ from unalike.core.model import Model
 from unalike.core.torch_internals import cleared_transforms, computed_singly, flatten_tensors, unflatten_tensor
 from unalike.learn import objective
 from unalike.learn.layers import Between, Layer, Pull
-from unalike.learn.structure import NotByLayers, Structure
+from unalike.learn.structure import NotByLayers, Structure, is_frozen
 from unalike.privacy.checks import check_positive
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs and labels to per-sample losses [B]
@@ -64,10 +65,10 @@ class _Layers(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func is not F.linear and func is not F.conv2d:
+        given = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
+        if (func is not F.linear and func is not F.conv2d) or is_frozen(given["weight"]):
             return func(*args, **(kwargs or {}))
         number = len(self.met)
-        given = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
         with torch.no_grad():
             self.met.append(self._layers[number].patches(given["input"]))
         if number == 0 and func is F.conv2d:  # nobody asks for the gradient of its input, and its patches are there

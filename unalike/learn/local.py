@@ -183,6 +183,7 @@ class LocalSGD:
         y = None if not labels else client.y if known is None else client.labels()
         schedule, step_gradient = self._steps(objective, client, known, noise, batch)
         descent, total = _Descent(self, start, least, undecayed), torch.zeros(())
+        client.masks.draws.make_key()
         with dropout_from(client.masks):
             for step, drawn in enumerate(schedule.batches(client.x, y)):
                 active = None if schedule.active is None else schedule.active[step]

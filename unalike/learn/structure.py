@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from unalike.learn.layers import Between, Layer, pair_of
@@ -27,7 +27,15 @@ _EACH_BY_ITSELF = {
 }
 _LOOKS = {"size", "dim", "__len__", "__get__"}  # read a shape or another property
 _LAYOUTS = {"permute", "contiguous", "__getitem__", "view", "reshape"}  # of weights, too
+# These do as long as they leave the first dimension alone, which is that of the samples.
+_ALONG = {"softmax": 1, "chunk": 2, "split": 2, "mean": 1}  # the argument that names dimensions
+_BOTH = {"matmul", "bmm", "__matmul__", "scaled_dot_product_attention"}
 _POOLS = {"max_pool2d", "avg_pool2d", "adaptive_avg_pool2d", "adaptive_max_pool2d"}
+
+
+def is_frozen(weight: Any) -> bool:
+    """Is it the module's own, which hangs in it as a parameter where those of θ are plain tensors?"""
+    return isinstance(weight, nn.Parameter)
 
 
 class Structure(TorchFunctionMode):
@@ -39,6 +47,7 @@ class Structure(TorchFunctionMode):
         self.chain: list[Layer | Between] | None = []  # None: it is more than one function after the other
         self.by_hand = True  # is all that stands between its layers?
         self._last = x  # what the chain has come to
+        self._of_rows = {id(x): x}  # all that was computed from rows; what was not is a constant
         self._weights = {id(value): (name, value) for name, value in named.items()}  # and what was laid out anew
         self.layers: list[Layer] = []
         self.outputs: list[Tensor] = []
@@ -50,8 +59,11 @@ class Structure(TorchFunctionMode):
         kwargs, name = kwargs or {}, str(getattr(func, "__name__", func))
         if func is F.linear or func is F.conv2d:
             return self._layer(func, args, kwargs)
-        weight = [self._weights[id(one)] for one in (*args, *kwargs.values()) if id(one) in self._weights]
-        allowed = name in _LOOKS or (name in _LAYOUTS if weight else self._by_itself(name, args))
+        given = [one for arg in (*args, *kwargs.values()) for one in (arg if isinstance(arg, list | tuple) else [arg])]
+        weight = [self._weights[id(one)] for one in given if id(one) in self._weights]
+        if not weight and not any(id(one) in self._of_rows for one in given):
+            return func(*args, **kwargs)
+        allowed = name in _LOOKS or (name in _LAYOUTS if weight else self._by_itself(name, args, kwargs))
         version = self._last._version
         out = func(*args, **kwargs) if allowed else None
         if not allowed or (name == "__get__" and isinstance(out, Tensor)):  # a transposed tensor, say
@@ -59,6 +71,8 @@ class Structure(TorchFunctionMode):
         if weight and isinstance(out, Tensor):
             self._weights[id(out)] = weight[0][0], out
         elif name not in _LOOKS:
+            parts = out if isinstance(out, list | tuple) else [out]
+            self._of_rows |= {id(one): one for one in parts if isinstance(one, Tensor)}
             self._follow(name, func, args, kwargs, out, written=self._last._version > version)
         return out
 
@@ -89,8 +103,16 @@ class Structure(TorchFunctionMode):
         elif name not in ("flatten", "contiguous"):  # these change no number
             self.chain = None  # a change of type, say: rows of another type than these would need it
 
-    def _by_itself(self, name: str, args: tuple[Any, ...]) -> bool:
+    def _by_itself(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         x = args[0] if args else None
+        if name in _BOTH:
+            parts = [*args, *kwargs.values()][: 3 if name == "scaled_dot_product_attention" else 2]
+            if len(parts) == 2 and parts[1].ndim == 2 and id(parts[1]) not in self._of_rows:
+                parts = parts[:1]  # times a constant matrix
+            return all(one.ndim > 2 and len(one) == self._rows for one in parts)
+        if name == "cat" and isinstance(x, list | tuple):
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+            return all(len(one) == self._rows for one in x) and dim % x[0].ndim != 0
         if not isinstance(x, Tensor):
             return False
         if name in _POOLS:
@@ -101,12 +123,29 @@ class Structure(TorchFunctionMode):
         if name == "__getitem__":
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             return index[0] == slice(None) and all(one is None or isinstance(one, int | slice) for one in index)
+        if name == "transpose":
+            return len(x) == self._rows and 0 not in (args[1] % x.ndim, args[2] % x.ndim)
+        if name in _ALONG:
+            dims = kwargs.get("dim", args[_ALONG[name]] if len(args) > _ALONG[name] else None)
+            dims = dims if isinstance(dims, list | tuple) else [0 if dims is None else dims]
+            return len(x) == self._rows and all(one % x.ndim != 0 for one in dims)
+        if name == "layer_norm":
+            shape = kwargs.get("normalized_shape", args[1] if len(args) > 1 else x.shape)
+            return len(x) == self._rows and len(shape) < x.ndim
         return name in _EACH_BY_ITSELF
 
     def _layer(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
         names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
-        a, weight, bias = given["input"], self._name(given["weight"]), self._name(given.get("bias"))
+        a, frozen = given["input"], is_frozen(given["weight"])
+        if frozen and id(a) not in self._of_rows:
+            return func(*args, **kwargs)
+        if frozen and (given.get("bias") is None or is_frozen(given["bias"])) and len(a) == self._rows and a.ndim > 1:
+            self.chain = None
+            made: Tensor = func(*args, **kwargs)
+            self._of_rows[id(made)] = made
+            return made
+        weight, bias = self._name(given["weight"]), self._name(given.get("bias"))
         plain = pair_of(given.get("dilation", 1)) == (1, 1) and given.get("groups", 1) == 1
         stride, padding = pair_of(given.get("stride", 1)), pair_of(given.get("padding", 0))
         places = a.ndim >= 2 if func is F.linear else a.ndim == 4
@@ -122,6 +161,7 @@ class Structure(TorchFunctionMode):
         else:
             self.chain.append(layer)
             self._last = out
+        self._of_rows[id(out)] = out
         met = math.prod(layer.patches(a).shape[1:])
         self.layers.append(layer)
         self.outputs.append(out)

@@ -49,6 +49,11 @@ class FedEM(Averaging):
     def __post_init__(self) -> None:
         self.check_privacy(self.local)
         at_least(self, components=1, weight_steps=0)
+        if self.components > 1 and self.problem.model.drawn == set():
+            raise ValueError(
+                "its components must begin apart, and all that is trained here begins with the network's own values; "
+                "add lora"
+            )
         _ = self.model
 
     @cached_property

@@ -87,6 +87,11 @@ class RDPCFL:
         one_of(self, "clustering")
         if self.clustering == "selection" and self.clusters is None:
             raise ValueError("selection (IFCA) begins with M models: give clusters")
+        if self.clustering == "selection" and (self.clusters or 1) > 1 and self.model.drawn is not None:
+            raise ValueError(
+                "selection (IFCA) begins with models that answer differently, and every adapter begins as the network "
+                "that it adapts, so that all clients would choose the same; use rdpcfl or fedem"
+            )
         at_least(self, clusters=1, most_clusters=2, rounds=1, selection_rounds=1)
         if not 0 < self.selection <= 1:
             raise ValueError(f"selection={self.selection}; expected a share above 0, up to 1")

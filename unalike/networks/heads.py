@@ -53,7 +53,7 @@ def _with_head(model: Model, name: str, head: nn.Module) -> Model:
     for key, parameter in module.named_parameters():
         parameter.requires_grad_(key in model.shapes or key.startswith(f"{name}."))
     made = Model(module)
-    made._drawn = None if model._drawn is None else {*model._drawn, name}
+    made.drawn = None if model.drawn is None else {*model.drawn, name}
     return made
 
 
