@@ -191,9 +191,9 @@ def test_methods_whose_models_must_begin_apart_say_what_to_do() -> None:
     from unalike import RDPCFL, FedEM, Problem
 
     head = Model(net(), trainable="head")
-    with pytest.raises(ValueError, match="its components must begin apart.*add lora"):
+    with pytest.raises(ValueError, match=r"its components must begin apart.*add lora"):
         FedEM(Problem(head, (2, 4, 4), 3, 8))
-    with pytest.raises(ValueError, match="every adapter begins as the network that it adapts.*use rdpcfl or fedem"):
+    with pytest.raises(ValueError, match=r"every adapter begins as the network that it adapts.*use rdpcfl or fedem"):
         RDPCFL(Model(net(), trainable="lora"), clustering="selection", clusters=2)
 
 

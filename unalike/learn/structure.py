@@ -138,11 +138,13 @@ class Structure(TorchFunctionMode):
         names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         a, frozen = given["input"], is_frozen(given["weight"])
+        made: Tensor
         if frozen and id(a) not in self._of_rows:
-            return func(*args, **kwargs)
+            made = func(*args, **kwargs)
+            return made
         if frozen and (given.get("bias") is None or is_frozen(given["bias"])) and len(a) == self._rows and a.ndim > 1:
             self.chain = None
-            made: Tensor = func(*args, **kwargs)
+            made = func(*args, **kwargs)
             self._of_rows[id(made)] = made
             return made
         weight, bias = self._name(given["weight"]), self._name(given.get("bias"))
