@@ -567,3 +567,26 @@ def test_bytes_are_counted_over_all_channels_of_a_run(tmp_path: Path) -> None:
     result(again.call("settle", load(again)), "node a")
     with pytest.raises(Refused, match="rule megabytes"):
         ask(again, serial=2)
+
+
+def test_a_server_that_is_trusted_to_add_the_noise_sees_no_client_alone(tmp_path: Path) -> None:
+    """Its sums leave without noise, so the fewest clients of a sum count."""
+    policy = {**GUARDED, "trust": ["server"], "fewest": 2}
+    host = NodeHost(make_site(tmp_path, policy=policy))
+    values = private()
+    values["privacy"]["trust"] = "server"
+    result(host.call("settle", load(host, values)), "node a")
+    (reply,) = ask(host, ids=torch.arange(1))
+    assert "rule individual" in reply.failed[0] and "over 1 of its clients" in reply.failed[0]
+    assert ask(host, ids=torch.arange(2), serial=2)[0].rows.tolist() == [0, 1]
+
+
+def test_what_a_server_says_does_not_speak_to_the_sites_terminal(tmp_path: Path) -> None:
+    host = settled(tmp_path)
+    ask(host, task="\x1b[2J\nrefused: all is well", wanted=())
+    log = (tmp_path / "a" / "log").read_text()
+    assert "\x1b" not in log and len(log.splitlines()) == 1
+    with pytest.raises(Refused):
+        load(host, recipe(method="\x1b]0;owned\x07"))
+    assert "\x1b" not in (tmp_path / "a" / "log").read_text()
+    assert "\x1b" not in CliRunner().invoke(app, ["node", "ledger", str(tmp_path / "a")]).output

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
+from unalike.core.checks import printable
 from unalike.core.disk import check_writable, write_whole
 from unalike.core.notes import Note
 from unalike.runs.errors import UserError, explain_disk_errors
@@ -36,7 +37,7 @@ def say(*parts: str | Table) -> None:
     for part in parts:
         if isinstance(part, Table):
             _fit(part, console)
-        console.print(part, soft_wrap=isinstance(part, str))
+        console.print(printable(part, "\n\t") if isinstance(part, str) else part, soft_wrap=isinstance(part, str))
 
 
 def _fit(table: Table, console: Console) -> None:

@@ -320,6 +320,8 @@ class Client:
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum over the client's rows, padding left out."""
+        if values.shape[0] != self.capacity:  # a hostile server's input may have broadcast against the rows
+            raise ValueError(f"a sum over {self.capacity} rows of values of shape {tuple(values.shape)}")
         values = self.tame(values)
         if self.full:
             return values.sum(0)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from unalike.core import wire
+from unalike.core.checks import printable
 from unalike.core.schema import Schema
 
 MOST_ROWS = 1 << 27  # of one client: noise is calibrated to this number, and a declared one must not stop everybody
@@ -74,8 +75,7 @@ class Roster:
         number = int(self.ids[position])
         if self.names is None:
             return str(number)
-        # a name is somebody else's text: nothing in it may speak to a terminal
-        return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in str(self.names[number]))
+        return printable(str(self.names[number]))
 
     def select(self, which: Tensor | Sequence[int]) -> Roster:
         """Some of the clients, by position; they keep their ids."""

@@ -131,7 +131,7 @@ class PrivateScaling:
     @task
     def counts(self, client: Client, center: Tensor, usual: Tensor) -> Sent:
         """How many values lie in [2^k, 2^(k+1)) around the centre, for each k: [powers, features]."""
-        away = self._flat(client.x.to(torch.float64) - center).abs()
+        away = self._away(client, center).abs()
         powers = range(self._LOWEST, self._HIGHEST)
         least = [away >= 2.0**power for power in powers] + [torch.zeros_like(away, dtype=torch.bool)]
         inside = [self._row(low & ~high) for low, high in itertools.pairwise(least)]
@@ -165,13 +165,14 @@ class PrivateScaling:
             return Sum(name, sensitivity=bound, noise=self.noise, unit="point", of_rows=True)
         return Sum(name, clip=bound, noise=self.noise)
 
-    def _flat(self, x: Tensor) -> Tensor:
-        """[rows, features, pixels]; the inputs of a table have one pixel."""
-        return x.reshape(x.shape[0], self.features, -1)
+    def _away(self, client: Client, center: Tensor) -> Tensor:
+        """[rows, features, pixels] how far values are from the centre; the inputs of a table have one pixel."""
+        flat = client.x.reshape(client.x.shape[0], self.features, -1).to(torch.float64)
+        return flat - center.reshape(self.features, 1)
 
     def _within(self, client: Client, center: Tensor, radius: Tensor) -> Tensor:
-        away = self._flat(client.x.to(torch.float64) - center).nan_to_num(nan=0.0)  # what is missing is at the centre
-        reach = radius.reshape(-1, 1)
+        away = self._away(client, center).nan_to_num(nan=0.0)  # what is missing is at the centre
+        reach = radius.reshape(self.features, 1)
         return torch.where(reach > 0, away / torch.where(reach > 0, reach, 1.0), 0.0).clamp(-1.0, 1.0)
 
     def _row(self, values: Tensor) -> Tensor:

@@ -17,7 +17,11 @@ from unalike.core.method import tasks_of
 from unalike.core.release import Terms
 from unalike.core.request import Program, ReleaseName
 from unalike.learn.local import LocalSGD
+from unalike.learn.scaling import PrivateScaling
+from unalike.methods.adaped import AdaPeD
 from unalike.methods.fedavg import FedAvg
+from unalike.methods.fedrep import FedRep
+from unalike.methods.mr_mtl import MRMTL
 from unalike.privacy import Gaussian
 from unalike.privacy.dpsgd import PointPrivacy
 from unalike.runtime.shard.shard import Refused, Shard
@@ -95,3 +99,46 @@ def test_a_recipe_says_how_many_share_the_noise_of_a_secure_sum() -> None:
     shard = Shard({"train": ROWS}, ROWS.roster(), program, Simulator(block=4, threads=1))
     assert look_of(fit(shard, method)) == ([0], [])
     assert [one.kind for one in method.fit.releases()] == [Mean.kind]
+
+
+SCALING = PrivateScaling("features", 1, Gaussian(1e-3), "point")
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "given"),
+    [
+        ("means", "mean", {"radius": torch.ones(1000)}),
+        ("means", "mean", {"center": torch.zeros(1000, 1, 1)}),
+        ("counts", "counts", {"center": torch.zeros(1000, 1, 1)}),
+    ],
+)
+def test_statistics_for_scaling_count_a_point_once(task: str, name: str, given: dict[str, Tensor]) -> None:
+    """1,000 radii for one feature gave 1,000 means of it, and 1,000 centres counted its points 1,000 times."""
+    shard = private_shard(Clients.from_sizes(torch.ones(2, 1), None, torch.tensor([1, 1])), tasks_of(SCALING))
+    wanted, usual = ReleaseName.of(Sum(name)), {"center": torch.zeros(1), "usual": ONE}
+    honest = usual | ({"radius": torch.ones(1)} if task == "means" else {})
+    *_, sums = shard.answer(request(f"PrivateScaling.{task}", wanted, shared=honest))
+    assert float(sums.partials[0].total.norm()) == pytest.approx(1.0, abs=0.05)
+    with pytest.raises(Refused, match="does not run on rows of zeros"):
+        list(shard.answer(request(f"PrivateScaling.{task}", wanted, shared=honest | given)))
+
+
+@pytest.mark.parametrize(
+    ("method", "task"),
+    [
+        (MRMTL(MODEL, cohort=1.0, local=STEPS), "MRMTL.fit"),
+        (FedRep(MODEL, cohort=1.0, local=STEPS, local_head=STEPS, head=1), "FedRep.fit"),
+        (AdaPeD(MODEL, cohort=1.0, local=STEPS), "AdaPeD.fit"),
+        (AdaPeD(MODEL, cohort=1.0, local=STEPS), "AdaPeD.go_on"),
+    ],
+)
+def test_what_clients_keep_is_not_trained_on_for_nothing(method: Any, task: str) -> None:
+    """Asked for no release, each of these went on with DP-SGD from what it keeps; one later ask, charged once, showed
+    what twenty had made.
+    """
+    shard, size = private_shard(ROWS, tasks_of(method)), MODEL.size
+    given = {"rate": ONE, "mean": torch.zeros(size), "body": torch.zeros(6), "mu": torch.zeros(size), "psi": ONE}
+    known = {one.name for one in shard.program.task(task)._parameters}
+    with pytest.raises(Refused, match="draws noise, and what it releases names its cost"):
+        list(shard.answer(request(task, shared={name: one for name, one in given.items() if name in known})))
+    assert not shard.kept("run").state()

@@ -22,6 +22,8 @@ def clipped_points(client: Client, origin: Tensor, radius: Tensor, moves: Tensor
         middle = anchors.mean(0)
         points = points + steps[nearest_center(points - middle, anchors - middle)]
     points = points - origin
+    if points.shape != client.x.shape:
+        raise ValueError(f"origin and moves make {tuple(points.shape)} of points of shape {tuple(client.x.shape)}")
     length = torch.linalg.vector_norm(points, dim=1, keepdim=True)
     factor = torch.clamp((1.0 - 1e-6) * radius / length.clamp(min=1e-30), max=1.0)  # rounding stays below the radius
     return client.tame(torch.where(client.mask[:, None], points * factor, 0.0))

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from unalike.core import wire
+from unalike.core.checks import printable
 from unalike.core.client import Clients
 from unalike.core.disk import write_whole
 from unalike.core.failure import Diverged
@@ -181,9 +182,10 @@ class NodeHost:
         return letter + f"{sentence}; the reason is in the node's own log".encode()
 
     def _note(self, refusal: Forbidden) -> None:
-        self._site.tell(f"refused: {refusal}")
-        self._site.news["refused"] = [*self._site.news.get("refused", ()), str(refusal)][-5:]
-        self._site.ledger.refuse(self._run, refusal.rule, str(refusal))
+        why = printable(str(refusal))  # a server's words may be in it
+        self._site.tell(f"refused: {why}")
+        self._site.news["refused"] = [*self._site.news.get("refused", ()), why][-5:]
+        self._site.ledger.refuse(self._run, refusal.rule, why)
 
     @property
     def journal(self) -> Journal:
@@ -285,7 +287,7 @@ class NodeHost:
 
     def _answer(self, head: bytes, *arrays: bytes) -> bytes:
         request = Request.decode(head)
-        self._site.news["doing"] = f"{request.task} for run {self._run[:8]}"
+        self._site.news["doing"] = f"{printable(request.task[:80])} for run {self._run[:8]}"
         try:
             self._allow(request, head, arrays)
             frames = [self._tame(frame) for frame in self.journal.answer(head, *arrays)]
@@ -293,7 +295,7 @@ class NodeHost:
             self._note(refusal)
             frames = [_all_failed(request, f"refused by its site, {refusal}")]
         except (Refused, wire.WireError, TypeError) as error:
-            self._site.tell(f"refused: {request.task}: {error}")
+            self._site.tell(f"refused: {printable(f'{request.task}: {error}')}")
             frames = [_all_failed(request, "refused by its site: the request is not one of this run")]
         finally:
             self._site.news["doing"] = ""

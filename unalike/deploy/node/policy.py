@@ -121,12 +121,9 @@ class Policy(BaseModel):
         if isinstance(release, Stays):
             return True
         protected = (release.noise is not None or release.cost is not None) and terms.system
-        masked = bool(getattr(release, "secure", False))
-        kind = (
-            "individual"
-            if isinstance(release, Each) or (not protected and not masked and clients < self.fewest)
-            else "sums"
-        )
+        noised = protected and (terms.at_shard or release.cost is not None)  # before it leaves
+        hidden = noised or bool(getattr(release, "secure", False)) or clients >= self.fewest
+        kind = "sums" if hidden and not isinstance(release, Each) else "individual"
         allowed: Shows = getattr(self, kind)
         what = f"{release.kind}({', '.join(release.names) or 'all arrays'})"
         if allowed == "never" or (allowed == "noise" and not protected):

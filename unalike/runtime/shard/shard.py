@@ -190,7 +190,7 @@ class Shard:
         # the request's key is known to the server that chose it
         own = SystemDraws().bits(1)[0] if terms.system else torch.tensor(request.key)
         private = protects(releases) or self.program.hides(request)
-        if private and releases and not self.program.open:
+        if private and not self.program.open:
             self._check_private(request, task, releases, {name: value[0] for name, value in each.items()})
         return Work(
             task, clients, positions, bounds, request.shared, each, releases, own, kept, request.serial, terms, private
@@ -216,10 +216,16 @@ class Shard:
         kind = (task.name, request.wanted, *((name, value.shape, value.dtype) for name, value in one.items()))
         if kind not in self._dry_runs:
             self._dry_runs[kind] = dry_run(task, releases, self.roster.schema, self.roster.bound[0], one)
-        if self._dry_runs[kind] is None:
+        dry = self._dry_runs[kind]
+        if not releases:
+            charged = any(one.cost is not None for one in task.releases()) or (dry is not None and dry.noisy)
+            if charged:  # what it keeps would be trained once more, for nothing, and a later ask would show it
+                raise Refused(f"{task.name} draws noise, and what it releases names its cost: ask it for that")
+            return
+        if dry is None:
             raise Refused(f"the run states an ε, and {task.name} does not run on rows of zeros, so failures would show")
         try:
-            check_private(task, releases, self._dry_runs[kind])
+            check_private(task, releases, dry)
         except ValueError as error:
             raise Refused(str(error)) from error
 
