@@ -95,3 +95,17 @@ def test_temperature_and_threshold_are_the_best_on_their_rows() -> None:
     p = Predictions(np.zeros(4000, int), np.arange(4000), truth, 3 * logits, 3, shares)  # too sure by a factor of 3
     assert metrics.temperature(p) == pytest.approx(3, rel=0.1)
     assert metrics.best_threshold(predictions([0, 0, 0, 1], [0.1, 0.1, 0.2, 0.3])) == pytest.approx(0.3)
+
+
+def test_a_bootstrap_is_as_wide_as_chance_over_rows_or_over_whole_clients() -> None:
+    """The share of 300 in 400 has the deviation √(p(1−p)/400); where a client is all right or all wrong, of clients."""
+    truth, zeros = np.ones(400), np.zeros((400, 2))
+    outputs = np.zeros((400, 2))
+    outputs[:300, 1] = 1
+    outputs[300:, 0] = 1
+    _, metric = metrics.metric_named("accuracy", 2)
+    for client, count in ((np.zeros(400, dtype=int), 400), (np.arange(400) // 4, 100)):
+        low, high = metrics.bootstrap(metric, Predictions(client, np.arange(400), truth, outputs, 2, zeros))
+        deviation = (0.75 * 0.25 / count) ** 0.5
+        assert low == pytest.approx(0.75 - 1.96 * deviation, abs=0.25 * deviation)
+        assert high == pytest.approx(0.75 + 1.96 * deviation, abs=0.25 * deviation)

@@ -153,6 +153,15 @@ def test_every_client_is_predicted_by_a_model_of_its_own_in_the_order_of_the_fil
     only = json.loads(unalike("predict", away, "--data", file, "--client", "s01", "--out", tmp_path / "o", "--json"))
     assert [line["client"] for line in only["clients"]] == ["s01"]
     assert only["clients"][0]["score"] == shown["clients"][1]["score"]
+    words = ["predict", away, "--data", file, "--out", tmp_path / "r", "--metric"]
+    ranked = json.loads(unalike(*words, "auroc", "--json"))
+    yes = (mine["returned"] == "yes").to_numpy()
+    ahead = table["p_yes"].astype(float).to_numpy()[yes][:, None] > table["p_yes"].astype(float).to_numpy()[~yes]
+    assert ranked["metric"] == "AUROC" and ranked["score"] == pytest.approx(ahead.mean())
+    assert ranked["interval"][0] < ranked["score"] < ranked["interval"][1] and ranked["metrics"].keys() > {"accuracy"}
+    (tmp_path / "r").unlink()
+    assert "metric = 'aurok': for 2 classes there are accuracy" in told(*words, "aurok")
+    assert not (tmp_path / "r").exists()
     assert "client 's1'; did you mean 's01'?" in told("predict", away, "--data", file, "--client", "s1", "--out", "q")
 
 
@@ -469,7 +478,7 @@ def test_each_client_of_a_file_has_a_model_file_of_its_own(away: Path, tmp_path:
     }
 
 
-def test_numbers_are_predicted_and_scored_by_their_squared_error(tmp_path: Path) -> None:
+def test_numbers_are_predicted_and_scored_by_their_error(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     x = random.normal(size=(40, 3))
     np.savez(tmp_path / "all.npz", x=x, y=x[:, 0] + 0.5, client=np.arange(40) // 8)
@@ -480,8 +489,10 @@ def test_numbers_are_predicted_and_scored_by_their_squared_error(tmp_path: Path)
     shown = json.loads(unalike(*words))
     table = pd.read_csv(tmp_path / "mine.predictions.csv")
     assert list(table.columns) == ["id", "client", "prediction"] and list(table["id"]) == ["a", "b", "c", "d"]
-    assert shown["metric"] == "mean squared error" and shown["notes"] == []
-    assert shown["score"] == pytest.approx(float(np.nanmean((table["prediction"] - y) ** 2)), rel=1e-6)
+    assert shown["metric"] == "RMSE" and shown["notes"] == []
+    assert shown["score"] == pytest.approx(float(np.nanmean((table["prediction"] - y) ** 2)) ** 0.5, rel=1e-6)
+    assert shown["metrics"]["MAE"] == pytest.approx(float(np.nanmean((table["prediction"] - y).abs())), rel=1e-6)
+    assert shown["interval"][0] <= shown["score"] <= shown["interval"][1]
 
 
 def test_what_is_missing_is_filled_by_the_schema(away: Path, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ def predict(
     data: Path = flag("The rows: CSV, Parquet, NPZ with x, or a folder of such files.", default=...),
     out: Path | None = flag("The CSV to write. (default: DATA.predictions.csv)"),
     seen: bool = flag("The clients took part in training: use the models that they have.", default=False),
+    metric: str | None = flag("By what to score: auroc, f1, ... (default: the run's, or what rare classes call for)"),
     as_json: bool = json_flag(),
 ) -> None:
     """Predict the rows of a file with a finished run: every client of it by a model of its own.
@@ -55,17 +56,20 @@ def predict(
 
     The CSV has a line for each row, in the file's order: its id, its client, the
     predicted class and a probability p_CLASS for each (or the predicted number). If the
-    file has the right answers, the score is printed: accuracy, or the mean squared
-    error. Labels that helped to make a model flatter its score: with --unlabeled they
-    only score, if the method can do without.
+    file has the right answers, scores are printed, one with an interval: 95 % of what
+    it is for as many clients drawn from these, or rows of a single client. Labels that
+    helped to make a model flatter its score: with --unlabeled they only score, if the
+    method can do without.
     """
     from unalike.newcomers.file import NewcomerFile
     from unalike.newcomers.ledger import add, path_beside, read_ledger
-    from unalike.newcomers.predict import as_csv, predict_client
+    from unalike.newcomers.predict import as_csv, find_metric, predict_client
     from unalike.runs.finished import FinishedRun
 
     target, ledger = out or path_beside(data, ".predictions.csv"), path_beside(data, ".ledger.json")
     finished = FinishedRun.open(run)
+    if metric is not None:
+        find_metric(finished, metric)
     check_free(out=target)
     check_places(target, again=_AGAIN)
     counted = finished.newcomer_epsilon is not None or ledger.exists()
@@ -88,7 +92,7 @@ def predict(
     with explain_disk_errors(target.parent, again=_AGAIN):
         write_whole(target, as_csv(predicted, finished.schema).encode())
     notes = file.notes if seen else file.notes + _known(finished, names)
-    result = _result(finished.schema.classes is not None, predicted, notes)
+    result = _result(finished, predicted, notes, metric)
     result |= {"run": str(run), "predictions": str(target), "ledger": str(ledger) if spent else None}
     for line in result["clients"]:
         line |= spent.get(line["client"], {})
@@ -129,10 +133,11 @@ def _known(run: FinishedRun, names: list[str]) -> list[str]:
     return [f"{listed(both, 5)} also took part in training; as newcomers they get models by these rows (or add --seen)"]
 
 
-def _result(classes: bool, predicted: list[Predicted], notes: list[str]) -> dict[str, Any]:
-    from unalike.newcomers.predict import mean_score
+def _result(run: FinishedRun, predicted: list[Predicted], notes: list[str], metric: str | None) -> dict[str, Any]:
+    from unalike.newcomers.predict import score_rows
 
-    score = mean_score(predicted)
+    score = score_rows(predicted, run, metric)
+    own = [None] * len(predicted) if score is None else [_finite(one) for one in score.clients]
     told = list(notes)
     for one in predicted:
         label = f"{one.name}: " if len(predicted) > 1 else ""
@@ -144,14 +149,20 @@ def _result(classes: bool, predicted: list[Predicted], notes: list[str]) -> dict
         )
     return {
         "rows": sum(len(one.newcomer.ids) for one in predicted),
-        "metric": "accuracy" if classes else "mean squared error",
-        "score": score,
+        "metric": None if score is None else score.metric,
+        "score": None if score is None else _finite(score.value),
+        "interval": None if score is None else [_finite(end) for end in score.interval],
+        "metrics": {} if score is None else {name: _finite(value) for name, value in score.all.items()},
         "clients": [
-            {"client": one.name, "rows": len(one.newcomer.ids), "score": one.score, "sent": dict(one.served.sent)}
-            for one in predicted
+            {"client": one.name, "rows": len(one.newcomer.ids), "score": value, "sent": dict(one.served.sent)}
+            for one, value in zip(predicted, own, strict=True)
         ],
         "notes": list(dict.fromkeys(told)),
     }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _show(result: dict[str, Any], target: Path) -> None:
@@ -159,15 +170,20 @@ def _show(result: dict[str, Any], target: Path) -> None:
 
     clients, score, metric = result["clients"], result["score"], result["metric"]
     title = f"{counted(result['rows'], 'row')} of {counted(len(clients), 'client')}"
-    table = Table("client", "rows", *([] if score is None else [metric]), title=title, title_justify="left")
+    table = Table("client", "rows", *([] if metric is None else [metric]), title=title, title_justify="left")
     for line in clients[:_SHOWN]:
         own = "-" if line["score"] is None else shown(line["score"], metric)
-        table.add_row(line["client"], f"{line['rows']:,}", *([] if score is None else [own]))
+        table.add_row(line["client"], f"{line['rows']:,}", *([] if metric is None else [own]))
     if len(clients) > _SHOWN:
-        table.add_row(f"and {len(clients) - _SHOWN:,} more", "", *([] if score is None else [""]))
+        table.add_row(f"and {len(clients) - _SHOWN:,} more", "", *([] if metric is None else [""]))
     say(table)
-    if score is not None:
-        say(f"{metric} over all rows with a label: {shown(score, metric)}")
+    if metric is not None:
+        low, high = ("–" if end is None else shown(end, metric) for end in result["interval"])
+        drawn = "clients" if len(clients) > 1 else "rows"
+        value = "–" if score is None else shown(score, metric)
+        say(f"{metric} over all rows with a label: {value} (95 % interval over {drawn}: {low} to {high})")
+        others = {name: one for name, one in result["metrics"].items() if name != metric and one is not None}
+        say(", ".join(f"{name} {shown(one, name)}" for name, one in others.items()))
     if result["ledger"] is not None:
         finite = [line["epsilon"] for line in clients if "epsilon" in line]
         worst = "∞" if None in finite else f"{max(finite):.3g}"

@@ -18,7 +18,8 @@ import torch
 
 Array = np.ndarray
 MOST_CLIENTS = 300  # whose own scores are computed: of a larger group every k-th client
-_RESAMPLES, _LEVEL = 1000, 0.95  # of the bootstrap over clients
+_RESAMPLES, _LEVEL = 1000, 0.95  # of the bootstrap
+_RESAMPLED_ROWS = 10_000_000  # in all draws together: of many rows there are fewer draws
 RARE = 0.1  # of the rows are of all classes but the largest: then accuracy says little
 NEGATIVE = "negative "  # before the name of an error, as a score
 
@@ -166,18 +167,35 @@ def score_name(metric: str) -> str:
     return NEGATIVE + metric if metric in ERRORS else metric
 
 
+def usual_metric(counts: Array | None) -> str:
+    """What scores are by where nobody says: rows of these classes, or (None) numbers.
+
+    Where one class has nine rows in ten or more, accuracy is the score of a model that knows no other class.
+    """
+    if counts is None:
+        return "RMSE"
+    if not counts.max() > (1 - RARE) * counts.sum():
+        return "accuracy"
+    return "AUROC" if len(counts) == 2 else "balanced accuracy"
+
+
+def value_of(metric: Metric, predictions: Predictions) -> float:
+    """A metric of all rows together; NaN where they do not define it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a class without rows, say
+        return metric(predictions)
+
+
 def score_clients(metric: Metric, name: str, predictions: Predictions, clients: int) -> Array:
     """[clients] each client's score: NaN where it has no labeled row, or its rows do not define the metric."""
     p = predictions.known()
     sign = -1.0 if name in ERRORS else 1.0
     scores = np.full(clients, np.nan)
     begins = np.searchsorted(p.client, np.arange(clients + 1))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a class without rows, say
-        for number in range(clients):
-            rows = np.arange(begins[number], begins[number + 1])
-            if len(rows):
-                scores[number] = sign * metric(p.where(rows))
+    for number in range(clients):
+        rows = np.arange(begins[number], begins[number + 1])
+        if len(rows):
+            scores[number] = sign * value_of(metric, p.where(rows))
     return scores
 
 
@@ -230,9 +248,29 @@ def interval(values: Array) -> tuple[float, float]:
     """95 % of the means of as many values drawn from these, with replacement; always the same draws."""
     if len(values) < 2:
         return float("nan"), float("nan")
-    draws = np.random.default_rng(0).choice(values, (_RESAMPLES, len(values)))
-    low, high = np.quantile(draws.mean(1), [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
+    return interval_of(np.random.default_rng(0).choice(values, (_RESAMPLES, len(values))).mean(1))
+
+
+def interval_of(draws: Array) -> tuple[float, float]:
+    """What 95 % of these lie between."""
+    low, high = np.quantile(draws, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2]) if len(draws) else (np.nan, np.nan)
     return float(low), float(high)
+
+
+def bootstrap(metric: Metric, predictions: Predictions) -> tuple[float, float]:
+    """95 % of what a metric of all rows would be for as many clients drawn from these, or rows of a single client."""
+    p = predictions.known()
+    rows, random = np.arange(len(p.truth)), np.random.default_rng(0)
+    clients = np.split(rows, np.flatnonzero(np.diff(p.client)) + 1)
+    found = []
+    for _ in range(max(100, min(_RESAMPLES, _RESAMPLED_ROWS // max(1, len(rows))))):
+        if len(clients) > 1:
+            drawn = np.concatenate([clients[one] for one in random.integers(len(clients), size=len(clients))])
+        else:
+            drawn = random.integers(len(rows), size=len(rows))
+        found.append(value_of(metric, p.where(drawn)))
+    values = np.array(found)
+    return interval_of(values[~np.isnan(values)])
 
 
 def temperature(predictions: Predictions) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,22 @@ from torch import Tensor
 from unalike.core.lazy import pd
 from unalike.core.schema import Schema
 from unalike.data import load
+from unalike.learn.metrics import (
+    ERRORS,
+    Metric,
+    Predictions,
+    bootstrap,
+    metric_named,
+    metrics_for,
+    score_clients,
+    usual_metric,
+    value_of,
+)
 from unalike.newcomers.client_model import client_model
 from unalike.newcomers.file import Newcomer, NewcomerFile
 from unalike.newcomers.model import PersonalModel, words_for
 from unalike.newcomers.serve import serve
-from unalike.runs.errors import UserError
+from unalike.runs.errors import FLAG, UserError
 from unalike.runs.finished import FinishedRun
 from unalike.runs.measure import measure, metric_of
 from unalike.runs.simulate import simulate
@@ -36,21 +47,6 @@ class Predicted:
     @property
     def name(self) -> str:
         return self.newcomer.name
-
-    @property
-    def right(self) -> Tensor:
-        """[labeled rows] 1 where the class is right, else 0; of numbers the squared error."""
-        if self.newcomer.truth is None:
-            return torch.zeros(0, dtype=torch.float64)
-        there = torch.from_numpy(~np.isnan(self.newcomer.truth))
-        truth, answers = torch.from_numpy(self.newcomer.truth)[there], self.answers[there]
-        if self.served.run.schema.classes is None:
-            return (answers[:, 0].to(torch.float64) - truth).square()
-        return (answers.argmax(1) == truth).to(torch.float64)
-
-    @property
-    def score(self) -> float | None:
-        return mean_score([self])
 
     @property
     def learned(self) -> bool:
@@ -97,10 +93,41 @@ def predict_client(
     return Predicted(newcomer, replace(served, notes=served.notes + newcomer.notes), answers)
 
 
-def mean_score(predicted: Sequence[Predicted]) -> float | None:
-    """Over all rows with a label: accuracy, or the mean squared error; None if there are none."""
-    values = torch.cat([one.right for one in predicted])
-    return float(values.mean()) if len(values) else None
+@dataclass(frozen=True)
+class Score:
+    """How good predictions are by one metric, over all rows with a label."""
+
+    metric: str
+    value: float
+    interval: tuple[float, float]  # of a bootstrap over clients, or over the rows of a single one
+    clients: Sequence[float]  # each client's own; NaN: it has no such rows
+    all: Mapping[str, float]  # by every metric
+
+
+def find_metric(run: FinishedRun, wanted: str) -> tuple[str, Metric]:
+    """The metric of this name, refused where the run's predictions have none that is called so."""
+    try:
+        return metric_named(wanted, run.schema.classes)
+    except ValueError as error:
+        raise UserError(f"{error}{FLAG}", "metric") from error
+
+
+def score_rows(predicted: Sequence[Predicted], run: FinishedRun, wanted: str | None = None) -> Score | None:
+    """By the metric that is wanted, else the run's; None where no row has a label."""
+    sizes, truths = [len(one.answers) for one in predicted], [one.newcomer.truth for one in predicted]
+    truth = np.concatenate([np.full(n, np.nan) if y is None else y for n, y in zip(sizes, truths, strict=True)])
+    outputs = torch.cat([one.answers for one in predicted]).to(torch.float64).numpy()
+    client = np.repeat(np.arange(len(sizes)), sizes)
+    base = np.zeros_like(outputs)  # nobody asks what a newcomer's labels alone predict
+    rows = Predictions(client, np.arange(len(truth)), truth, outputs, run.schema.classes, base).known()
+    if not len(rows.truth):
+        return None
+    counts = None if rows.classes is None else np.bincount(rows.truth.astype(np.int64), minlength=rows.classes)
+    name, metric = find_metric(run, wanted or run.recipe.metric or usual_metric(counts))
+    sign = -1.0 if name in ERRORS else 1.0
+    known = {one: value_of(metric, rows) for one, metric in metrics_for(rows.classes).items()}
+    own = (sign * score_clients(metric, name, rows, len(sizes))).tolist()
+    return Score(name, value_of(metric, rows), bootstrap(metric, rows), own, known)
 
 
 def as_frame(predicted: Sequence[Predicted], schema: Schema) -> pd.DataFrame:

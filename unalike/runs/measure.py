@@ -23,7 +23,7 @@ from unalike.core.schema import Schema
 from unalike.core.vocabulary import Cohort, Federation, Model, Models, State
 from unalike.data.population import Population
 from unalike.learn.evaluation import Scores, evaluate
-from unalike.learn.metrics import RARE, Metric, Predictions, metric_named, score_clients, score_name
+from unalike.learn.metrics import Metric, Predictions, metric_named, score_clients, score_name, usual_metric
 from unalike.runs.absent import Absent
 from unalike.runs.errors import FLAG, UserError
 from unalike.runs.result import Summary
@@ -223,17 +223,16 @@ def score_newcomers(
 def headline(population: Population, wanted: str | None, private: bool) -> tuple[Headline, str]:
     """The metric of a run, and why, where nobody asked for it and it is not the usual one.
 
-    Where one class has nine rows in ten or more, accuracy is the score of a model that knows no other class. In a
-    private run nobody looks at the labels for this choice.
+    In a private run nobody looks at the labels for this choice.
     """
+    why = ""
     if wanted is None and population.classes is not None and not private and population.has_labels:
         counts = None if isinstance(population, Absent) else population.histogram().sum(0)
-        if counts is not None and float(counts.max()) > (1 - RARE) * float(counts.sum()) > 0:
-            name = "AUROC" if population.classes == 2 else "balanced accuracy"
+        if counts is not None and (name := usual_metric(counts.numpy())) != "accuracy":
             share = float(counts.max()) / float(counts.sum())
             largest = str(population.class_names[int(counts.argmax())]) if population.class_names else "one class"
-            why = f"{share:.0%} of the rows are {largest!r}, so accuracy says little; scored by {name}"
-            return Headline.of(population, name), f"{why}{FLAG}"
+            why = f"{share:.0%} of the rows are {largest!r}, so accuracy says little; scored by {name}{FLAG}"
+            wanted = name
     try:
         found = Headline.of(population, wanted)
     except ValueError as error:
@@ -242,7 +241,7 @@ def headline(population: Population, wanted: str | None, private: bool) -> tuple
         import_module("sklearn.metrics")  # takes seconds, which are no time of measuring
     if isinstance(population, Absent) and not found.made_at_clients:
         raise UserError(f"metric = {found.name!r}{FLAG}: rows of workers are not here; use accuracy or RMSE", "metric")
-    return found, ""
+    return found, why
 
 
 def validation_score(measured: Sequence[Measured], by: Headline) -> float | None:
