@@ -14,7 +14,7 @@ from unalike import simulate
 from unalike.analytics.kmeans.algorithm import FedDPKMeans
 from unalike.analytics.kmeans.budget import CLIENT_SPLIT, POINT_SPLIT, BudgetSplit, KMeansPrivacy, StepNoise, calibrate
 from unalike.analytics.kmeans.client import cost
-from unalike.analytics.kmeans.run import elbow
+from unalike.analytics.kmeans.server import elbow
 from unalike.core.client import Clients
 from unalike.core.federation import Federation
 from unalike.core.release import Each, Sum

@@ -24,7 +24,7 @@ from unalike.analytics.estimation.study import BernoulliRates, GaussianMeans, es
 from unalike.analytics.kmeans.algorithm import FedDPKMeans
 from unalike.analytics.kmeans.baselines import KFed
 from unalike.analytics.kmeans.budget import BudgetSplit, KMeansPrivacy, StepNoise
-from unalike.analytics.kmeans.run import ServerRun
+from unalike.analytics.kmeans.server import ServerRun
 from unalike.analytics.mdm.algorithm import MDM
 from unalike.analytics.mdm.counts import histogram_clients
 from unalike.core.client import Clients

@@ -40,7 +40,7 @@ from unalike.analytics.kmeans.client import (
 )
 from unalike.analytics.kmeans.diameter import Diameter
 from unalike.analytics.kmeans.ground import Ground
-from unalike.analytics.kmeans.run import ServerRun
+from unalike.analytics.kmeans.server import ServerRun
 from unalike.core.release import Inputs, Release, Sum
 from unalike.core.roster import Roster
 from unalike.core.vocabulary import Client, Federation, Sent, send, task

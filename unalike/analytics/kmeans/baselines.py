@@ -15,7 +15,7 @@ from torch import Tensor
 
 from unalike.analytics.kmeans.algorithm import Clustering, FedDPKMeans
 from unalike.analytics.kmeans.client import nearest_center
-from unalike.analytics.kmeans.run import weighted_kmeans
+from unalike.analytics.kmeans.server import weighted_kmeans
 from unalike.core.client import Clients
 from unalike.core.vocabulary import Client, Federation, Sent, send, task
 from unalike.privacy.checks import SettingError
