@@ -22,9 +22,7 @@ app = typer.Typer()
 
 
 @command(
-    app,
-    "unalike run pefll --classes 2 --unseen 0.2 --rounds 10 --out runs/look",
-    "unalike analyse runs/look --quick",
+    app, "unalike run pefll --classes 2 --unseen 0.2 --rounds 10 --out runs/look", "unalike analyse runs/look --quick"
 )
 def analyse(
     run: Run,

@@ -126,11 +126,7 @@ def _print_message(text: str, kind: str | None = None) -> None:
 
 
 app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    add_completion=True,
+    cls=Commands, no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=True
 )
 
 

@@ -203,10 +203,7 @@ def explain(run_folder: Run, as_json: bool = json_flag()) -> None:
     "unalike run fedavg --data shops.csv --client-column shop --label-column returned --epsilon 2 --total-epsilon 4",
     "unalike privacy total shops.csv",
 )
-def total(
-    data: Annotated[Path, typer.Argument(metavar="DATA", hidden=True)],
-    as_json: bool = json_flag(),
-) -> None:
+def total(data: Annotated[Path, typer.Argument(metavar="DATA", hidden=True)], as_json: bool = json_flag()) -> None:
     """Tell what all runs on the same data have cost together, from the ledger beside its file.
 
     DATA is the file or folder that the runs were trained on.

@@ -105,10 +105,7 @@ def compare(
 
 @command(app, "unalike run fedavg --rounds 10 --out runs/mine", "unalike resume runs/mine")
 def resume(
-    run_folder: Run,
-    address: str | None = address_flag(),
-    quiet: bool = quiet_flag(),
-    as_json: bool = json_flag(),
+    run_folder: Run, address: str | None = address_flag(), quiet: bool = quiet_flag(), as_json: bool = json_flag()
 ) -> None:
     """Go on with a run or comparison that was stopped; it ends as if it had never been.
 

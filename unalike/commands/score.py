@@ -59,11 +59,7 @@ def score(
     say(*(f"note: {note}" for note in result["notes"]))
 
 
-@command(
-    app,
-    "unalike run fedavg --rounds 10 --out runs/first",
-    "unalike metrics runs/first",
-)
+@command(app, "unalike run fedavg --rounds 10 --out runs/first", "unalike metrics runs/first")
 def metrics(
     run: Run,
     against: Path | None = flag("The folder of another run over the same clients: who gains by RUN, and who loses?"),

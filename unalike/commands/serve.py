@@ -15,11 +15,7 @@ from unalike.runs.errors import UserError
 app = typer.Typer()
 
 
-@command(
-    app,
-    "unalike bundle runs/shops --out bundles/shops",
-    "unalike serve bundles/shops",
-)
+@command(app, "unalike bundle runs/shops --out bundles/shops", "unalike serve bundles/shops")
 def bundle(
     run: Run,
     out: Path | None = flag("A new or empty folder. (default: RUN.bundle)"),

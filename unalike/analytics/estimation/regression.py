@@ -9,14 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from unalike.analytics.estimation.posterior import (
-    Family,
-    design,
-    fit_alone,
-    loss_gradient,
-    posterior,
-    variance_around,
-)
+from unalike.analytics.estimation.posterior import Family, design, fit_alone, loss_gradient, posterior, variance_around
 from unalike.analytics.estimation.shared import (
     ABSURD,
     AfterRound,

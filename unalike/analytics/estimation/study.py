@@ -27,14 +27,7 @@ from unalike.analytics.estimation.samples import (
     range_notes,
     read_samples,
 )
-from unalike.analytics.estimation.shared import (
-    AfterRound,
-    Estimates,
-    EstimationError,
-    Estimator,
-    gain,
-    ignore_round,
-)
+from unalike.analytics.estimation.shared import AfterRound, Estimates, EstimationError, Estimator, gain, ignore_round
 from unalike.core.federation import Federation
 from unalike.core.lazy import pd
 

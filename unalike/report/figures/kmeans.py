@@ -39,10 +39,7 @@ def pareto(measured: Sequence[KMeansRun], levels: Mapping[str, float], title: st
         for some in (measured, best)
     )
     x, y = alt.X(**number("epsilon", "ε in total, by the ledger")), alt.Y(**number("cost", "k-means cost per point"))
-    look: dict[str, Any] = {
-        "scale": alt.Scale(domain=names),
-        "legend": alt.Legend(title=None, symbolOpacity=1),
-    }
+    look: dict[str, Any] = {"scale": alt.Scale(domain=names), "legend": alt.Legend(title=None, symbolOpacity=1)}
     method, shape = alt.Color("method:N", **look), alt.Shape("method:N", **look)
     points, fronts = (chart_of(rows).encode(x=x, y=y, color=method) for rows in (every, fronts_only))
     layers: list[alt.Chart] = [
