@@ -340,6 +340,10 @@ def test_the_epsilon_that_is_explained_is_the_one_that_is_charged(tmp_path: Path
     assert not found.refusals and found.epsilon is not None
     assert found.epsilon == pytest.approx(SiteLedger(sites[0].folder).total["client"].worst(1e-5), rel=0.02)
     assert "ε = 10 at δ = 1e-05" in found.most
+    policy = sites[0].folder / "policy.toml"
+    policy.write_text(policy.read_text().replace("epsilon_run = 10.0", f"epsilon_run = {found.epsilon * 0.9}"))
+    (met,) = explained(sites[0].folder, changes, 12).refusals
+    assert met.startswith("rule epsilon_run: the whole run costs")
     told = CliRunner().invoke(app, ["node", "ledger", str(sites[0].folder), "--replay"])
     assert told.exit_code == 0, told.output
     assert [line.split()[0] for line in told.stdout.splitlines()[:2]] == ["1", "2"] and "is signed" in told.stdout
@@ -426,6 +430,7 @@ def test_a_private_run_that_costs_too_much(
     with pytest.raises(QuorumError) as told:
         private_run(cohort=12, rounds=2)
     assert f"rule {rule}: " in told.value.failures[0].reason
+    assert f"refused by its site, rule {rule} (unalike network status" in str(told.value)
 
 
 def test_noise_for_points_does_not_protect_clients(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+SITE = "refused by its site"  # a reason that begins so names a rule of the site's policy, and depends on no row
+
 
 class Diverged(str):
     """The reason of a failure whose cause is a number that is NaN or infinite; every other reason is a plain string."""

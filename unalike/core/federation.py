@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from unalike.core.draws import Draws, key
-from unalike.core.failure import Failure
+from unalike.core.failure import SITE, Failure
 from unalike.core.release import (
     SECURE_SHAPE,
     Each,
@@ -555,10 +555,12 @@ class Cohort:
         federation = self.federation
         if count >= federation.quorum * len(self) and (count or not len(self)):
             return
-        if hidden:  # neither the number of clients nor the reasons may show
+        if hidden:  # neither the number of clients nor the reasons may show, but that of a site's policy
+            rules = {failure.reason.partition(":")[0] for failure in failures if failure.reason.startswith(SITE)}
             raise QuorumError(
                 f"fewer clients answered {task.name} in round {federation.round} than the quorum of "
-                f"{federation.quorum:.0%}; it was charged, because some did answer",
+                f"{federation.quorum:.0%}; it was charged, because some did answer"
+                + "".join(f". Some replies were {rule} (unalike network status says more)" for rule in sorted(rules)),
                 failures,
             )
         examples = "\n  ".join(str(failure) for failure in failures[:3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +79,9 @@ def explain(folder: Path, recipe: Recipe, schema: Path | None, clients: int | No
         charges += [Charge(prepared.scaling.noise.event(), prepared.scaling.unit)] * PrivateScaling.RELEASES
     spent = Ledger()
     spent.charge([one for one in charges if not one.is_bare])
-    private = recipe.privacy.promises
+    epsilon = spent.worst(policy.delta) if recipe.privacy.promises else None
+    if epsilon is not None and epsilon > (most := min(policy.epsilon_run, policy.epsilon)):
+        refusals.append(f"rule epsilon_run: the whole run costs ε = {epsilon:.4g} here, allowed is {most:g}")
     bound = (
         f"ε = {min(policy.epsilon_run, policy.epsilon):g} at δ = {policy.delta:g} by this site's own count"
         if policy.epsilon_run and policy.epsilon
@@ -90,7 +93,7 @@ def explain(folder: Path, recipe: Recipe, schema: Path | None, clients: int | No
         told=f"{own} clients by number, which have labels, and their rows in multiples of {policy.round_sizes}",
         asked=asked,
         refusals=refusals,
-        epsilon=spent.worst(policy.delta) if private else None,
+        epsilon=epsilon,
         delta=policy.delta,
         most=f"{bound}, {policy.megabytes} MB and {policy.hours:g} hours in this run, whatever the server asks",
     )
@@ -124,8 +127,8 @@ def _asked(task: Task, policy: Policy, clients: int, terms: Any) -> list[Asked]:
             protected = policy.check_release(release, clients, terms)
         except Forbidden as refusal:
             refused = str(refusal)
-        noise = f"{release.noise or release.cost}" if protected else "no noise"
-        found.append(Asked(task.name, what, str(ReleaseName.of(release)), noise, refused))
+        noise = re.sub(r"\d+\.\d{4,}", lambda long: f"{float(long[0]):.4g}", str(release.noise or release.cost))
+        found.append(Asked(task.name, what, str(ReleaseName.of(release)), noise if protected else "no noise", refused))
     return found
 
 

@@ -31,7 +31,7 @@ from unalike.core import wire
 from unalike.core.checks import printable
 from unalike.core.client import Clients
 from unalike.core.disk import write_whole
-from unalike.core.failure import Diverged
+from unalike.core.failure import SITE, Diverged
 from unalike.core.release import Each, Release, Stays
 from unalike.core.request import Program, Reply, Request
 from unalike.core.roster import Roster
@@ -293,10 +293,10 @@ class NodeHost:
             frames = [self._tame(frame) for frame in self.journal.answer(head, *arrays)]
         except Forbidden as refusal:
             self._note(refusal)
-            frames = [_all_failed(request, f"refused by its site, {refusal}")]
+            frames = [_all_failed(request, f"{SITE}, {refusal}")]
         except (Refused, wire.WireError, TypeError) as error:
             self._site.tell(f"refused: {printable(f'{request.task}: {error}')}")
-            frames = [_all_failed(request, "refused by its site: the request is not one of this run")]
+            frames = [_all_failed(request, f"{SITE}: the request is not one of this run")]
         finally:
             self._site.news["doing"] = ""
         sent = self._site.folder / RUNS / self._run / SENT  # over all channels of the run
