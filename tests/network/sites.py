@@ -17,12 +17,13 @@ import tomli_w
 
 from unalike.data.population import Population
 from unalike.deploy import keys
+from unalike.runtime.network import frames
 from unalike.runtime.network.reach import ask_hub
 from unalike.runtime.workers import Unreachable
 
 OPEN: dict[str, Any] = {  # a policy for runs without an ε
     "network": "tests",
-    "methods": ["fedavg", "pefll", "local", "fedrep", "flowdup", "adaped", "r-dpcfl"],
+    "methods": ["fedavg", "pefll", "local", "fedrep", "flowdup", "adaped", "rdpcfl", "fedpi"],
     "models": ["mlp", "logistic", "linear", "linear-head"],
     "purposes": ["train", "measure", "scale"],
     "individual": "bare",
@@ -55,10 +56,16 @@ def free_port() -> int:
 class Network:
     """A hub and its sites. Processes are ended by their ids when the test is over."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, beat: float = frames.BEAT) -> None:
         self.folder, self.hub = folder, folder / "hub"
         self.port = free_port()
         keys.init_network(self.hub, "tests", f"127.0.0.1:{self.port}")
+        # as the command, with other seconds between two pings
+        self._command = f"""\
+from unalike.runtime.network import frames
+frames.BEAT, frames.SILENCE = {beat}, {4 * beat}
+from unalike.commands.main import main
+main()"""
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start_all(self, *names: str) -> None:
@@ -89,7 +96,7 @@ class Network:
         path = {"PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "400"}
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [sys.executable, "-m", "unalike", *words], stdout=log, stderr=log, env={**os.environ, **path}
+                [sys.executable, "-c", self._command, *words], stdout=log, stderr=log, env={**os.environ, **path}
             )
 
     def until(self, done: Any, seconds: float = 60) -> Any:

@@ -1,9 +1,10 @@
-"""Runs of recipes at three sites that are processes of their own: the same result as in one process."""
+"""Runs of recipes at five sites that are processes of their own: the same result as in one process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -11,18 +12,20 @@ import torch
 
 from tests.network.sites import Network, rows, together
 from unalike.api import run
+from unalike.report.page.page import write_report
 from unalike.runs import checkpoint, folder
 
 NAMES = ("a", "b", "c")
+FIVE = (*NAMES, "d", "e")
 QUICK = {"rounds": 2, "local_epochs": 1, "block": 4, "model": "mlp"}
 
 
 @pytest.fixture(scope="module")
 def network(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Network]:
     made = Network(tmp_path_factory.mktemp("network"))
-    for number, name in enumerate(NAMES):
+    for number, name in enumerate(FIVE):
         made.add_site(name, rows(number))
-    made.start_all(*NAMES)
+    made.start_all(*FIVE)
     yield made
     made.close()
 
@@ -33,18 +36,37 @@ def states(one: Path, other: Path) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [(saved[0].state[name], saved[1].state[name]) for name in saved[0].state]
 
 
-@pytest.mark.parametrize("method", ["fedavg", "pefll", "local"])
-def test_a_run_ends_as_in_one_process(method: str, network: Network, tmp_path: Path) -> None:
-    here = together([network.folder / name for name in NAMES])
-    alone = run(method, data=here, **QUICK, out=tmp_path / "here")
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedavg", {}),
+        ("fedavg", {"secure": True, "clip": 1.0}),
+        ("fedpi", {}),
+        ("pefll", {}),
+        ("flowdup", {}),
+        ("adaped", {}),
+        ("rdpcfl", {}),
+        ("local", {}),
+    ],
+    ids=lambda one: one if isinstance(one, str) else ",".join(one),
+)
+def test_a_run_ends_as_in_one_process(method: str, settings: dict[str, Any], network: Network, tmp_path: Path) -> None:
+    how = {**QUICK, "hyperparameters": settings}
+    here = together([network.folder / name for name in FIVE])
+    alone = run(method, data=here, **how, out=tmp_path / "here")
     at_sites = {"runtime": "network", "network": str(network.hub), "unseen": 0}
-    spread = run(method, data="rows.csv", **QUICK, **at_sites, out=tmp_path / "there")
+    spread = run(method, data="rows.csv", **how, **at_sites, out=tmp_path / "there")
     for ours, theirs in states(tmp_path / "here", tmp_path / "there"):
         torch.testing.assert_close(theirs, ours, rtol=1e-4, atol=1e-6)
     scores = [pd.read_csv(tmp_path / name / folder.SCORES) for name in ("here", "there")]
-    assert scores[1]["client"].tolist() == [f"{name}/{number}" for name in NAMES for number in (1, 2, 3)]
+    assert scores[1]["client"].tolist() == [f"{name}/{number}" for name in FIVE for number in (1, 2, 3)]
     columns = ["score", "loss"]
     pd.testing.assert_frame_equal(scores[0][columns], scores[1][columns], rtol=1e-3, atol=1e-4)
     assert (alone.bytes, alone.failures) == (spread.bytes, spread.failures)
-    run(method, data="rows.csv", **QUICK, **at_sites, out=tmp_path / "again")
-    assert all(torch.equal(*pair) for pair in states(tmp_path / "there", tmp_path / "again"))
+    assert [worker.name for worker in spread.workers] == [f"node {name}" for name in FIVE]
+    if method == "fedavg" and not settings:
+        write_report([tmp_path / "there"], tmp_path / "report.html")
+        page = (tmp_path / "report.html").read_text()
+        assert "Who computed it" in page and all(f"node {name}" in page for name in FIVE)
+        run(method, data="rows.csv", **how, **at_sites, out=tmp_path / "again")
+        assert all(torch.equal(*pair) for pair in states(tmp_path / "there", tmp_path / "again"))

@@ -96,7 +96,7 @@ def worker_lines(result: Mapping[str, Any]) -> list[str]:
         done = ""
         if "rate" in one:
             done = f"{one['answered']:,} replies, {one['failed']:,} failed, {one['rate']:,.0f} clients/s, "
-        lines.append(f"worker {one['worker']}: {one['clients']:,} clients, {done}started again {one['restarts']}×")
+        lines.append(f"{one['name']}: {one['clients']:,} clients, {done}started again {one['restarts']}×")
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -25,8 +26,9 @@ Folder = Annotated[Path, typer.Argument(metavar="DIR", hidden=True)]
 
 
 def log(text: str) -> None:
-    """A line of a daemon's log."""
-    say(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
+    """A line of a daemon's log. One that a full disk has no room for is lost, and the daemon goes on."""
+    with contextlib.suppress(OSError):
+        say(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}")
 
 
 @command(network, "unalike network init hub --name clinic --address hub.example.org:8443")

@@ -34,6 +34,7 @@ from unalike.runtime.workers import Unreachable, WorkerError, Workers, settled
 
 START = 60.0  # seconds to wait for nodes when a run begins
 KINDS = (Absent, Clients)  # what nodes say
+BACK = 120.0  # seconds to wait for a node that is lost, where no deadline is given
 _WORTH = 2.0  # seconds that a later ask waits for a node that had gone
 
 
@@ -76,7 +77,8 @@ class Sites:
         names = _wait_for(self._folder, how)
         if self._workers is None or names != self._names:
             self.close()
-            self._workers, self._names = Workers(Nodes(self._folder, names), afterwards=_WORTH), names
+            patience = BACK if how.deadline is None else how.deadline
+            self._workers, self._names = Workers(Nodes(self._folder, names), patience, _WORTH), names
         try:
             self._workers.check()
         except (WorkerError, Unreachable, TimeoutError) as error:

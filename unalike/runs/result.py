@@ -97,9 +97,10 @@ class Privacy(_Part):
 
 
 class Worker(_Part):
-    """What one worker of a cluster did in a run; ``rate`` is clients per second of its work."""
+    """What one worker of a cluster, or site of a network, did in a run; ``rate`` is clients per second of its work."""
 
     worker: int
+    name: str = ""  # as messages call it
     clients: int
     asks: int
     answered: int

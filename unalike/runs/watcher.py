@@ -25,10 +25,11 @@ class Watcher:
 
 
 def describe_workers(report: Sequence[Mapping[str, Any]], late: Sequence[int], seconds: float) -> str:
-    """The workers in a line: how fast each is, who was started again, and who is waited for."""
+    """The workers in a line: how fast each is (sites do not tell), who was started again, and who is waited for."""
     each = []
     for one in report:
         again = f", started again {one['restarts'] + one['missed']}×" if one["restarts"] + one["missed"] else ""
-        each.append(f"{one['worker']}: {one['rate']:,.0f} clients/s{again}")
-    waiting = f"; late: {', '.join(map(str, late))} ({duration(seconds)})" if late else ""
-    return f"workers {'  '.join(each)}{waiting}"
+        speed = f"{one['rate']:,.0f} clients/s" if one["rate"] else f"{one['answered']:,} replies"
+        each.append(f"{one['name']}: {speed}{again}")
+    waiting = f"; late: {', '.join(report[one]['name'] for one in late)} ({duration(seconds)})" if late else ""
+    return f"{'  '.join(each)}{waiting}"

@@ -400,7 +400,10 @@ class WorkerRuntime:
 
     def report(self) -> list[dict[str, Any]]:
         """A line for each worker, as plain values."""
-        return [{**asdict(tally), "rate": tally.rate} for tally in self.tallies]
+        names = [self.workers.name(tally.worker) for tally in self.tallies]
+        return [
+            {**asdict(tally), "name": name, "rate": tally.rate} for name, tally in zip(names, self.tallies, strict=True)
+        ]
 
 
 def start_runtime(

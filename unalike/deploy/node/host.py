@@ -168,7 +168,7 @@ class NodeHost:
         except OSError as error:
             if error.errno in FULL:
                 self._site.tell(f"no space: {error}")
-                return b"D" + json.dumps([errno.ENOSPC, "the node's folder"]).encode()
+                return b"D" + json.dumps([errno.ENOSPC, f"the folder of node {self._site.name}"]).encode()
             return self._failed("it could not read or write a file", error)
         except MemoryError as error:
             return self._failed("", error, b"M")

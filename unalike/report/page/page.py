@@ -152,13 +152,13 @@ def _notes(runs: Sequence[Run], groups: Sequence[str]) -> list[str]:
 
 
 def _workers(run: Run) -> list[tuple[str, ...]]:
-    """What each worker of a cluster did."""
+    """What each worker of a cluster, or site of a network, did."""
     return [
         (
-            str(one.worker),
+            one.name or f"worker {one.worker}",
             *(f"{count:,}" for count in (one.clients, one.asks, one.answered, one.failed)),
-            duration(one.seconds),
-            f"{one.rate:,.0f}",
+            duration(one.waited),
+            *((duration(one.seconds), f"{one.rate:,.0f}") if one.seconds else ("not told", "not told")),
             str(one.restarts),
             str(one.missed),
             size(one.bytes_down),
