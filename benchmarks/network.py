@@ -197,10 +197,8 @@ class Soak:
         states = [checkpoint.load(path) for path in (self.out / "whole", out)]
         assert states[0] is not None and states[1] is not None
         same = all(torch.equal(states[0].state[name], states[1].state[name]) for name in states[0].state)
-        scores = [
-            (path / folder.SCORES).read_bytes() for path in (self.out / "whole", out)
-        ]  # of models that clients keep
-        same = same and scores[0] == scores[1]
+        kept = [(path / folder.SCORES).read_bytes() for path in (self.out / "whole", out)]  # by clients: their models'
+        same = same and kept[0] == kept[1]
         charged = {name: count - before[name] for name, count in self.lines().items()}
         more = {name: count for name, count in charged.items() if count > self.usual[name]}
         whole = json.loads((out / folder.RESULT).read_text())
