@@ -207,3 +207,35 @@ def test_what_a_replaced_client_of_a_fixed_cohort_gives_away(rate: float, z: flo
     found = accountant.attainable_epsilon(released, 1e-3)
     assert np.maximum(p - math.exp(found) * q, 0.0).sum() * (x[1] - x[0]) == pytest.approx(1e-3, rel=1e-2)
     assert found <= accountant.epsilon(released, 1e-3) * (1 + 1e-6)
+
+
+class AsksTwice:
+    """Two sums, of which one has much more noise than the other."""
+
+    @task
+    def both(self, client: Client) -> Sent:
+        return send(loud=torch.zeros(512), quiet=torch.zeros(512))
+
+
+@pytest.mark.parametrize("cut", [1.0, 0.1])
+def test_a_release_whose_noise_hides_behind_that_of_another_is_found(cut: float) -> None:
+    """One of two sums has a tenth of its noise; among what the other gives away this hardly counts."""
+    clients = Clients.from_sizes(torch.zeros(512, 1), None, torch.ones(512))
+    into = [Sum("loud", clip=1.0, noise=Quieter(Gaussian(8.0), cut)), Sum("quiet", clip=1.0, noise=Gaussian(0.5))]
+
+    def run(number: int) -> AttackedRun:
+        tapped = Tapped(simulation(clients, block=256, threads=1), number, member=coins(512, number), noise="system")
+        for turn in range(1, 3):
+            tapped.begin_round(turn).everyone().ask(AsksTwice().both, into=into)
+        return result_of(tapped)
+
+    found = judge("client", run, 1e-4, 2_048, cut, 0, 2)
+    assert found.proof.noise > CHANCE  # together nothing is noticed
+    assert found.apart["quiet"].noise > CHANCE and found.holds == (cut == 1.0)
+    loud = found.apart["loud"]
+    gaussian = account([(dp_accounting.GaussianDpEvent(8.0), 2)])
+    assert loud.promised == pytest.approx(accountant.epsilon(gaussian, 1e-4))
+    if cut < 1:
+        assert loud.noise < 0.2 and loud.epsilon > 4 * loud.promised
+    else:
+        assert loud.noise > CHANCE

@@ -27,8 +27,9 @@ from unalike.core.client import Clients
 from unalike.core.federation import Cohort, Federation, Input, Replies
 from unalike.core.release import Each, Release, Sum, Trust
 from unalike.core.task import Task
-from unalike.privacy.account import account
+from unalike.privacy.account import Account, account
 from unalike.privacy.audit import Quieter
+from unalike.privacy.ledger import Ledger
 from unalike.privacy.sampling import Sampling
 from unalike.runs.simulate import simulation
 
@@ -73,8 +74,10 @@ def audit_kmeans(
         federation = _Tapped(simulation(clients, **_FAST), number, noise="system", trust=trust)
         attacked.fit(federation, _TYPICAL * torch.eye(slots))
         assert federation.observations, "an attacker who hears nothing proves nothing"
-        score = _score(federation.observations, _clients(known, privacy), canary)
-        return AttackedRun(score, took_part, account([(federation.ledger.event(), 1)]))
+        score = _scores(federation.observations, _clients(known, privacy), canary)
+        apart = {name: (one, _spent(federation.observations, name)) for name, one in score.items()}
+        together = torch.stack(list(score.values())).sum(0)
+        return AttackedRun(together, took_part, account([(federation.ledger.event(), 1)]), apart)
 
     return judge(privacy.unit, run, privacy.delta, canaries, cut_noise, seed, steps)
 
@@ -128,11 +131,21 @@ class _TappedCohort(Cohort):
         return replies
 
 
-def _score(observations: list[_Observation], rest: Clients, canary: Tensor) -> Tensor:
-    """[canaries] log-likelihood ratio of all answers, for each canary's presence against its absence."""
+def _spent(observations: list[_Observation], name: str) -> Account:
+    """What the ledger says of one array."""
+    spent = Ledger()
+    for one in observations:
+        for release in one.releases:
+            if release.name == name and release.noise is not None:
+                spent.record(release.noise.event(), unit=release.unit, sampling=one.sampling)
+    return account([(spent.event(), 1)])
+
+
+def _scores(observations: list[_Observation], rest: Clients, canary: Tensor) -> dict[str, Tensor]:
+    """By array: [canaries] log-likelihood ratio of all answers, for each canary's presence against its absence."""
     single = Clients.from_sizes(canary, None, torch.ones(len(canary)))
     known, alone = (Federation(simulation(one, **_FAST), purpose="measure").everyone() for one in (rest, single))
-    score = torch.zeros(len(canary), dtype=torch.float64)
+    score: dict[str, Tensor] = {}
     for one in observations:
         # Clients of one point have counts that are as long in L1 as in L2, so that bounds without noise are the same.
         without = known.ask(one.task, into=[Sum(each.name, clip=each.clip) for each in one.releases], **one.inputs)
@@ -143,7 +156,8 @@ def _score(observations: list[_Observation], rest: Clients, canary: Tensor) -> T
             seen = (one.replies[release.name].double() - without[release.name].double()).flatten()
             share = shares[release.name].double().flatten(1)  # [canaries, numbers]
             if release.noise.norm == "l2":
-                score += (share @ seen - 0.5 * share.square().sum(1)) / std**2
+                ratio = (share @ seen - 0.5 * share.square().sum(1)) / std**2
             else:
-                score += math.sqrt(2.0) * (seen.abs() - (seen - share).abs()).sum(1) / std
+                ratio = math.sqrt(2.0) * (seen.abs() - (seen - share).abs()).sum(1) / std
+            score[release.name] = score.get(release.name, torch.zeros(())) + ratio
     return score

@@ -22,8 +22,10 @@ from torch import Tensor
 from unalike.core.federation import Input
 from unalike.core.release import Each, Release, Sum
 from unalike.core.vocabulary import Client, Cohort, Federation, Replies, Sent, Task, each
+from unalike.privacy.account import Account, Event, account
+from unalike.privacy.ledger import Ledger
 from unalike.privacy.mechanisms import AdditiveNoise, Norm
-from unalike.privacy.sampling import FixedSize, Poisson, Sampling
+from unalike.privacy.sampling import FixedSize, Local, Poisson, Sampling
 
 _FAR = 1e6  # how far a canary goes beyond a bound: the release has to bring it back
 _PLACE, _SIGN = "canary_place", "canary_sign"
@@ -59,6 +61,8 @@ class Tapped(Federation):
 class Observation:
     """What one release told about some canaries: numbers, and how a canary that takes part moves them."""
 
+    name: str  # of the array
+    event: Event  # as the ledger was told
     cohort: str
     sampling: Sampling
     clients: Tensor  # positions of the canaries
@@ -100,6 +104,7 @@ class _TappedCohort(Cohort):
         everybody = torch.arange(len(federation.roster))
         if isinstance(release, Each):
             noise, bound = release.noise, release.sensitivity
+            assert noise is not None
             scale, shift = 1.0, 1.0  # of a randomizer: its values speak for themselves
             norm: Norm = "l2"
             if isinstance(noise, AdditiveNoise) and isinstance(bound, float | int):
@@ -107,7 +112,10 @@ class _TappedCohort(Cohort):
                 shift = 0.5 * bound / scale
             seen = value.reshape(len(value), -1)[:, 0] / scale
             rows = self.positions[replies.answered]
-            federation.observations.append(Observation("each", self.sampling, rows, seen, shift, norm, True))
+            heard = Observation(
+                release.names[0], noise.event(), "each", self.sampling, rows, seen, shift, norm, replaced=True
+            )
+            federation.observations.append(heard)
             return
         assert isinstance(release, Sum) and release.noise is not None
         change = release.change(self.sampling)
@@ -117,7 +125,8 @@ class _TappedCohort(Cohort):
         own = change / (2.0 if replaced else 1.0) / std
         seen = total[everybody % total.numel()] / std
         kind = release.noise.norm
-        federation.observations.append(Observation(self.name, self.sampling, everybody, seen, own, kind, replaced))
+        what = release.name, release.noise.event(), self.name, self.sampling
+        federation.observations.append(Observation(*what, everybody, seen, own, kind, replaced))
 
 
 def _is_noisy(release: Release) -> bool:
@@ -165,11 +174,23 @@ def _size_of(release: Release, client: Client) -> float | Tensor:
     return float(bound)
 
 
-def scores(tapped: Tapped) -> Tensor:
-    """[clients] log-likelihood ratio of all that was heard, for each canary's taking part."""
-    count = len(tapped.roster)
+def apart(tapped: Tapped) -> dict[str, tuple[Tensor, Account]]:
+    """For each released array, where there are several, the scores by that alone, and what the ledger says of it."""
+    names = list(dict.fromkeys(one.name for one in tapped.observations))
+    found = {}
+    for name in names if len(names) > 1 else ():
+        heard, spent = [one for one in tapped.observations if one.name == name], Ledger()
+        for one in heard:
+            where: dict[str, Any] = {"sampling": one.sampling, "cohort": one.cohort}
+            spent.record(one.event, **(where if one.cohort != "each" else {"sampling": Local(), "clients": (0,)}))
+        found[name] = scores(heard, len(tapped.roster)), account([(spent.event(client=0), 1)])
+    return found
+
+
+def scores(heard: Sequence[Observation], count: int) -> Tensor:
+    """[count] log-likelihood ratio of what was heard, for each canary's taking part."""
     cohorts: dict[str, list[Observation]] = {}
-    for one in tapped.observations:
+    for one in heard:
         cohorts.setdefault(one.cohort, []).append(one)
     total = torch.zeros(count, dtype=torch.float64)
     for asked in cohorts.values():

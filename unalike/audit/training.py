@@ -13,14 +13,14 @@ that is compared is then that of the shortened run, by its own ledger.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unalike.audit.tap import Tapped, sampled_ratio, scores
+from unalike.audit.tap import Tapped, apart, sampled_ratio, scores
 from unalike.core.client import Clients
 from unalike.core.draws import Draws, key
 from unalike.core.method import Auditable, ClientPrivate, PointPrivate, charged_training
@@ -46,7 +46,17 @@ _SECONDS = 60.0  # that the rounds of all attacked runs may take, about
 _PULL = 1e4  # the target that a row pulls its weight to: far beyond what the clip lets through
 _COARSE = 8  # grid of losses, for an ε that need not be exact to the last digit
 _BLOCK = 64  # canaries that are computed at once
+_ERROR = 0.05  # the chance that an honest run is told to be broken by one of its arrays
 _ROWS = 2  # of a canary that is a client; they only let the method's tasks run
+
+
+@dataclass(frozen=True)
+class Apart:
+    """What an attack on one released array alone proves; all arrays together are told with 95 % confidence."""
+
+    promised: float  # the ledger's ε of this array
+    noise: float  # the real noise is at most this share of what the ledger was told
+    epsilon: float  # at least this, if only the noise may be wrong
 
 
 @dataclass(frozen=True)
@@ -60,11 +70,13 @@ class Audit:
     rounds: int
     cut_noise: float
     of_rounds: int | None = None  # of the run that was shortened
+    apart: Mapping[str, Apart] = field(default_factory=dict)  # each released array by itself, where there are several
 
     @property
     def holds(self) -> bool:
         """Is the promise compatible with the attack?"""
-        return self.proof.epsilon <= self.promised and self.proof.noise >= 1.0
+        together = self.proof.epsilon <= self.promised and self.proof.noise >= 1.0
+        return together and all(one.noise >= 1.0 for one in self.apart.values())
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,7 @@ class AttackedRun:
     scores: Tensor
     member: Tensor
     released: Account
+    apart: Mapping[str, tuple[Tensor, Account]] = field(default_factory=dict)  # the same for each array by itself
 
 
 def audit(prepared: Prepared, *, canaries: int | None = None, cut_noise: float = 1.0, seed: int = 0) -> Audit:
@@ -131,7 +144,13 @@ def judge(
     assumed = accountant.attainable_epsilon(accountant.scale_noise(released, noise), delta, _COARSE)
     proof = replace(proof, noise=noise, assumed=assumed)
     shortened = planned if planned is not None and planned > rounds else None
-    return Audit(unit, promised, proof, len(found), rounds, cut_noise, shortened)
+    apart = {}
+    for name, (_, own) in done[0].apart.items():
+        by_itself = torch.cat([one.apart[name][0] for one in done])
+        least = proven_noise(by_itself, member, own, 1.0 - _ERROR / len(done[0].apart))
+        proven = accountant.attainable_epsilon(accountant.scale_noise(own, least), delta, _COARSE)
+        apart[name] = Apart(accountant.epsilon(own, delta), least, proven)
+    return Audit(unit, promised, proof, len(found), rounds, cut_noise, shortened, apart)
 
 
 def coins(count: int, seed: int) -> Tensor:
@@ -161,7 +180,8 @@ def result_of(tapped: Tapped) -> AttackedRun:
     """The scores of a run that was listened to; of one client, where each was charged on its own."""
     assert tapped.observations, "an attacker who hears nothing proves nothing"
     own = tapped.ledger.event(client=int(tapped.roster.ids[0]))
-    return AttackedRun(scores(tapped), tapped.member, account([(own, 1)]))
+    heard = scores(tapped.observations, len(tapped.roster))
+    return AttackedRun(heard, tapped.member, account([(own, 1)]), apart(tapped))
 
 
 def _rate(method: Any, prepared: Prepared) -> float:

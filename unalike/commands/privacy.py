@@ -331,4 +331,8 @@ def _audit_table(done: list[tuple[str, Audit]]) -> Table:
             f"{one.promised:.2f}",
             "yes" if one.holds else "NO",
         )
+        for name, own in one.apart.items():
+            holds = "yes" if own.noise >= 1.0 else "NO"
+            told = f"at most {own.noise:.0%}", f"{own.epsilon:.2f}", "", f"{own.promised:.2f}", holds
+            table.add_row(f"  {name} alone", "", "", *told)
     return table
