@@ -75,17 +75,17 @@ def lower_ranks() -> list[Setting]:
 
 
 def fewer_bits() -> list[Setting]:
-    """AdaPeD's clients keep a model anyway, so they keep what rounding takes off, too."""
+    """An MLP on digits. AdaPeD's clients keep a model anyway, so they keep what rounding takes off, too."""
     works: list[tuple[str, dict[str, Any], int, dict[str, Any]]] = [
         ("fedavg", ROTATED, 60, {"cohort": 10}),
-        ("pefll", TWO_CLASSES, 100, {}),
+        ("pefll", TWO_CLASSES, 60, {}),
         ("flowdup", ROTATED, 30, {}),
         ("adaped", TWO_CLASSES, 60, {"cohort": 10}),
     ]
     return [
         (
             f"{method}, {bits or 32} bits",
-            recipe(method, data, rounds, **more, bits=bits, feedback=method == "adaped" and bits is not None),
+            recipe(method, data, rounds, "mlp", **more, bits=bits, feedback=method == "adaped" and bits is not None),
         )
         for method, data, rounds, more in works
         for bits in (None, 16, 8, 4)

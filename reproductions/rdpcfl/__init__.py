@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from reproductions.item import Item
-from reproductions.rdpcfl import accuracy, clusters
+from reproductions.rdpcfl import accuracy, captions, clusters
 
-ITEMS: tuple[Item, ...] = (*clusters.ITEMS, *accuracy.ITEMS)
+ITEMS: tuple[Item, ...] = (*clusters.ITEMS, *captions.ITEMS, *accuracy.ITEMS)

@@ -175,9 +175,7 @@ def rotated(size: int, seed: int) -> tuple[Clients, Tensor]:
     return Clients.from_sizes(torch.cat(parts), torch.cat(labels), sizes, shift=shift, scale=scale), true
 
 
-def _separations(
-    tick: Tick, epsilon: float, size: int, seed: int, later: int = 32, first: int | None = None
-) -> Numbers:
+def separations(tick: Tick, epsilon: float, size: int, seed: int, later: int = 32, first: int | None = None) -> Numbers:
     """MSS of mixtures of 2 to 6 components of the first updates."""
     clients, true = rotated(size, seed)
     private = PointPrivacy(CLIP, epsilon=epsilon, delta=DELTA, rounds=ROUNDS)
@@ -205,7 +203,7 @@ def _figure_c_2(work: Work) -> Found:
     table, peaks = [], {}
     for epsilon in _BUDGETS:
         for seed in _SEEDS:
-            found = work.part(f"ε = {epsilon:g}, seed {seed}", _separations, epsilon=epsilon, size=SIZE, seed=seed)
+            found = work.part(f"ε = {epsilon:g}, seed {seed}", separations, epsilon=epsilon, size=SIZE, seed=seed)
             by = {m: found[str(m)] for m in range(2, 7)}
             peaks[epsilon, seed] = max(by.items(), key=itemgetter(1))[0]
             table += [{"ε": epsilon, "seed": seed, "M": m, "MSS": by[m], "right": found["right"]} for m in by]
@@ -237,7 +235,7 @@ def _figure_c_1(work: Work) -> Found:
         lines = []
         for later in _AFTERWARDS:
             name = f"ε = 10, b>1 = {later}, seed {seed}"
-            found = work.part(name, _separations, epsilon=10.0, size=SIZE, seed=seed, later=later)
+            found = work.part(name, separations, epsilon=10.0, size=SIZE, seed=seed, later=later)
             mss = found[str(len(CLUSTERS))]
             lines.append({"b": later, "value": mss, "line": f"seed {seed}", "right": found["right"]})
         values[_SCATTERS].append(max(second["value"] / first["value"] for first, second in pairwise(lines)))
@@ -257,7 +255,7 @@ def _figure_4_5(work: Work) -> Found:
     for seed in _THREE:
         for size, first in _STARTS:
             name = f"ε = 10, b¹ = {first or size}, seed {seed}"
-            found = work.part(name, _separations, epsilon=10.0, size=size, seed=seed, first=first)
+            found = work.part(name, separations, epsilon=10.0, size=size, seed=seed, first=first)
             table.append({"b¹": first or size, "seed": seed, "MSS": found["4"], "right": found["right"]})
     by = {(row["b¹"], row["seed"]): row for row in table}
     values = {
@@ -280,7 +278,7 @@ _STILL_RIGHT = "all clusters right at b>1 = 16 (1: yes)"
 _LARGE = "MSS peaks at M = 4, ε = 15 (1: yes)"
 _SMALL = "MSS peaks at M = 4, ε = 3 (1: yes)"
 
-_LACKS = "MNIST and an MLP of 25,450 parameters, not CIFAR-10 and ResNet-18"
+LACKS = "MNIST and an MLP of 25,450 parameters, not CIFAR-10 and ResNet-18"
 _TIGHT = "by today's accounting in place of the thesis's Rényi accountant"
 ITEMS = (
     Item(
@@ -361,7 +359,7 @@ ITEMS = (
         compute=_figure_4_5,
         seeds=_THREE,
         settings={"ε": "10; the figure's is lost", "batch sizes": "32 and 2,000 (all)", "b>1": "32"},
-        lacks=(_LACKS, "21 clients of 2,000 images, not 6,600"),
+        lacks=(LACKS, "21 clients of 2,000 images, not 6,600"),
     ),
     Item(
         id="t2-figure-c.1",
@@ -375,7 +373,7 @@ ITEMS = (
         compute=_figure_c_1,
         seeds=_THREE,
         settings={"batch sizes": "16 to 512; the plots that name them are lost"},
-        lacks=(_LACKS,),
+        lacks=(LACKS,),
     ),
     Item(
         id="t2-figure-c.2",
@@ -389,6 +387,6 @@ ITEMS = (
         compute=_figure_c_2,
         seeds=_SEEDS,
         settings={"ε": "15 and 3: the larger ones are not named", "rate": "any: MSS does not depend on it"},
-        lacks=(_LACKS,),
+        lacks=(LACKS,),
     ),
 )
