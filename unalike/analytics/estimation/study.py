@@ -215,11 +215,10 @@ def cross_validate(
     the winner), ``against_label`` is the gain in the error against the left-out sample's label.
     """
     check_rows(samples.clients, "flips")
-    rows = []
-    noise: float | None = None
+    parts = folds(samples.clients, None if in_order else seed)
+    noise, rows = flip_noise(samples.clients), []
     labels = samples.clients.y is not None and samples.clients.y.is_floating_point()
-    for part in folds(samples.clients, None if in_order else seed):
-        noise = flip_noise(samples.clients) if noise is None else noise
+    for part in parts:
         federation = _federate(part, federate, seed)
         found = estimator.estimate(federation)
         personal, local = _errors(part, "mean", federation, found).values()

@@ -9,34 +9,18 @@ from collections.abc import Mapping
 from typing import Any
 
 _SECTIONS = {
-    "": ("title", "rounds", "seed", "seeds", "preset", "eval_every", "checkpoint_every", "metric", "select"),
-    "data.": (
-        *("partition", "clients", "samples", "min_samples", "test", "validation", "unseen", "labeled", "rotate"),
-        *("normalize", "schema", "class_weights"),
-    ),
-    "data.options.": (
-        *(
-            "client_column",
-            "label_column",
-            "id_column",
-            "weight_column",
-            "features",
-            "categorical",
-            "indicator",
-            "task",
-        ),
-        *("missing", "na_values", "decimal", "delimiter"),
-    ),
-    "hyperparameters.": ("cohort",),
-    "hyperparameters.local.": ("batch", "lr"),
-    "privacy.": (
-        *("epsilon", "epsilons", "delta", "noise_multiplier", "clip", "unit", "trust", "accept_delta"),
-        "total_epsilon",
-    ),
-    "runtime.": ("block", "threads", "device", "drop", "workers", "address", "network", "deadline"),
+    "": "title rounds seed seeds preset eval_every checkpoint_every metric select",
+    "data.": "partition clients samples min_samples test validation unseen labeled rotate normalize schema "
+    "class_weights",
+    "data.options.": "client_column label_column id_column weight_column features categorical indicator task missing "
+    "na_values decimal delimiter",
+    "hyperparameters.": "cohort",
+    "hyperparameters.local.": "batch lr",
+    "privacy.": "epsilon epsilons delta noise_multiplier clip unit trust accept_delta total_epsilon",
+    "runtime.": "block threads device drop workers address network deadline",
 }
 # short name -> key of the recipe
-KEYS = {name: section + name for section, names in _SECTIONS.items() for name in names} | {
+KEYS = {name: section + name for section, names in _SECTIONS.items() for name in names.split()} | {
     "data": "data.name",
     "drop_columns": "data.options.drop",
     "class_names": "data.options.classes",
