@@ -11,7 +11,7 @@ import numpy as np
 
 from unalike.analytics.kmeans.algorithm import FedDPKMeans
 from unalike.analytics.kmeans.baselines import INITIAL
-from unalike.analytics.kmeans.budget import BudgetSplit, mechanisms
+from unalike.analytics.kmeans.budget import BudgetSplit, KMeansPrivacy, mechanisms
 from unalike.analytics.kmeans.points import Points
 from unalike.analytics.kmeans.study import (
     OURS,
@@ -55,8 +55,7 @@ class ParetoResult:
     @property
     def title(self) -> str:
         """A heading for a figure."""
-        privacy = self.method.privacy
-        assert privacy is not None
+        privacy = _privacy_of(self.method)
         return f"{self.points.name}: cost against ε, {privacy.unit}-level, δ = {privacy.delta:g}"
 
     def values(self) -> dict[str, Any]:
@@ -69,6 +68,12 @@ class ParetoResult:
             "runs": [one.values() for one in self.runs],
             "on_front": shares_on_front(self.fronts[OURS]) if self.explored else None,
         }
+
+
+def _privacy_of(method: FedDPKMeans) -> KMeansPrivacy:
+    if method.privacy is None:
+        raise SettingError("budgets go up to the method's ε: give privacy=KMeansPrivacy(epsilon=2)")
+    return method.privacy
 
 
 def fronts(
@@ -84,12 +89,10 @@ def fronts(
     progress: Progress = lambda _: None,
 ) -> ParetoResult:
     """Pareto fronts of cost and ε, up to the method's own ε; with ``explored``, over that many random budget splits."""
-    if method.privacy is None or method.k is None:
-        raise SettingError(
-            "fronts are of one k, over budgets up to the method's ε: give k=10 and privacy=KMeansPrivacy(epsilon=2)"
-        )
-    most = method.privacy.epsilon
-    epsilons = sorted({e for e in EPSILONS[method.privacy.unit] if e < most} | {most})
+    if method.k is None:
+        raise SettingError("fronts are of one k, not of one that each run chooses: give k=10")
+    privacy = _privacy_of(method)
+    epsilons = sorted({e for e in EPSILONS[privacy.unit] if e < privacy.epsilon} | {privacy.epsilon})
     names = (OURS, *INITIAL) if baselines else (OURS,)
     swept_names = tuple(name for name in names if name != OURS or not explored)
     measured = sweep(method, points, federate, methods=swept_names, epsilons=epsilons, seed=seed, progress=progress)
@@ -113,16 +116,14 @@ def sweep(
     progress: Progress = lambda _: None,
 ) -> list[KMeansRun]:
     """Run every method with every ε and number of Lloyd steps. ``method`` gives the unit, δ and all else."""
-    if method.privacy is None:
-        raise SettingError("a sweep over privacy budgets needs a method with privacy=KMeansPrivacy(...)")
-    measured = []
+    privacy, measured = _privacy_of(method), []
     for name in methods:
         for count in steps:
             # a baseline without a Lloyd step asks nothing of the clients, so all budgets are the same
             free = name != OURS and count == 0
             for epsilon in epsilons[:1] if free else epsilons:
                 progress(f"{name}, {count} Lloyd steps, ε = {epsilon:g}")
-                tried = replace(method, steps=count, privacy=replace(method.privacy, epsilon=epsilon))
+                tried = replace(method, steps=count, privacy=replace(privacy, epsilon=epsilon))
                 measured.append(measure(name, tried, points, seed, federate))
     return measured
 
@@ -145,10 +146,7 @@ def explore(
     2 % to all of ε_init. The ledger says what it comes to; settings above the method's ε are left out. The cost is the
     mean over ``seeds``.
     """
-    privacy = method.privacy
-    if privacy is None:
-        raise SettingError("settings are explored up to a method's ε: give privacy=KMeansPrivacy(...)")
-    random = np.random.default_rng([seed, 6003])
+    privacy, random = _privacy_of(method), np.random.default_rng([seed, 6003])
     measured: list[KMeansRun] = []
     while len(measured) < settings:
         whole = float(np.exp(random.uniform(math.log(least), math.log(4.0 * privacy.epsilon))))
