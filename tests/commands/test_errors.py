@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import os
+import re
 import resource
 from functools import partial
 from pathlib import Path
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import unalike
 from tests.child import in_child
 from tests.runs.helpers import FLAGS, SMALL, At, Crash, crash
 from unalike.api import run
@@ -236,6 +239,20 @@ def test_clients_that_cannot_be_asked_are_told_before_the_folder_is_made(words: 
 def test_the_flags_that_messages_name_exist() -> None:
     shown = runner.invoke(app, ["run", "--help"], env={"COLUMNS": "200"}).output
     assert [flag for flag in [*FLAG_NAMES.values(), "--classes", "--alpha"] if f"{flag} " not in shown] == []
+
+
+@pytest.mark.parametrize("room", ["analytics", "audit", "learn", "methods", "report", "runs"])
+def test_an_error_from_below_names_settings_and_no_flags(room: str) -> None:
+    """A command to type, `unalike data NAME --schema FILE`, may have flags."""
+    named = []
+    for file in Path(unalike.__file__).parent.joinpath(room).rglob("*.py"):
+        for raised in (node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.Raise)):
+            words = [
+                one.value for one in ast.walk(raised) if isinstance(one, ast.Constant) and isinstance(one.value, str)
+            ]
+            text = "".join(words)
+            named += [file.name] * bool(re.search(r"(?<![\w-])--[a-z]", text) and "unalike " not in text)
+    assert named == []
 
 
 def test_training_that_diverges_is_answered_with_the_learning_rate() -> None:

@@ -351,7 +351,7 @@ def apply_overrides(values: Mapping[str, Any], settings: Sequence[str]) -> dict[
         key, equals, text = setting.partition("=")
         path = key.strip().split(".")
         if not equals or not all(path):
-            raise UserError(f"--set {setting}: expected key=value, for example --set local.lr=0.05")
+            raise UserError(f"set {setting!r}: expected key=value, for example local.lr=0.05")
         if path[0] not in (*Recipe.model_fields, *PLAN_KEYS):
             path = ["hyperparameters", *path]
         result = merge(result, nest({".".join(path): _value(text)}))
