@@ -25,7 +25,9 @@ _STYLE = """<style>
 .verdict { border-radius: .6em; padding: .1em .6em; font-size: .8em; white-space: nowrap; color: #14181d; }
 .holds { background: #bfe3c6; } .differs { background: #f3c1bb; } .decided { background: #e3d5f0; }
 .comparable { background: #f3e2b3; } .run { background: #dde1e6; }
-.rows td:nth-child(n+2):nth-child(-n+3) { text-align: right; white-space: nowrap; }
+.rows td:nth-child(n+2):nth-child(-n+3) { text-align: right; white-space: nowrap; padding-left: .9em; }
+.scrolls { overflow-x: auto; }
+.rows td:first-child { min-width: 14em; }
 .rows svg { vertical-align: middle; min-width: 220px; }
 .rows small { color: #5a6472; }
 .ours { max-width: 100%; background: white; padding: .5em; }
@@ -99,7 +101,7 @@ def _section(id: str, verdict: Mapping[str, Any], figures: str) -> str:
     return (
         f"### {id} {{ #{id} }}\n\n{_badge(verdict['verdict'])} **{verdict['title']}.** {verdict['claim']}\n\n"
         f"{'; '.join(facts)}. `python -m reproductions {id}`\n\n"
-        f'<table class="rows"><thead><tr>{_HEAD}</tr></thead><tbody>{rows}</tbody></table>'
+        f'<div class="scrolls"><table class="rows"><thead><tr>{_HEAD}</tr></thead><tbody>{rows}</tbody></table></div>'
         + (f"\n\n![{escape(verdict['title'])}]({figures}/{id}.svg){{ .ours }}" if stored_figure(id).exists() else "")
         + (f"\n\n<details><summary>Settings and reasons</summary><ul>{more}</ul></details>" if more else "")
     )
