@@ -248,7 +248,7 @@ def test_the_baselines_of_adaped_have_the_values_that_its_paper_gives_them() -> 
     assert built("pfedme", preset="ozkara2022").inner_steps == 3 and built("pfedme", preset="ozkara2022").lambda_ == 0.5
     assert built("fml", preset="ozkara2022").alpha == built("fml", preset="ozkara2022").beta == 0.25
     assert built("fedem", preset="ozkara2022").components == 2 and built("quped", preset="ozkara2022").weight == 0.25
-    with pytest.raises(UserError, match=r"pefll has no preset 'ozkara2022' .*; fedavg, "):
+    with pytest.raises(UserError, match=r"pefll has no preset 'ozkara2022'; fedavg, "):
         built("pefll", preset="ozkara2022")
 
 
@@ -265,7 +265,7 @@ def test_from_the_command_line_and_from_python(tmp_path: Path) -> None:
 def test_what_is_no_preset_is_refused() -> None:
     with pytest.raises(UserError, match=r"expected one of paper: the settings of the method's paper; ozkara2022: "):
         on_preset("pefll", "thesis")
-    with pytest.raises(UserError, match=r"mr-mtl has no preset 'paper' .*; local, fedavg"):
+    with pytest.raises(UserError, match=r"mr-mtl has no preset 'paper'; local, fedavg"):
         on_preset("mr-mtl", "paper")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -24,6 +25,10 @@ class Ensemble(Model):
             raise ValueError(f"an ensemble needs at least one member, got {count}")
         self.member, self.count, self.mean_of = member, count, mean_of
         self.size = (member.size + 1) * count
+
+    @cached_property
+    def digest(self) -> str | None:
+        return self.member.digest
 
     def __call__(self, theta: Tensor, *inputs: Tensor) -> Tensor:
         members, weights = self._parts(theta)
