@@ -69,7 +69,7 @@ def read_peft(model: Model, folder: str | Path) -> Tensor:
 
 def _prefix(model: Model) -> str:
     """Where the network that PEFT knows lies in the model's module."""
-    return "network." if isinstance(getattr(model, "_module", None), Pretrained) else ""  # an ensemble has none
+    return "network." if isinstance(model._module, Pretrained) else ""
 
 
 def _our_name(model: Model, name: str) -> str:
