@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import adaped, dpsgd, noise, own, plans, scale, secure_sum, start
+from benchmarks import adaped, dpsgd, noise, own, plans, scale, secure_sum, start, tables
 from benchmarks.compare import compare
 from benchmarks.peers import BARE, FLOWER, PFL, Tool
 from benchmarks.plans import nothing_remembered
@@ -71,6 +71,10 @@ def privacy(repetitions: int, quick: bool) -> Measured:
     return [], {"secure_sum": secure_sum.run(), "dpsgd": dpsgd.run()}
 
 
+def large_tables(repetitions: int, quick: bool) -> Measured:
+    return tables.measure([100_000] if quick else [1_000_000, 10_000_000])
+
+
 def population(repetitions: int, quick: bool) -> Measured:
     return scale.measure(20_000 if quick else 1_000_000, 2_000 if quick else 10_000, 3 if quick else 10)
 
@@ -90,6 +94,7 @@ PARTS: dict[str, Part] = {
     "mdm": own.mdm,
     "kmeans": own.kmeans,
     "scale": population,
+    "tables": large_tables,
     "noise": noise.measure,
     "privacy": privacy,
 }

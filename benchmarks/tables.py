@@ -19,7 +19,9 @@ from typing import Any
 
 import numpy as np
 
+import unalike
 from benchmarks.report import Ratio, Row
+from unalike.data import load
 
 COLUMNS, CLIENTS, BLOCK = 30, 1000, 100_000
 LIMIT_MB = 1000
@@ -54,9 +56,6 @@ class Memory(threading.Thread):
 
 
 def read_and_train(file: str) -> dict[str, float]:
-    import unalike
-    from unalike.data import load
-
     memory = Memory()
     memory.start()
     unalike.run("fedavg", "digits", rounds=1)  # what a run loads anyway
@@ -67,7 +66,7 @@ def read_and_train(file: str) -> dict[str, float]:
     return {"import_mb": before, "read_mb": read, "peak_mb": memory.peak, "seconds": seconds}
 
 
-def tables(counts: Sequence[int]) -> tuple[list[Row], dict[str, Any]]:
+def measure(counts: Sequence[int]) -> tuple[list[Row], dict[str, Any]]:
     rows, raw = list[Row](), dict[str, Any]()
     for count in counts:
         with tempfile.TemporaryDirectory() as folder:

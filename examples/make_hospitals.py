@@ -1,4 +1,4 @@
-"""Write tables of five hospitals as they come: gaps, '?' and codes. The fifth has no answers yet.
+"""Write tables of five hospitals as they come: gaps, '?' and codes. The fifth has answers only later.
 
     python examples/make_hospitals.py FOLDER
 
@@ -54,7 +54,7 @@ def main(folder: Path) -> None:
         table = patients(name, number)
         if name == "turin":
             table.drop(columns="sick").to_csv(folder / "turin.csv", index=False)
-            table[["patient", "sick"]].to_csv(folder / "turin_answers.csv", index=False)
+            table.to_csv(folder / "turin_answered.csv", index=False)
         else:
             table.to_csv(folder / "hospitals" / f"{name}.csv", index=False)
 

@@ -1,6 +1,8 @@
 """Every example runs as it stands, and shows what it says."""
 
+import ast
 import importlib
+import json
 import runpy
 import subprocess
 import sys
@@ -55,12 +57,39 @@ def test_a_method_from_outside_the_package() -> None:
     assert scores.mean > 0.85
 
 
+def played(notebook: Path) -> tuple[dict[str, Any], list[Any]]:
+    """What the cells of a notebook define, and what each shows: the value of its last line."""
+    names, shown = dict[str, Any](), []
+    for number, cell in enumerate(json.loads(notebook.read_text())["cells"]):
+        if cell["cell_type"] != "code":
+            continue
+        tree = ast.parse("".join(cell["source"]))
+        last = tree.body[-1]
+        if isinstance(last, ast.Expr):
+            tree.body[-1] = ast.copy_location(ast.Assign([ast.Name("_", ast.Store())], last.value), last)
+        exec(compile(ast.fix_missing_locations(tree), f"cell {number}", "exec"), names)
+        shown += [names["_"]] if isinstance(last, ast.Expr) else []
+    return names, shown
+
+
+def test_the_notebook_runs_from_a_table_to_predictions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done, shown = played(EXAMPLES / "shops.ipynb")
+    scores = {label: one.accuracy.seen.mean for label in ("fedavg", "fedavg-finetune") for one in [done["both"][label]]}
+    assert scores["fedavg-finetune"] > 0.9 > scores["fedavg"] + 0.1, "AUROC: one model cannot know twenty tastes"
+    assert done["right"].mean() > 0.8 and "of the new shop's later sales" in shown[-3]
+    assert done["private"].privacy.epsilon <= 4 and done["private"].privacy.unit == "point"
+    assert shown[-1].shape == (5, 2)
+    assert "fedavg-finetune" in shown[1]._repr_html_() and "<table" in shown[-2]._repr_html_()
+
+
 def test_a_wheel_has_the_examples_and_recipes_inside(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(words, cwd=EXAMPLES.parent, check=True, capture_output=True)
     with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
         inside = set(wheel.namelist())
-    assert {f"unalike/examples/{file.name}" for file in EXAMPLES.glob("*.py")} <= inside
+    shipped = [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")]
+    assert {f"unalike/examples/{file.name}" for file in shipped} <= inside
     assert "unalike/recipes/digits-pathological.toml" in inside
 
 

@@ -97,6 +97,16 @@ def test_a_comparison_gives_results_of_the_same_kind() -> None:
     assert "fedavg" in both._repr_html_()
 
 
+def test_a_notebook_shows_a_comparison_once_and_without_the_signs_of_a_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    both = ua.compare("fedavg", "local", data=TABLE, **SETTINGS)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    page = both._repr_html_()  # Rich would display something of its own, for which IPython is needed
+    assert "fedavg" in page and "\x1b" not in page and "\x1b" not in str(both)
+
+
 def test_progress_is_shown_in_a_notebook_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not isinstance(default_watcher(), NotebookWatcher)
     shown: list[str] = []

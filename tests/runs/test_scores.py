@@ -39,6 +39,12 @@ def rare(rows: int = 600) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return x, y, np.arange(rows) % 6
 
 
+def test_models_are_not_made_for_nothing_where_there_are_no_rows_to_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("unalike.runs.measure.evaluate", None)
+    result = run("fedavg-finetune", "digits", clients=4, rounds=1, test=0.0, unseen=0, model="logistic")
+    assert result.accuracy.seen is None
+
+
 def test_predictions_of_test_rows_give_the_score_of_the_run(tmp_path: Path) -> None:
     result = run("fedavg", out=tmp_path / "run", **SMALL)
     with (tmp_path / "run" / "simulation" / "predictions.csv").open() as file:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -102,19 +104,26 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", hidden=True)]) -> N
 
 @command(app, "unalike examples", "unalike examples my_method", name="examples")
 def programs(name: Annotated[str | None, typer.Argument(hidden=True)] = None) -> None:
-    """List example programs, or print one, to be saved and run: unalike examples my_method > my_method.py
+    """List example programs and notebooks, or print one, to be saved: unalike examples my_method > my_method.py
 
     NAME is the example to print; without it all are listed.
     """
     if name is not None:
         _print("examples", name)
         return
-    import ast
-
     from unalike.runs.recipe.recipe import shipped
 
-    about = {name: ast.get_docstring(ast.parse(file.read_bytes())) or "" for name, file in shipped("examples").items()}
-    _list(("example", "what it shows"), ((name, text.partition("\n")[0]) for name, text in about.items()))
+    _list(("example", "what it shows"), ((name, _title(file)) for name, file in shipped("examples").items()))
+
+
+def _title(file: Path) -> str:
+    """The first line of a program's docstring, or of a notebook's first cell."""
+    import ast
+
+    if file.suffix == ".ipynb":
+        first: str = json.loads(file.read_bytes())["cells"][0]["source"][0]
+        return f"a notebook: {first.removeprefix('# ').strip()}"
+    return (ast.get_docstring(ast.parse(file.read_bytes())) or "").partition("\n")[0]
 
 
 def _print(what: Literal["recipes", "examples"], name: str) -> None:

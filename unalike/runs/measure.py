@@ -179,7 +179,8 @@ def _measure_group(
     train, validation, test = (part.select(which) for part in here.parts.values())
     labels = train
     train = train.without_labels() if group == "unlabeled" else train
-    rows = (test.labeled & (train.labeled | serves_unlabeled(method))).nonzero().flatten()
+    there = test.size + validation.size > 0
+    rows = (there & test.labeled & (train.labeled | serves_unlabeled(method))).nonzero().flatten()
     if not len(rows):  # nobody has a score: at a network's sites, say, that show none
         none = torch.full((len(which),), float("nan"))
         return Measured(group, train, test, Scores(none, none))

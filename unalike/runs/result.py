@@ -201,7 +201,7 @@ def _checked(kind: type[Part], file: Path) -> Part:
 
 
 def as_text(what: Table) -> str:
-    console = Console(width=110, no_color=True, highlight=False, markup=False)
+    console = Console(width=110, color_system=None, force_jupyter=False, highlight=False, markup=False)
     with console.capture() as captured:
         console.print(what)
     return captured.get().rstrip()

@@ -371,4 +371,5 @@ def shipped(what: Literal["recipes", "examples"] = "recipes") -> dict[str, Path]
     """What comes with Unalike, by name: inside an installed package, or beside the package in a clone."""
     package = Path(__file__).parents[2]
     folder = package / what if (package / what).is_dir() else package.parent / what
-    return {file.stem: file for file in sorted(folder.rglob("*.toml" if what == "recipes" else "*.py"))}
+    kinds = (".toml",) if what == "recipes" else (".py", ".ipynb")
+    return {file.stem: file for file in sorted(folder.rglob("*")) if file.suffix in kinds}
