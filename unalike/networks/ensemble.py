@@ -35,11 +35,6 @@ class Ensemble(Model):
         outputs: Tensor = vmap(lambda own: self.member(own, *inputs))(members)
         return _mean(outputs, weights, self.mean_of)
 
-    @cached_property
-    def digest(self) -> str | None:
-        """That of what is frozen in each member."""
-        return self.member.digest
-
     def tensors(self, theta: Tensor) -> dict[str, Tensor]:
         """Every member's named tensors, as ``0.NAME``, ``1.NAME``, …, and its weight, as ``0.weight``, …"""
         members, weights = self._parts(theta)
