@@ -19,7 +19,6 @@ from unalike.commands.main import app
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.long
 def test_the_page_goes_from_four_hospitals_to_predictions_for_a_fifth(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

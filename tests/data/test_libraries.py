@@ -35,21 +35,21 @@ def of_pandas(file: Path) -> Any:
 
 
 def of_polars(file: Path) -> Any:
-    polars = pytest.importorskip("polars")
-    pytest.importorskip("pyarrow")
+    import polars
+
     return polars.read_csv(file, try_parse_dates=True).with_columns(polars.col("town").cast(polars.Categorical))
 
 
 def of_arrow(file: Path) -> Any:
-    pytest.importorskip("pyarrow")
     from pyarrow import csv
 
     return csv.read_csv(file, convert_options=csv.ConvertOptions(strings_can_be_null=True))
 
 
 def of_hugging_face(file: Path) -> Any:
-    datasets = pytest.importorskip("datasets")
-    return datasets.Dataset.from_pandas(pd.read_csv(file), preserve_index=False)
+    from datasets import Dataset
+
+    return Dataset.from_pandas(pd.read_csv(file), preserve_index=False)
 
 
 def check_same(one: Population, other: Population) -> None:
