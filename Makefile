@@ -65,7 +65,7 @@ test-web: $(WEB) ## Run the tests of the service and of its page, in a real Chro
 	UNALIKE_TEST_WEB=1 $(PROCESSES) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/web
 
 demo-serve: $(WEB) ## Train, serve, and use the page in a real Chromium, with a picture of each step
-	$(PROCESSES) $(BIN)/python examples/serve_a_page.py
+	$(PROCESSES) $(BIN)/python examples/serve_a_page.py docs/images
 
 bench-serve: $(WEB) ## Measure the service: requests a second, latency, memory
 	$(BIN)/python -m benchmarks.serve

@@ -84,9 +84,18 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path
 @contextmanager
 def serving(*bundles: Path, **options: Any) -> Iterator[str]:
     """The service in a thread of this process; its address."""
-    from unalike.newcomers.service import server_of, service
+    from unalike.newcomers.service import service
 
-    server = server_of(service(list(bundles), **options))
+    with running(service(list(bundles), **options)) as address:
+        yield address
+
+
+@contextmanager
+def running(app: Any) -> Iterator[str]:
+    """An application in a thread of this process; its address."""
+    from unalike.newcomers.service import server_of
+
+    server = app.state.server = server_of(app)
     listening = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()

@@ -29,15 +29,21 @@ def methods(name: Annotated[str | None, typer.Argument(hidden=True)] = None) -> 
     NAME is the method to show, or file.py:Class; without it all are listed.
     """
     from unalike.methods import METHODS, by_name
+    from unalike.newcomers.bundle import served_by_default
 
     if name is None:
         rows = ((key, row.summary, row.paper) for key, row in by_name().items())
         _list(("method", "what it does", "paper"), rows)
-        say("unalike methods NAME shows a method's hyperparameters, and how newcomers are served on demand.")
+        say("By `unalike bundle` newcomers are served so:")
+        served = dict[str, list[str]]()
+        for one in METHODS:
+            served.setdefault(served_by_default(one), []).append(one)
+        for how, names in sorted(served.items(), key=lambda one: one[0].startswith("not")):
+            say(f"  {how}: {', '.join(names)}")
+        say("unalike methods NAME shows a method's hyperparameters.")
         return
     import tomli_w
 
-    from unalike.newcomers.bundle import served_by_default
     from unalike.runs.recipe.hyperparameters import describe, method_named
 
     values = describe(name)

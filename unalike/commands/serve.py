@@ -1,4 +1,4 @@
-"""``unalike bundle`` and ``unalike serve``: a finished run makes models for whoever asks, by a service and a page."""
+"""``unalike bundle``, ``serve`` and ``watch``: a finished run makes models for whoever asks; a live page of a run."""
 
 from __future__ import annotations
 
@@ -95,3 +95,28 @@ def serve(
     run_service(
         app, host, port, tls_cert, tls_key, behind_proxy, ready=lambda at: say(f"serving at {at}; Ctrl-C ends it")
     )
+
+
+@command(
+    app,
+    "unalike run pefll --data digits --rounds 500 --out runs/pefll &",
+    "unalike watch runs/pefll",
+)
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
+    host: Annotated[str, flag("The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, flag("The port.", min=0, max=65535)] = 8001,
+) -> None:
+    """Show a run in a browser while it goes on: loss, bytes, failures, ε, and scores.
+
+    RUN is the folder of the run.
+
+    The page follows metrics.jsonl. Of a run with an ε it shows no scores, because
+    they are measured without noise.
+    """
+    try:
+        from unalike.newcomers.service import run_service
+        from unalike.newcomers.watch import watching
+    except ImportError as error:
+        raise UserError(f"unalike watch needs {error.name}: pip install 'unalike[serve]'") from error
+    run_service(watching(run), host, port, ready=lambda at: say(f"the run is at {at}; Ctrl-C ends it"))

@@ -58,13 +58,14 @@ def write_graph(
     import onnx
     from onnx import numpy_helper
 
-    log = logging.getLogger("torch.onnx")
-    level = log.level
+    logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    levels = [log.level for log in logs]
     many = torch.export.Dim("rows")
     shapes: tuple[Any, ...] = tuple({0: many} if name in rows else None for name in inputs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter warns and logs about itself
-        log.setLevel(logging.ERROR)
+        for log in logs:
+            log.setLevel(logging.ERROR)
         try:
             program = torch.onnx.export(
                 _Function(function).eval(),
@@ -76,7 +77,8 @@ def write_graph(
                 verbose=False,
             )
         finally:
-            log.setLevel(level)
+            for log, level in zip(logs, levels, strict=True):
+                log.setLevel(level)
     assert program is not None
     graph = program.model_proto
     fixed = [

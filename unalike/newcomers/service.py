@@ -25,6 +25,7 @@ import orjson
 import uvicorn
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -414,7 +415,9 @@ def export_page(folders: Sequence[Path], out: Path) -> None:
         write_whole(out / place, body, 0o644)
 
 
-def server_of(app: FastAPI, cert: Path | None = None, key: Path | None = None, proxied: bool = False) -> uvicorn.Server:
+def server_of(
+    app: Starlette, cert: Path | None = None, key: Path | None = None, proxied: bool = False
+) -> uvicorn.Server:
     """``proxied``: believe what a proxy on this machine says about who asks."""
     config = uvicorn.Config(
         app,
@@ -431,7 +434,7 @@ def server_of(app: FastAPI, cert: Path | None = None, key: Path | None = None, p
 
 
 def run_service(
-    app: FastAPI,
+    app: Starlette,
     host: str,
     port: int,
     cert: Path | None = None,
@@ -454,4 +457,5 @@ def run_service(
         raise UserError(f"cannot listen at {host}:{port}: {error.strerror}; choose with --host and --port") from error
     with listening:
         ready(f"{'https' if cert else 'http'}://{host}:{listening.getsockname()[1]}/")
-        server_of(app, cert, key, proxied).run(sockets=[listening])
+        app.state.server = server_of(app, cert, key, proxied)
+        app.state.server.run(sockets=[listening])

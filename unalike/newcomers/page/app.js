@@ -18,7 +18,15 @@ function complain(error) {
   say();
 }
 
-async function attempt(what, task) { // busy, then done or an explanation
+let queue = Promise.resolve();
+
+function attempt(what, task) { // one thing after the other
+  const done = queue.then(() => carryOut(what, task));
+  queue = done.catch(() => {});
+  return done;
+}
+
+async function carryOut(what, task) { // busy, then done or an explanation
   $("problem").hidden = true;
   say(what);
   await new Promise((done) => setTimeout(done, 20)); // let the browser paint
@@ -190,7 +198,7 @@ function use(lines) {
 
 function preview(lines) {
   if (now.schema.kind === "image") {
-    table("rows", ["picture", ""], lines.map((line) => [[line.id], [thumbnail(line)]]));
+    table("rows", ["as read", "picture"], lines.map((line) => [[thumbnail(line)], [line.id]]));
     return;
   }
   const titles = [...(now.schema.columns ?? [])].filter(([title]) => !isIndicator(title, now.schema)).slice(0, 12), kinds = titles.map(([, values]) => (values ? "" : "number"));
@@ -282,7 +290,7 @@ async function showCost(wanted, n) {
   const total = Math.max(...before.map((releases) => spent([...releases, release], now.delta)));
   const earlier = before.some((releases) => releases.length) ? ` With what was sent of these rows before, ε = ${Number.isFinite(total) ? total.toPrecision(3) : "∞"}.` : "";
   $("cost").textContent = wanted
-    ? `What anybody can learn of one row from these numbers is bounded by (ε, δ) = (${epsilon()}, ${Number(now.delta.toPrecision(2))}). More rows need less noise; you have ${n}.${earlier}`
+    ? `What anybody can learn of one row from these numbers is bounded by (ε,\u00a0δ)\u00a0=\u00a0(${epsilon()},\u00a0${Number(now.delta.toPrecision(2))}). More rows need less noise; you have ${n}.${earlier}`
     : `Without noise, the numbers are exact: nobody promises how little they tell about a row.${earlier}`;
 }
 
@@ -382,7 +390,7 @@ function predict() {
   if (known.length) found.push(`Of ${plural(known.length, "row")} with a label, it gets ${right(own)} right${common ? `, and the common model ${right(common)}` : ""}.`);
   $("found").textContent = found.join(" ");
   $("more").textContent = own.length > 200 ? `The first 200 of ${plural(own.length, "row")}; the file that you can save has all.` : "";
-  const titles = ["row", ...(image ? [""] : []), "your model", ...(now.schema.classes ? ["probability"] : []), ...(common ? ["common model"] : []), ...(lines.some((line) => line.label) ? ["label"] : [])];
+  const titles = ["row", ...(image ? ["as read"] : []), "your model", ...(now.schema.classes ? ["probability"] : []), ...(common ? ["common model"] : []), ...(lines.some((line) => line.label) ? ["label"] : [])];
   table("predictions", titles, own.slice(0, 200).map((one, i) => [
     [lines[i].id], ...(image ? [[thumbnail(lines[i])]] : []), [Object.assign(document.createElement("b"), { textContent: one.word })],
     ...(now.schema.classes ? [[Math.max(...one.p).toFixed(2)]] : []),
