@@ -13,7 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import safetensors.torch
 import torch
 
 import unalike as ua
+from tests.deploy.test_node import model_size, settled
 from unalike.core import wire
 from unalike.core.release import Partial
 from unalike.core.request import ReleaseName, Reply, Request
@@ -31,7 +32,9 @@ from unalike.core.roster import Roster
 from unalike.core.schema import Schema
 from unalike.data import DataError
 from unalike.data.schema_file import read_schema
-from unalike.deploy import keys
+from unalike.data.source import Names
+from unalike.deploy import keys, plain
+from unalike.deploy.node.host import KINDS, NodeHost
 from unalike.deploy.node.ledger import SiteLedger
 from unalike.newcomers.file import read_newcomer
 from unalike.newcomers.ledger import ABOUT_LEDGER, read_ledger
@@ -197,6 +200,24 @@ def read_site(path: Path) -> object:
     return SiteLedger(folder)
 
 
+@cache
+def host() -> NodeHost:
+    """A site that has settled for a run."""
+    folder = place() / "host" / "a"
+    return settled(folder.parent)
+
+
+def call_site(data: bytes) -> None:
+    """The first byte says which call of a site it is; whatever comes, a site answers, and tells nothing of itself."""
+    calls = ("load", "settle", "answer", "use", "forget", "commit", "rollback", "plans")
+    before = host().__dict__.copy()
+    answer = host().call(calls[data[0] % len(calls)] if data else "", data[1:])
+    vars(host()).update(before)
+    assert answer[:1] in b"+-?A!DM" and b"Traceback" not in answer and str(place()).encode() not in answer, answer[:200]
+    if answer[:1] != b"+":
+        raise UserError(answer.decode(errors="replace") + " refused")
+
+
 def join_frames(data: bytes) -> None:
     joiner = frames.Joiner(1 << 16)
     for begin in range(0, len(data), 64):
@@ -251,6 +272,19 @@ def remembered() -> list[bytes]:
     return [journal.pack([reply(), safetensors.torch.save({"w": torch.ones(2)})])]
 
 
+def facts() -> list[bytes]:
+    clients = ua.Clients.from_sizes(torch.zeros(0, 2), None, torch.zeros(3, dtype=torch.int64))
+    return [plain.encode(replace(clients, size=torch.tensor([3, 4, 5]), names=Names(np.array(["a", "b", "c"]))))]
+
+
+def calls() -> list[bytes]:
+    shared = {"theta": torch.zeros(model_size(host())), "rate": torch.tensor(0.1)}
+    wanted = tuple(map(ReleaseName.of, host().journal.shard.program.task("FedAvg.fit").releases()))
+    asked = replace(Request.decode(request()), wanted=wanted, shared=shared, each={})
+    schema = host().journal.shard.roster.schema.to_json().encode()
+    return [b"\x02" + asked.encode(), b"\x03" + schema, b'\x04["run", ""]', b'\x05["run", 1]', b'\x06["run", 0]']
+
+
 def arrays() -> list[bytes]:
     np.savez(path := place() / "seed.npz", x=np.zeros((3, 1, 8, 8), np.float32), y=np.array([0, 1, 2]))
     return [path.read_bytes()]
@@ -300,6 +334,8 @@ TARGETS: dict[str, Target] = {
     "request": Target(Request.decode, lambda: [request()]),
     "reply": Target(Reply.decode, lambda: [reply()]),
     "frames": Target(join_frames, lambda: [b"".join(frames.split(1, 2, reply()))], (frames.TooLong,)),
+    "plain": Target(lambda data: plain.decode(data, KINDS), facts),
+    "site": Target(call_site, calls),
     "roster": Target(Roster.decode, lambda: [opened().roster.encode()], (ValueError,)),
     "schema": Target(lambda data: Schema.from_json(data.decode()), schemas, (ValueError,)),
     "schema-file": Target(file("schema.json", read_schema), schemas),

@@ -135,6 +135,9 @@ class ODPFL(ClientDescriptors):
     @task
     def introduce(self, client: Client, encoder: Tensor) -> Sent:
         """A newcomer's descriptor; all that ever leaves it."""
+        if self.protection is not None:  # sample by sample: one that the encoder makes NaN takes no other with it
+            own = torch.ones(1, dtype=torch.bool)
+            return send(descriptor=client.mean(vmap(lambda row: self.network(encoder, row[None], own))(client.x)))
         return send(descriptor=self._encode(client, encoder, client.draws.bits(1)[0]))
 
     @introduce.into

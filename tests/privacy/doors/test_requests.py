@@ -23,6 +23,8 @@ from unalike.core.request import ReleaseName
 from unalike.core.task import Sent, send, task
 from unalike.learn.local import LocalSGD
 from unalike.methods.fedavg import FedAvg
+from unalike.methods.odpfl import ODPFL
+from unalike.methods.problem import Problem
 from unalike.privacy import Gaussian
 from unalike.privacy.dpsgd import PointPrivacy
 from unalike.runtime.shard.shard import Refused
@@ -169,3 +171,23 @@ def test_dp_sgd_does_not_start_from_what_a_client_holds_bare() -> None:
 def test_what_one_client_sends_alone_is_not_noised_for_less_than_its_clip() -> None:
     with pytest.raises(ValueError, match="sensitivity=1e-06"):
         Each("value", clip=1.0, sensitivity=1e-6, noise=Gaussian(1.0))
+
+
+def test_one_sample_that_an_encoder_makes_nan_takes_no_other_out_of_a_private_descriptor() -> None:
+    """The encoder comes from the server. Noise is made for a descriptor that one of n samples moves by 2/n."""
+    problem = Problem(Model(nn.Linear(3, 2)), (3,), 2, 4)
+    method = ODPFL(problem, encoder="sphere", descriptor=3, newcomer_epsilon=1e6, newcomer_delta=0.1)
+    encoder = method.network.init(0)
+    encoder[0] = 3e38  # a sample whose first number is ten overflows, one that has none there does not
+    rows = torch.tensor([[0.0, 0.1, 0.2]] * 8)
+    spoilt = torch.cat([rows[:7], torch.full((1, 3), 10.0)])
+    seen = []
+    for x in (rows, spoilt):
+        store = Clients.from_sizes(x, None, torch.tensor([8]))
+        shard = private_shard(store, tasks_of(method))
+        (reply,) = shard.answer(
+            request("ODPFL.introduce", ReleaseName("each", ("descriptor",)), shared={"encoder": encoder})
+        )
+        seen.append(reply.arrays[0]["descriptor"][0])
+    assert float(torch.linalg.vector_norm(seen[0])) == pytest.approx(1.0, abs=0.02)
+    assert float(torch.linalg.vector_norm(seen[0] - seen[1])) == pytest.approx(1 / 8, abs=0.02)
