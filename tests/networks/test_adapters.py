@@ -272,3 +272,22 @@ def test_a_last_layer_that_is_taken_off_leaves_the_rest_frozen() -> None:
     other = with_outputs(Model(net(), trainable="lora:r=2+head"), 5)
     assert other(other.init(0), images()).shape == (5, 5) and other.size == features.size + 6 * 5 + 5
     assert torch.equal(other.init(0), other.init(0)) and not torch.equal(other.init(0), other.init(1))
+
+
+@pytest.mark.parametrize("method", ["PeFLL", "ODPFL"])
+def test_descriptors_of_an_adapter_read_features_of_what_is_frozen(method: str) -> None:
+    import unalike as ua
+
+    module = net()
+    problem = ua.Problem(Model(module, trainable="lora:r=2+head"), (2, 4, 4), 3, 8, "image")
+    made = getattr(ua, method)(problem)
+    network = made.embedding if method == "PeFLL" else made.network
+    assert all(name.startswith("network.") for name in network.shapes)  # nothing of the body is learned or sent
+    body = copy.deepcopy(module)
+    body.head = nn.Identity()
+    found = network._module.body(images())
+    assert torch.allclose(found, body(images()), atol=1e-6) and found.shape == (5, 6)
+    by_rows = getattr(ua, method)(problem, describe_by="rows")
+    assert by_rows.embedding.size > network.size if method == "PeFLL" else by_rows.network.size != network.size
+    with pytest.raises(ValueError, match="describe_by='pixels'; expected one of auto, rows, features"):
+        getattr(ua, method)(problem, describe_by="pixels")

@@ -87,17 +87,18 @@ class Model:
             parameter.requires_grad_(False)
 
     @classmethod
-    def named(cls, name: str, clients: HasSchema | Schema, **options: Any) -> Model:
+    def named(cls, name: str, clients: HasSchema | Schema, trainable: Trainable | None = None, **options: Any) -> Model:
         """The architecture of this name (``unalike.networks.architectures``) for the rows of these clients.
 
         - ``name``: such as "mlp" or "lenet", or the path of a class, as in "file.py:Class".
         - ``clients``: a population or a roster, which know the classes of their labels; or a schema.
+        - ``trainable``: as of ``Model``, for a pretrained network.
         - ``options``: go to the architecture, as in ``Model.named("mlp", clients, hidden=(32,))``.
         """
         from unalike.networks import architectures  # the one import upwards, so that `Model` is all that a user needs
 
         schema = clients if isinstance(clients, Schema) else clients.schema
-        return cls(architectures.build(name, schema.shape, schema.outputs, schema.kind, **options))
+        return cls(architectures.build(name, schema.shape, schema.outputs, schema.kind, **options), trainable)
 
     def __call__(self, theta: Tensor, *inputs: Tensor) -> Tensor:
         # torch.func.functional_call does the same, but walks the module twice in every call: a tenth of a small step

@@ -136,8 +136,11 @@ class ClientDescriptors(GeneratedModels):
     - ``newcomer_epsilon``, ``newcomer_delta``: a newcomer protects each of its rows by noise on its descriptor. On the
       unit sphere one of n rows moves the mean by at most 2/n. ``newcomer_noise``: "gaussian" is made for
       this L2 distance; "laplace" needs the L1 distance, which is up to 2√l/n in l coordinates, and has δ = 0.
+    - ``describe_by``: the network reads "rows", or the "features" that a pretrained model gives before its last layer:
+      one forward pass of what is frozen, so that less is learned and sent. "auto": features where an adapter is made.
     """
 
+    describe_by: Literal["auto", "rows", "features"] = "auto"
     noise: AdditiveNoise | None = None
     remember: bool = True
     secure: bool = False
@@ -150,10 +153,15 @@ class ClientDescriptors(GeneratedModels):
 
     def check_descriptors(self) -> None:
         """Refuse settings that do not fit together."""
-        one_of(self, "newcomer_noise")
+        one_of(self, "newcomer_noise", "describe_by")
         if self.secure and self.gradient_clip is None and self.noise is None:
             raise ValueError("secure sums need a bound; set gradient_clip=..., the most that a gradient may be long")
         _ = self.protection
+
+    @property
+    def by_features(self) -> bool:
+        """Does the network that describes rows read features?"""
+        return self.describe_by == "features" or (self.describe_by == "auto" and self.model.drawn is not None)
 
     @property
     def protection(self) -> Gaussian | Laplace | None:

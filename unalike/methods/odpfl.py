@@ -22,6 +22,7 @@ from unalike.core.vocabulary import Client, Cohort, Federation, Model, Sent, Sta
 from unalike.methods import Presets
 from unalike.methods.generated import ClientDescriptors, calibrate, joint_tasks
 from unalike.methods.pfedhn import PFedHN, no_ids, only_rows, rows_of, with_ids
+from unalike.networks.embeddings import over_features
 from unalike.networks.hypernet import generate
 from unalike.networks.sets import Encoder, set_encoder
 
@@ -89,13 +90,15 @@ class ODPFL(ClientDescriptors):
                 "noise protects clients by the mean gradient of end-to-end training; in two_phase the server learns a "
                 "descriptor of each client: leave one of them out"
             )
-        if self.problem.kind == "tokens":
+        if self.problem.kind == "tokens" and not self.by_features:
             raise ValueError("the set encoders read images and features, not tokens; use 'pefll' with labels='ignored'")
         _ = self.network, self.hypernet
 
     @cached_property
     def network(self) -> Model:
         """g, sized for the problem."""
+        if self.by_features:
+            return over_features(self.model, lambda width: set_encoder(self.encoder, (width,), self.length))
         return set_encoder(self.encoder, self.problem.input_shape, self.length)
 
     def sensitivity(self, samples: int) -> float | None:

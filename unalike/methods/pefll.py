@@ -22,7 +22,7 @@ from unalike.core.vocabulary import Client, Cohort, Federation, Model, Models, S
 from unalike.learn.objective import Batch, Objective, Params, Supervised
 from unalike.methods import Presets
 from unalike.methods.generated import ClientDescriptors, calibrate, joint_tasks
-from unalike.networks.embeddings import Labels, embedding_network
+from unalike.networks.embeddings import Labels, embedding_network, over_features
 from unalike.networks.heads import class_bias, only_classes
 from unalike.networks.hypernet import Size, generate
 
@@ -115,8 +115,12 @@ class PeFLL(ClientDescriptors):
     @cached_property
     def embedding(self) -> Model:
         """φ, sized for the problem."""
-        problem, width = self.problem, self.embedding_width
-        return embedding_network(problem.input_shape, problem.kind, problem.classes, self.length, self.labels, width)
+        problem, sizes = self.problem, (self.length, self.labels, self.embedding_width)
+        if self.by_features:
+            return over_features(
+                self.model, lambda width: embedding_network((width,), "features", problem.classes, *sizes)
+            )
+        return embedding_network(problem.input_shape, problem.kind, problem.classes, *sizes)
 
     @property
     def serves_unlabeled(self) -> bool:

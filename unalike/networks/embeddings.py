@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from unalike.core.model import Model
 from unalike.networks.classifiers import MLP, LeNet, LeNetEmbedding, lenet_reads
+from unalike.networks.heads import frozen_features
 from unalike.networks.lstm import CharLSTM
 
 Labels = Literal["auto", "planes", "linear", "alone", "ignored"]
@@ -76,6 +77,23 @@ class SumEmbedding(nn.Module):
             assert y is not None
             embedded = embedded + self.label(label_vectors(y, self.classes))
         return embedded
+
+
+class OverFeatures(nn.Module):
+    """A network over the features that a frozen one gives."""
+
+    def __init__(self, body: nn.Module, network: nn.Module) -> None:
+        super().__init__()
+        self.body, self.network = body, network
+
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        return self.network(self.body(x), *more)
+
+
+def over_features(model: Model, make: Callable[[int], Model]) -> Model:
+    """The network that is made for features of a width, over those of a pretrained model as it is at the start."""
+    body, width = frozen_features(model)
+    return Model(OverFeatures(body, make(width).module(make(width).init(0)).requires_grad_(True)))
 
 
 def embedding_network(

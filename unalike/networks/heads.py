@@ -28,6 +28,15 @@ def without_head(model: Model) -> tuple[Model, int]:
     return _with_head(model, name, nn.Identity()), head.in_features
 
 
+def frozen_features(model: Model) -> tuple[nn.Module, int]:
+    """The network before its last linear layer, as the model begins and all of it frozen, and what it gives."""
+    module = model.module(model.init(0)).requires_grad_(False)
+    name, head = last_linear(module)
+    path, _, last = name.rpartition(".")
+    setattr(module.get_submodule(path), last, nn.Identity())
+    return module, head.in_features
+
+
 def with_outputs(model: Model, outputs: int) -> Model:
     """The model's architecture with another number of outputs: its last linear layer is exchanged (T1 C.1.2)."""
     name, head = last_linear(model._module)

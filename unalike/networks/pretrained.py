@@ -41,7 +41,8 @@ class Pretrained(nn.Module):
         if self.sees_ahead:  # numbers to add to scores: transformers looks at a mask of ones, which no block can
             seen = (1.0 - seen[:, None, None].to(torch.float32)) * torch.finfo(torch.float32).min
         if self.task == "next":
-            return self.network(input_ids=x, attention_mask=seen, use_cache=False).logits[:, -1, : self.outputs]
+            last = self.network(input_ids=x, attention_mask=seen, use_cache=False).logits[:, -1]
+            return last[:, : self.outputs] if last.shape[1] == self.network.config.vocab_size else last  # or features
         return self.network(input_ids=x, attention_mask=seen).logits
 
 
