@@ -36,32 +36,37 @@ def plan_for(targets: Sequence[object], settings: Mapping[str, Any], overrides: 
 
     ``settings`` are short names of ``KEYS`` (None: not given), ``overrides`` are ``key=value`` and come last.
     """
-    found = {target: _recipe_file(target) for target in targets if isinstance(target, str)}
-    files = {target: file for target, file in found.items() if file is not None}
+    files = {one: file for one in targets if isinstance(one, str) and (file := _recipe_file(one)) is not None}
     if files and len(targets) > 1:
         raise UserError(f"{next(iter(files))} is a recipe; a recipe is run alone, or give methods only")
+    file = next(iter(files.values()), None)
     settings = {name: value for name, value in settings.items() if value is not None}
-    if files:
-        (file,) = files.values()
-        values, where = read_toml(file), str(file)
-        if file.name == RECIPE:
-            check_code(file.parent, values)
-        values.setdefault("title", file.resolve().parent.name if file.name == RECIPE else file.stem)
-    else:
-        entries = [_by_name(target) if isinstance(target, str) else _by_object(target, settings) for target in targets]
-        methods = [entry["method"] for entry in entries]
-        doubled = sorted({name for name in methods if methods.count(name) > 1})
-        if doubled:
-            raise UserError(f"{doubled[0]} is named twice")
-        values = {"compare": entries}
-        where = "these settings"
+    values = _of_methods(targets, settings) if file is None else _of_file(file)
     values = apply_overrides(merge(values, expand_settings(settings)), overrides)
-    plan = plan_of(_with_partition(values, settings), where)
+    plan = plan_of(_with_partition(values, settings), "these settings" if file is None else str(file))
     if "lr" in settings:
         plan = plan.model_copy(update={"runs": [(label, _with_rate(one, settings["lr"])) for label, one in plan.runs]})
-    if files:
-        return _expecting(plan, *files.values())
+    if file is not None:
+        return _expecting(plan, file)
     return plan if len(plan.runs) == 1 else _only_what_fits(plan, settings)
+
+
+def _of_file(file: Path) -> dict[str, Any]:
+    """What a recipe says; that of a run folder names no code that the user has not named."""
+    values, of_run = read_toml(file), file.name == RECIPE
+    if of_run:
+        check_code(file.parent, values)
+    values.setdefault("title", file.resolve().parent.name if of_run else file.stem)
+    return values
+
+
+def _of_methods(targets: Sequence[object], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recipe says that compares these methods."""
+    entries = [_by_name(one) if isinstance(one, str) else _by_object(one, settings) for one in targets]
+    methods = [entry["method"] for entry in entries]
+    if doubled := sorted({name for name in methods if methods.count(name) > 1}):
+        raise UserError(f"{doubled[0]} is named twice")
+    return {"compare": entries}
 
 
 def _expecting(plan: Plan, file: Path) -> Plan:
