@@ -207,14 +207,11 @@ def fit_mixture(
     if of_clients is not None and of_clients.delta is None:
         privacy = of_clients = replace(of_clients, delta=len(fitting) ** -1.1)
     settings = _settings(used, fitting, components, of_clients, largest, how)
-    numbers = sum(components) * (len(settings.edges) + settings.categories + 1)
-    simulated: dict[str, Any] = {
-        "block": max(64, min(8192, _BLOCK_NUMBERS // numbers)),  # all clients where memory allows: nothing is padded
-        "threads": 1,
-        "ledger": ledger if of_points is None else Ledger(),  # what is made of noisy histograms costs nothing more
-    }
-    federation = federate(fitting, seed=seed, **simulated)
-    scoring = federation if others is None else federate(others, seed=seed + 1, **simulated)
+    block = _block_of(settings, components)
+    charged = ledger if of_points is None else Ledger()  # what is made of noisy histograms costs nothing more
+    federation = scoring = federate(fitting, seed=seed, block=block, threads=1, ledger=charged)
+    if others is not None:
+        scoring = federate(others, seed=seed + 1, block=block, threads=1, ledger=charged)
     choice = settings.choose(federation, scoring, components, progress) if choosing else None
     found = settings.fit(federation, progress) if choice is None else choice.fitted
     seconds = time.perf_counter() - begin
@@ -239,6 +236,12 @@ def fit_mixture(
         return result
     distance, groups = compare_clients(histograms.clients.x.numpy(), found.mixture, seed)
     return replace(result, distance=distance, groups=groups)
+
+
+def _block_of(settings: MDM, components: Sequence[int]) -> int:
+    """How many clients to simulate at once: all where memory allows, as nothing is padded."""
+    numbers = sum(components) * (len(settings.edges) + settings.categories + 1)
+    return max(64, min(8192, _BLOCK_NUMBERS // numbers))
 
 
 def _measure_likelihood(settings: MDM, federation: Federation, mixture: Mixture) -> float | None:
