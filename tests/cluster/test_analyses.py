@@ -18,7 +18,8 @@ from unalike.analytics.kmeans.baselines import KFed
 from unalike.commands.main import app
 from unalike.core.wire import WireError
 from unalike.deploy import plain
-from unalike.deploy.session import Away
+from unalike.deploy.session import Away, Session
+from unalike.runs.recipe.recipe import Runtime
 from unalike.runtime import workers as module
 from unalike.runtime.workers import Workers
 
@@ -120,7 +121,7 @@ def test_a_private_analysis_asks_for_nothing_that_workers_keep_to_themselves(nam
 
 
 def test_a_baseline_without_noise_is_asked_where_there_is_none(shared: Workers) -> None:
-    away = Away("system", 2)
+    away = Away("system", Session(Runtime(name="ray", workers=2)))
     points = away.read("points", data=FEW[2], server=None, standardize=False, seed=0)
     with pytest.raises(RuntimeError, match="without noise: nothing is sent"):
         KFed(3).fit(away.federate(points.clients, 0, block=8))
@@ -144,7 +145,7 @@ def test_workers_are_told_while_they_work_and_at_the_end(shared: Workers, monkey
 
 
 def test_this_process_has_no_row_and_a_worker_that_dies_is_told_again(shared: Workers) -> None:
-    away = Away("seeded", 2)
+    away = Away("seeded", Session(Runtime(name="ray", workers=2)))
     problem = away.read("samples", data=MEANS, check=None, counts=None, seed=0, clients=None, test=0.0)
     assert isinstance(problem, Samples) and len(problem.clients) == 60 and len(problem.clients.x) == 0
     from unalike.analytics.estimation.means import GaussianMeans
@@ -165,7 +166,7 @@ def test_this_process_has_no_row_and_a_worker_that_dies_is_told_again(shared: Wo
         (("mdm", "--data", "mdm:medium-2", "--compare", *ON_RAY), "--compare would need the rows"),
         (("estimate", "bernoulli", "--cross-validate", *ON_RAY), "--cross-validate would need the rows"),
         (("estimate", "gaussian", "--workers", "2"), "add --runtime ray"),
-        (("kmeans", "--runtime", "cloud"), "expected simulate or ray"),
+        (("kmeans", "--runtime", "cloud"), "expected simulate, ray or network"),
         (("estimate", "bernoulli", "--data", MEANS, *ON_RAY), "worker 0"),
     ],
 )

@@ -107,7 +107,16 @@ def test_a_shard_of_an_analysis_with_an_epsilon_lets_out_nothing_without_noise()
 @pytest.mark.parametrize(("noise", "shown"), [("system", False), ("seeded", True)])
 def test_what_workers_answered_in_a_private_analysis_is_not_told(noise: str, shown: bool) -> None:
     """It would tell how large secret cohorts were."""
-    tally = {"worker": 0, "clients": 40, "answered": 4711, "failed": 0, "rate": 4711.0, "restarts": 0, "bytes_up": 4711}
+    tally = {
+        "worker": 0,
+        "name": "worker 0",
+        "clients": 40,
+        "answered": 4711,
+        "failed": 0,
+        "rate": 4711.0,
+        "restarts": 0,
+        "bytes_up": 4711,
+    }
     place: Any = object.__new__(Away)
     place._noise, place._runtime = noise, (None, SimpleNamespace(report=lambda: [tally]))
     assert ("4711" in str(place.summary())) == shown

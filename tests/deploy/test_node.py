@@ -85,10 +85,14 @@ def ask(host: NodeHost, **fields: Any) -> list[Reply]:
 
 def test_only_listed_calls_are_known(tmp_path: Path) -> None:
     host = NodeHost(make_site(tmp_path))
-    for name in ("__class__", "call", "learn", "view", "_load", "journal"):
+    for name in ("__class__", "call", "view", "_load", "journal"):
         with pytest.raises(Refused, match="a node does not know"):
             result(host.call(name), "node a")
-    assert set(CALLS) == {"version", "load", "settle", "answer", "use", "forget", "commit", "rollback", "plans"}
+    assert set(CALLS) == {
+        "version", "load", "settle", "learn", "answer", "use", "forget", "commit", "rollback", "plans",
+    }  # fmt: skip
+    with pytest.raises(Refused, match="the program of a run is that of its recipe"):
+        result(settled(tmp_path / "other").call("learn", b""), "node a")
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,19 @@ from unalike.runtime.workers import Unreachable
 
 OPEN: dict[str, Any] = {  # a policy for runs without an ε
     "network": "tests",
-    "methods": ["fedavg", "pefll", "local", "fedrep", "flowdup", "adaped", "rdpcfl", "fedpi"],
+    "methods": [
+        "fedavg",
+        "pefll",
+        "local",
+        "fedrep",
+        "flowdup",
+        "adaped",
+        "rdpcfl",
+        "fedpi",
+        "kmeans",
+        "mdm",
+        "estimate",
+    ],
     "models": ["mlp", "logistic", "linear", "linear-head"],
     "purposes": ["train", "measure", "scale"],
     "individual": "bare",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from tests.network.sites import Network, rows, together
 from unalike.api import run
+from unalike.commands.main import app
 from unalike.report.page.page import write_report
 from unalike.runs import checkpoint, folder
 
@@ -70,3 +73,29 @@ def test_a_run_ends_as_in_one_process(method: str, settings: dict[str, Any], net
         assert "Who computed it" in page and all(f"node {name}" in page for name in FIVE)
         run(method, data="rows.csv", **how, **at_sites, out=tmp_path / "again")
         assert all(torch.equal(*pair) for pair in states(tmp_path / "there", tmp_path / "again"))
+
+
+def test_analyses_end_as_in_one_process(network: Network, tmp_path: Path) -> None:
+    """As the commands do it; by the library: ``tests/deploy/test_analyses_at_sites.py``."""
+    whole = pd.concat([pd.read_csv(network.folder / name / "rows.csv") for name in FIVE])
+    whole.to_csv(tmp_path / "rows.csv", index=False)
+    features = ",".join("abcde")
+    kmeans = ["kmeans", "--features", features, "--k", "3", "--starts", "0"]
+    server = pd.DataFrame(torch.randn(40, 5).numpy(), columns=list("abcde"))
+    server.to_csv(tmp_path / "server.csv", index=False)
+    commands: list[tuple[list[str], str]] = [
+        ([*kmeans, "--server", str(tmp_path / "server.csv")], "cost"),
+        ([*kmeans, "--ground", "packing", "--radius", "6", "--secure"], "cost"),
+        (["mdm", "--components", "2", "--rounds", "3"], "log_likelihood"),
+        (["estimate", "mixture", "--features", features], "prior"),
+    ]  # fmt: skip
+    for words, told in commands:
+        found = []
+        for where in (["--data", str(tmp_path / "rows.csv")],
+                      ["--data", "rows", "--runtime", "network", "--network", str(network.hub)]):  # fmt: skip
+            done = CliRunner().invoke(app, [*words, *where, "--json"])
+            assert done.exit_code == 0, (words, done.output, done.exception)
+            found.append(json.loads(done.stdout))
+        here, there = (one[told] if told != "prior" else sum(one[told]["candidates"], []) for one in found)
+        assert here == pytest.approx(there, rel=1e-4), words
+        assert [one["name"] for one in found[1]["workers"]] == [f"node {name}" for name in FIVE]

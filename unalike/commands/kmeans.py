@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import partial
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -240,7 +241,8 @@ def _print(found: KMeansResult | ParetoResult) -> None:
     table = Table("method", "ε in total", "Lloyd steps", "cost per point")
     for row in found.compared:
         steps = "" if row.steps is None else str(row.steps)
-        table.add_row(row.method, epsilon_text(row.epsilon), steps, f"{row.cost:.4f}")
+        cost = "not measured" if isnan(row.cost) else f"{row.cost:.4f}"
+        table.add_row(row.method, epsilon_text(row.epsilon), steps, cost)
     say(table)
     if isinstance(found, KMeansResult):
         _print_clustering(found)

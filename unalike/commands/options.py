@@ -76,6 +76,7 @@ class Where:
     workers: int | None = worker_count_flag()
     address: str | None = address_flag()
     deadline: float | None = deadline_flag()
+    network: str | None = network_flag()
 
     @contextmanager
     def place(self, epsilon: float | None, simulated: bool) -> Iterator[Place]:
@@ -88,17 +89,17 @@ class Where:
         noise: Noise = "system" if epsilon is not None and not simulated else "seeded"
         with (
             explain_data_errors(),
-            closing(place(noise, self.runtime, self.workers, self.address, self.deadline)) as found,
+            closing(place(noise, self.runtime, self.workers, self.address, self.deadline, self.network)) as found,
         ):
             yield found
 
     def refuse(self, **flags: bool) -> None:
-        """Refuse flags that look at all clients' rows in one place, where these are on workers."""
+        """Refuse flags that look at all clients' rows in one place, where these are elsewhere."""
         given = [f"--{name.replace('_', '-')}" for name, on in flags.items() if on]
-        if self.runtime == "ray" and given:
+        if self.runtime in ("ray", "network") and given:
             raise UserError(
                 f"{' and '.join(given)} would need the rows of all clients in one process: leave out, or "
-                "run without --runtime ray"
+                f"run without --runtime {self.runtime}"
             )
 
 

@@ -23,6 +23,7 @@ from unalike.runs.prepare import Prepared
 from unalike.runs.privacy import noise_of, sampling_rate
 
 _MEASURES = (squared_distances, read_estimate, read_risk)  # of analyses: a simulation's own view
+READING = {read_estimate.name, read_risk.name}  # what clients keep
 _MEASURED = {task.function for task in (*_MEASURES, MDM.validation)}
 
 
@@ -66,10 +67,13 @@ def _cohort_sizes(prepared: Prepared) -> tuple[int, int] | None:
     return Poisson(rate).sizes(int(prepared.roster.labeled.sum()))
 
 
-def program_of_analysis(terms: Terms, algorithms: Iterable[object] = ()) -> Program:
-    """The tasks of some algorithms. With an ε nothing leaves a shard without noise but what a simulation measures."""
-    tasks = [*(task for one in algorithms for task in tasks_of(one)), *_MEASURES]
-    measured = [task for task in tasks if task.function in _MEASURED]
+def program_of_analysis(terms: Terms, algorithms: Iterable[object] = (), measures: bool = True) -> Program:
+    """The tasks of some algorithms. With an ε nothing leaves a shard without noise but what a simulation measures.
+
+    measures: what only a simulation, or a site that consents to it, lets out.
+    """
+    tasks = [*(task for one in algorithms for task in tasks_of(one)), *(_MEASURES if measures else ())]
+    measured = [task for task in tasks if measures and task.function in _MEASURED]
     return Program(tasks, terms=terms, exchanges=EXCHANGES, private=terms.system, measured=measured)
 
 

@@ -26,7 +26,8 @@ from unalike.core.request import Part
 from unalike.data import DataError
 from unalike.deploy import plain
 from unalike.deploy.program import TaughtProgram, program_of_run
-from unalike.deploy.site import SITE, read
+from unalike.deploy.site import SITE, Given, read
+from unalike.deploy.sites import Sites
 from unalike.learn.local import LocalSGD
 from unalike.runs.absent import Absent
 from unalike.runs.errors import UserError
@@ -111,6 +112,11 @@ class Session:
         """Where workers may save something until the session is closed."""
         self._temporary.append(Path(tempfile.mkdtemp(prefix="unalike-workers-")))
         return self._temporary[-1]
+
+    def read(self, what: str, how: dict[str, Any], noise: Noise) -> Given:
+        """What an analysis is about, without rows."""
+        given: Given = plain.decode(self.load_all({"what": what, "how": how}))
+        return given
 
     def settle_analysis(self, sizes: Tensor, noise: Noise, block: int | None) -> WorkerRuntime:
         """The clients of an analysis, with these numbers of rows, dealt out to the workers."""
@@ -211,22 +217,19 @@ class Here:
 
 
 class Away:
-    """The clients are on workers. Several federations share them, one set of rows for all."""
+    """The clients are on workers, or at sites. Several federations share them, one set of rows for all."""
 
     away = True
 
-    def __init__(
-        self, noise: Noise, workers: int | None = None, address: str | None = None, deadline: float | None = None
-    ) -> None:
-        self._noise = noise
-        self._session = Session(Runtime(name="ray", workers=workers, address=address, deadline=deadline))
+    def __init__(self, noise: Noise, where: Session | Sites) -> None:
+        self._noise, self._session = noise, where
         self._runtime: tuple[tuple[int | None, Noise], WorkerRuntime] | None = None  # with its block and noise
         self._sizes = torch.zeros(0)
         self._runs = 0
         self._tell: Callable[[str], None] = lambda text: None
 
     def read(self, what: str, **how: Any) -> Any:
-        given = plain.decode(self._session.load_all({"what": what, "how": how}))
+        given = self._session.read(what, how, self._noise)
         self._sizes = given.clients.size
         return given
 
@@ -282,16 +285,21 @@ def place(
     workers: int | None = None,
     address: str | None = None,
     deadline: float | None = None,
+    network: str | None = None,
 ) -> Place:
     """Where flags say that clients are."""
-    if runtime not in (None, "simulate", "ray"):
-        raise UserError(f"--runtime {runtime}: expected simulate or ray")
+    if runtime not in (None, "simulate", "ray", "network"):
+        raise UserError(f"--runtime {runtime}: expected simulate, ray or network")
+    if (runtime == "network") != (network is not None) or (runtime == "network" and address is not None):
+        raise UserError("a network is named by its hub's folder: --runtime network --network DIR, without --address")
     if workers is not None and workers < 1:
         raise UserError(f"--workers {workers}: expected at least 1")
     if deadline is not None and not deadline > 0:
         raise UserError(f"--deadline {deadline:g}: expected seconds above 0")
+    if runtime == "network":
+        return Away(noise, Sites(Runtime(name="network", network=network, workers=workers, deadline=deadline)))
     if runtime == "ray":
-        return Away(noise, workers, address, deadline)
+        return Away(noise, Session(Runtime(name="ray", workers=workers, address=address, deadline=deadline)))
     if (workers, address, deadline) != (None, None, None):
-        raise UserError("--workers, --address and --deadline are about workers: add --runtime ray")
+        raise UserError("--workers, --address and --deadline are about workers: add --runtime ray, or network")
     return Here(noise)

@@ -23,6 +23,7 @@ from unalike.core.client import Clients
 from unalike.core.release import Terms
 from unalike.core.request import Part, Program
 from unalike.data.lazy import LazyPopulation
+from unalike.data.partition.features import Feature
 from unalike.data.population import Population
 from unalike.deploy import plain
 from unalike.deploy.program import program_of_analysis, program_of_run
@@ -42,6 +43,8 @@ SITE = f"{__name__}:Site"  # as a driver names it
 
 Parts = Mapping[Part, Clients]
 Given = Points | Histograms | Samples
+GIVEN = (Points, Histograms, Samples, Clients, Feature)  # of what is told about clients
+READS = {"kmeans": "points", "mdm": "histograms", "estimate": "samples"}
 Reading = tuple[Given, ChosenRows | None]  # and where the rows are, unless it has them
 
 
@@ -124,8 +127,8 @@ class _AnalysisData:
 
     def take(self, mine: Tensor) -> Parts:
         (given, rows), self._reading = self._reading or read(self._what, self._how, pieces=True), None
-        own = select_rows(_parts(given), mine) if rows is None else rows.select(mine)
-        return {name: _with_rows(part.select(mine), own[name]) for name, part in _parts(self._given).items()}
+        own = select_rows(parts_of(given), mine) if rows is None else rows.select(mine)
+        return {name: _with_rows(part.select(mine), own[name]) for name, part in parts_of(self._given).items()}
 
     def shard(self, settings: Mapping[str, Any], parts: Parts, mine: Tensor) -> Shard:
         self._terms = Terms(settings["noise"])
@@ -137,7 +140,7 @@ class _AnalysisData:
         return program_of_analysis(self._terms, plain.decode(what))
 
 
-def _parts(given: Given) -> Parts:
+def parts_of(given: Given) -> Parts:
     return given.parts if isinstance(given, Samples) else {"train": given.clients}
 
 

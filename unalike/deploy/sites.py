@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,13 +15,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from unalike.analytics.estimation.samples import Samples
+from unalike.analytics.kmeans.points import Points
+from unalike.analytics.mdm.study import Histograms
 from unalike.core import wire
 from unalike.core.client import Clients
 from unalike.core.federation import Federation
+from unalike.core.release import Noise, Terms
+from unalike.data import load
 from unalike.data.build import set_apart, usual_unseen
 from unalike.data.source import Names
 from unalike.deploy import plain
-from unalike.deploy.program import program_of_run
+from unalike.deploy.program import TaughtProgram, program_of_run
+from unalike.deploy.site import GIVEN, READS, Given
 from unalike.runs.absent import Absent
 from unalike.runs.errors import UserError
 from unalike.runs.prepare import Prepared
@@ -30,7 +37,7 @@ from unalike.runs.words import listed
 from unalike.runtime.network.reach import Nodes, ask_hub
 from unalike.runtime.shard.host import Failed
 from unalike.runtime.shard.shard import Refused
-from unalike.runtime.workers import Unreachable, WorkerError, Workers, settled
+from unalike.runtime.workers import Unreachable, WorkerError, WorkerRuntime, Workers, settled
 
 START = 60.0  # seconds to wait for nodes when a run begins
 KINDS = (Absent, Clients)  # what nodes say
@@ -42,6 +49,8 @@ class Sites:
     """The nodes of a network, for the runs of one command."""
 
     def __init__(self, how: Runtime) -> None:
+        self._how = how
+        self._given: Given | None = None  # of an analysis
         self._folder = Path(how.network or "").expanduser().resolve()
         self._workers: Workers | None = None
         self._names: list[str] = []
@@ -99,6 +108,44 @@ class Sites:
             raise UserError("a node settled with other clients than it had told of")
         return federate(runtime, population, recipe.seed, quorum=recipe.runtime.quorum, **fields)
 
+    # Analyses
+
+    def read(self, what: str, how: dict[str, Any], noise: Noise) -> Given:
+        """Have every node read its rows; what is known of all clients together, with the server's own data."""
+        for name in ("counts", "clients", "partition", "server_points", "standardize"):
+            if how.pop(name, None):
+                raise UserError(f"{name}: at sites each reads its own rows, and no others are made or taken of them")
+        server, without = how.pop("server", None), how.pop("none", False)
+        if what == "points" and server is None and not without:
+            raise UserError("at sites there is no server data: give some with --server FILE, or do without (--ground)")
+        told = {name: value for name, value in how.items() if value is not None and name != "data"}
+        method = next(name for name, read in READS.items() if read == what)
+        asked = {"run": secrets.token_hex(16), "analysis": {"method": method, "how": told, "noise": noise}}
+        try:
+            workers = self._reach(self._how)
+            found = workers.tell("load", [(json.dumps(asked).encode(),)] * len(workers))
+            self._given = join_given([plain.decode(one, GIVEN) for one in found], self._names)
+        except (Refused, Failed, WorkerError, wire.WireError) as error:
+            raise UserError(f"a site cannot take part: {error}") from error
+        if isinstance(self._given, Points) and server is not None:
+            layout = {name: value for name, value in told.items() if name not in ("seed", "ranges")}
+            rows = load(server, partition="iid", clients=1, test=0, unseen=0, normalize=False, **layout).train.x
+            return replace(self._given, server=rows.to(torch.float32))
+        return self._given
+
+    def settle_analysis(self, sizes: Tensor, noise: Noise, block: int | None) -> WorkerRuntime:
+        assert self._workers is not None and self._given is not None
+        data = [plain.encode([self._given, block, noise])] * len(self._workers)
+        try:
+            program = TaughtProgram(self._teach, Terms(noise))
+            return settled(self._workers, data, program, deadline=self._how.deadline)
+        except (Refused, Failed, WorkerError, wire.WireError) as error:
+            raise UserError(f"a site cannot take part: {error}") from error
+
+    def _teach(self, algorithms: bytes) -> Sequence[bytes]:
+        assert self._workers is not None
+        return self._workers.tell("learn", [(algorithms,)] * len(self._workers))
+
 
 def _wait_for(folder: Path, how: Runtime) -> list[str]:
     """The names of the nodes that take part, once they are all there."""
@@ -149,19 +196,46 @@ def join(parts: Sequence[Absent], names: Sequence[str], recipe: Recipe) -> Absen
     )
 
 
+def join_given(parts: Sequence[Given], names: Sequence[str]) -> Given:
+    """What is known of all sites' clients, in the order of the sites."""
+    first, alike = parts[0], set()
+    for part, name in zip(parts, names, strict=True):
+        if not isinstance(part, Given):
+            raise UserError(f"{name} told nothing of its clients")
+        _check_clients(part.clients, len(part.clients), name)
+        nobody = part.clients.select(torch.zeros(0, dtype=torch.int64))
+        rest: dict[str, Any] = {"most": 0} if isinstance(part, Histograms) else {}
+        rest |= {"held_out": None} if isinstance(part, Samples) else {}
+        alike.add(plain.encode(replace(part, clients=replace(nobody, names=None), **rest)))
+    if len(alike) > 1:
+        raise UserError("the rows of the sites have other columns or classes from one another: name them by --features")
+    called = [part.clients.name(position) for part in parts for position in range(len(part.clients))]
+    clients = _joined([part.clients for part in parts], called)
+    if isinstance(first, Histograms):
+        return replace(first, clients=clients, most=max(one.most for one in parts if isinstance(one, Histograms)))
+    if isinstance(first, Samples):
+        held = [one.held_out for one in parts if isinstance(one, Samples) and one.held_out is not None]
+        return replace(first, clients=clients, held_out=_joined(held, called) if len(held) == len(parts) else None)
+    return replace(first, clients=clients)
+
+
 def _check(part: object, name: str) -> None:
     """Refuse what no honest node says."""
     if not isinstance(part, Absent) or not all(isinstance(one, Clients) for one in part.parts.values()):
         raise UserError(f"{name} told nothing of its clients")
     count = len(part.train.size)
     for one in part.parts.values():
-        whole: list[Tensor] = [one.size, one.ids, one.start]
-        if any(value.dtype != torch.int64 or value.shape != (count,) for value in whole) or count == 0:
-            raise UserError(f"{name} told of its clients in arrays of different lengths")
-        if one.labeled.dtype != torch.bool or one.labeled.shape != (count,) or bool((one.size < 0).any()) or len(one.x):
-            raise UserError(f"{name} told of its clients what cannot be")
-    given = [part.train.name(position) for position in range(count)]
-    if any(one != name and not one.startswith(f"{name}/") for one in given) or len(set(given)) < count:
+        _check_clients(one, count, name)
+
+
+def _check_clients(one: Clients, count: int, name: str) -> None:
+    whole: list[Tensor] = [one.size, one.ids, one.start]
+    if any(value.dtype != torch.int64 or value.shape != (count,) for value in whole) or count == 0:
+        raise UserError(f"{name} told of its clients in arrays of different lengths")
+    if one.labeled.dtype != torch.bool or one.labeled.shape != (count,) or bool((one.size < 0).any()) or len(one.x):
+        raise UserError(f"{name} told of its clients what cannot be")
+    given = [one.name(position) for position in range(count)]
+    if any(client != name and not client.startswith(f"{name}/") for client in given) or len(set(given)) < count:
         raise UserError(f"{name} told of clients that are not its own")
 
 

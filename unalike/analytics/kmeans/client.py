@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from unalike.core.federation import QuorumError
 from unalike.core.release import Inputs, Sum
 from unalike.core.vocabulary import Client, Federation, Sent, send, task
 
@@ -79,7 +80,10 @@ def count_change(inputs: Inputs) -> float:
 
 
 def cost(federation: Federation, centers: Tensor) -> float:
-    """The k-means cost per client point; measured in simulation and charged to nobody."""
-    with federation.aside() as own:
-        sums = own.everyone().ask(squared_distances, into=[Sum("cost"), Sum("points")], centers=centers)
+    """The k-means cost per client point; measured in simulation and charged to nobody. NaN: a site did not consent."""
+    try:
+        with federation.aside() as own:
+            sums = own.everyone().ask(squared_distances, into=[Sum("cost"), Sum("points")], centers=centers)
+    except QuorumError:
+        return math.nan
     return float(sums["cost"]) / float(sums["points"])

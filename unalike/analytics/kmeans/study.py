@@ -155,7 +155,7 @@ class KMeansResult:
             "notes": self.notes,
             "radius": round(found.radius, 4),
             "server_points_used": found.server_points,
-            "cost": self.cost,
+            "cost": None if math.isnan(self.cost) else self.cost,
             "optimal_cost": self.optimal_cost,
             "gap": self.gap,
             "epsilon": finite(self.epsilon),
@@ -248,7 +248,9 @@ def measure_without_privacy(
     progress: Progress,
 ) -> dict[str, float]:
     """Costs of methods without privacy: the optimum, from ``starts`` and from ``near``, unless 0; and ``k_fed``."""
-    levels = {}
+    levels: dict[str, float] = {}
+    if not starts and not k_fed:
+        return levels
     federation = federate(points.clients, seed=seed, block=points.block, threads=1, noise="seeded")  # there is none
     if starts:
         progress("the optimum, pooled and without privacy")

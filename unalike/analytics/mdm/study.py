@@ -31,7 +31,7 @@ from unalike.analytics.mdm.counts import (
 from unalike.analytics.mdm.privacy import NoisyHistograms, noise_for_budget
 from unalike.analytics.reading import read_population
 from unalike.core.client import Clients
-from unalike.core.federation import Federation
+from unalike.core.federation import Federation, QuorumError
 from unalike.data.partition.features import Feature, category_names, features_of
 from unalike.data.partition.histograms import read_counts
 from unalike.data.partition.mixture import MDMError, Mixture, relative_error
@@ -245,9 +245,12 @@ def _block_of(settings: MDM, components: Sequence[int]) -> int:
 
 
 def _measure_likelihood(settings: MDM, federation: Federation, mixture: Mixture) -> float | None:
-    """Per client, as only a simulation can measure it; charged to nobody."""
-    with federation.aside() as aside:
-        measured = replace(settings, noise=None, local=False, secure=False).score(aside, [mixture])
+    """Per client, as only a simulation can measure it; charged to nobody. None where sites do not consent."""
+    try:
+        with federation.aside() as aside:
+            measured = replace(settings, noise=None, local=False, secure=False).score(aside, [mixture])
+    except QuorumError:
+        return None
     return None if measured.log_likelihood is None else measured.log_likelihood[0]
 
 

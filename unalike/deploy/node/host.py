@@ -23,8 +23,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from unalike.core import wire
@@ -32,22 +32,24 @@ from unalike.core.checks import printable
 from unalike.core.client import Clients
 from unalike.core.disk import write_whole
 from unalike.core.failure import SITE, Diverged
-from unalike.core.release import Each, Release, Stays
+from unalike.core.release import Each, Noise, Release, Stays, Terms
 from unalike.core.request import Program, Reply, Request
 from unalike.core.roster import Roster
 from unalike.core.schema import Schema
 from unalike.data import DataError
 from unalike.data.population import Population
-from unalike.data.source import Names
 from unalike.deploy import plain
+from unalike.deploy.node.analysis import TAUGHT, public, read_own
+from unalike.deploy.node.analysis import told as told_of
 from unalike.deploy.node.ledger import SiteLedger
-from unalike.deploy.node.policy import Forbidden, Policy, check_approved
-from unalike.deploy.program import program_of_run
+from unalike.deploy.node.policy import Analysis, Forbidden, Policy, check_approved
+from unalike.deploy.program import READING, program_of_analysis, program_of_run
+from unalike.deploy.site import GIVEN, Given, parts_of
 from unalike.privacy.account import BARE
 from unalike.privacy.dpsgd import LocalCost
 from unalike.privacy.ledger import Charge
 from unalike.runs import fingerprint
-from unalike.runs.absent import Absent, without_rows
+from unalike.runs.absent import Absent
 from unalike.runs.errors import UserError
 from unalike.runs.load import load_data
 from unalike.runs.prepare import Prepared, check_public, prepare
@@ -59,7 +61,7 @@ from unalike.runtime.shard.shard import Refused, Shard
 from unalike.runtime.shard.simulator import Simulator
 
 SETTINGS, RUNS, SCHEMA, SENT = "node.toml", "runs", "schema.json", "sent"
-CALLS = ("version", "load", "settle", "answer", "use", "forget", "commit", "rollback", "plans")
+CALLS = ("version", "load", "settle", "answer", "learn", "use", "forget", "commit", "rollback", "plans")
 KINDS = (Absent, Clients)  # what is told about clients, by either side
 _RUN = re.compile(r"[0-9a-f]{32}")
 LARGEST = 1e9  # number in an input
@@ -108,13 +110,9 @@ def facts(population: Population, name: str, policy: Policy) -> Absent:
     """What the server is told of a site's clients: how many there are, about how large, and who has labels."""
     parts: dict[str, Any] = {}
     for which, part in population.parts.items():
-        step = policy.round_sizes
-        size = -(-part.size // step) * step
+        parts[which] = public(part, name, policy)
         if which != "train" and "measure" not in policy.purposes:  # then nobody need know of test rows
-            size, part = torch.zeros_like(size), part.without_labels()
-        parts[which] = replace(
-            without_rows(part), size=size, names=_names(name, len(part)), ids=torch.arange(len(part))
-        )
+            parts[which] = replace(parts[which], size=torch.zeros_like(part.size)).without_labels()
     return Absent(
         name="network",
         kind=population.kind,
@@ -133,10 +131,6 @@ def facts(population: Population, name: str, policy: Policy) -> Absent:
     )
 
 
-def _names(name: str, count: int) -> Names:
-    return Names(np.array([name] if count == 1 else [f"{name}/{number}" for number in range(1, count + 1)], dtype=str))
-
-
 class NodeHost:
     """What one channel of a run has set up at a site; ``call`` is the one way in, and never raises."""
 
@@ -145,6 +139,7 @@ class NodeHost:
         self._run, self._policy, self._begun = "", Policy(), 0.0
         self._recipe: Recipe | None = None
         self._population: Population | None = None
+        self._analysis: tuple[Analysis, Given] | None = None
         self._journal: Journal | None = None
 
     def call(self, what: str, *data: bytes) -> bytes:
@@ -201,14 +196,16 @@ class NodeHost:
     def _load(self, settings: bytes) -> bytes:
         """Read this site's rows as a recipe says, if the policy allows it; what the server may know of them."""
         told = json.loads(settings[:_MOST_TEXT])
-        if not (isinstance(told, dict) and isinstance(told.get("recipe"), dict)):
-            raise Refused("a run is loaded with its recipe")
+        if not (isinstance(told, dict) and isinstance(told.get("recipe", told.get("analysis")), dict)):
+            raise Refused("a run is loaded with its recipe, or as an analysis")
         run, schema = str(told.get("run")), told.get("schema")
         if not _RUN.fullmatch(run) or not (schema is None or isinstance(schema, str)):
             raise Refused("a run is named by 32 hexadecimal digits, and a schema is text")
-        self._journal = self._population = None
+        self._journal = self._recipe = self._population = self._analysis = None
         self._run, self._policy = run, Policy.read(self._site.folder)
         self._begun, home = time.time(), self._site.folder / RUNS / run
+        if "recipe" not in told:
+            return self._load_analysis(told["analysis"], home)
         try:
             recipe = to_recipe(told["recipe"], "the recipe")
         except UserError as error:
@@ -235,6 +232,24 @@ class NodeHost:
         self._check_same_rows(home, self._population)
         return plain.encode(facts(self._population, self._site.name, self._policy))
 
+    def _load_analysis(self, values: Any, home: Path) -> bytes:
+        try:
+            asked = Analysis.model_validate(values)
+        except ValidationError as error:
+            raise Refused(f"the analysis is none: {str(error)[:500]}") from error
+        for refusal in self._policy.refusals(asked, self._site.network):
+            raise refusal
+        check_approved(self._site.folder, self._policy, asked, None)
+        home.mkdir(parents=True, exist_ok=True)
+        begun: dict[str, Any] = {"analysis": asked.model_dump(), "begun": self._begun}
+        if (home / "analysis.json").exists():
+            begun = json.loads((home / "analysis.json").read_bytes())
+        if begun["analysis"] != asked.model_dump():
+            raise Refused("a run goes on as the analysis that it began as")
+        write_whole(home / "analysis.json", json.dumps(begun).encode())
+        self._begun, self._analysis = float(begun["begun"]), (asked, read_own(asked, self._site.data))
+        return plain.encode(told_of(self._analysis[1], self._site.name, self._policy))
+
     @staticmethod
     def _check_same_rows(home: Path, population: Population) -> None:
         """A run goes on with the rows that it began with; only this site can tell."""
@@ -247,6 +262,9 @@ class NodeHost:
 
     def _settle(self, data: bytes) -> bytes:
         """Make the shard: the program is built here, from the recipe and what is public of all sites' clients."""
+        torch.set_num_threads(1)
+        if self._analysis is not None:
+            return self._settle_analysis(*self._analysis, data)
         if self._recipe is None or self._population is None:
             raise NotReady
         everybody = plain.decode(data, KINDS)
@@ -254,11 +272,7 @@ class NodeHost:
             raise Refused("a site settles with what is known of all clients, its own among them, who declare no ε")
         self._population.check(everybody.schema)  # with fewer classes, say, who has the others would fail, and show
         own = facts(self._population, self._site.name, self._policy)
-        names = [everybody.train.name(position) for position in range(len(everybody))]
-        mine = torch.tensor([position for position, one in enumerate(names) if one in set(own.train.names or ())])
-        if len(mine) != len(own) or not torch.equal(everybody.train.size[mine], own.train.size):
-            raise Refused("what is said of this site's clients is not what it told")
-        torch.set_num_threads(1)
+        mine = _places(everybody.train, own.train)
         prepared = prepare(self._recipe, everybody)
         for refusal in self._policy.late_refusals(prepared.recipe, len(everybody)):
             raise refusal
@@ -275,13 +289,38 @@ class NodeHost:
         self._journal = Journal(shard, self._site.folder / RUNS / self._run, again=simulated)
         return roster.encode()
 
-    def _program(self, prepared: Prepared) -> Program:
+    def _settle_analysis(self, asked: Analysis, given: Given, data: bytes) -> bytes:
+        found = plain.decode(data, GIVEN)
+        if not (isinstance(found, list) and len(found) == 3 and isinstance(found[0], Given)):
+            raise Refused("an analysis settles with what is known of all clients, a block and the source of noise")
+        everybody, block, noise = found
+        if noise != asked.noise or not (block is None or isinstance(block, int)):
+            raise Refused(f"this analysis has {asked.noise} noise, and a block is a number of clients")
+        own = told_of(given, self._site.name, self._policy)
+        mine = _places(everybody.clients, own.clients)
+        roster = replace(everybody.clients.roster(), ids=torch.arange(len(everybody.clients))).select(mine)
+        parts = {name: replace(part, ids=mine, names=None) for name, part in parts_of(given).items()}
+        program = program_of_analysis(Terms(noise), (), self._measures(noise))
+        shard = Shard(parts, roster, program, Simulator(block, 1))
+        self._journal = Journal(shard, self._site.folder / RUNS / self._run, again=noise == "seeded")
+        encoded: bytes = roster.encode()
+        return encoded
+
+    def _learn(self, algorithms: bytes) -> None:
+        """The tasks of an analysis's algorithms; this site's own classes check their settings."""
+        if self._analysis is None:
+            raise Refused("the program of a run is that of its recipe")
+        noise, taught = self._analysis[0].noise, plain.decode(algorithms, TAUGHT)
+        self.journal.shard.program = program_of_analysis(Terms(noise), taught, self._measures(noise))
+
+    def _measures(self, noise: Noise) -> bool:
+        """May what a simulation measures leave? With an ε that tells of failures: only where bare arrays may, too."""
         policy = self._policy
         bare = "bare" in (policy.sums, policy.individual) and not (policy.epsilon or policy.epsilon_run)
-        # in a run with an ε what is measured tells of failures, so only where bare arrays may leave as well
-        return program_of_run(
-            prepared, simulated="measure" in policy.purposes and (bare or noise_of(prepared.recipe) == "seeded")
-        )
+        return "measure" in policy.purposes and (bare or noise == "seeded")
+
+    def _program(self, prepared: Prepared) -> Program:
+        return program_of_run(prepared, simulated=self._measures(noise_of(prepared.recipe)))
 
     # Asks
 
@@ -313,6 +352,8 @@ class NodeHost:
         if time.time() > self._begun + policy.hours * 3600:
             raise Forbidden("hours", f"this run began more than {policy.hours:g} hours ago")
         for name, value in _inputs(request, arrays):
+            if request.task in READING and name == "missing":
+                continue  # NaN stands for what a client has not kept
             if value.is_floating_point() and not bool((value.abs() <= LARGEST).all()):  # which no NaN is
                 raise Refused(f"the input {name} holds a number that is not finite or above {LARGEST:g}")
         ask = f"{self._run} {request.run} {request.serial} {hashlib.sha256(head).hexdigest()[:32]}"
@@ -378,6 +419,15 @@ class NodeHost:
 
     def _plans(self, plans: bytes) -> None:
         """Blocks are this site's own business."""
+
+
+def _places(everybody: Clients, own: Clients) -> Tensor:
+    """Where a site's clients are among all."""
+    names, mine = [everybody.name(position) for position in range(len(everybody))], set(own.names or ())
+    found = torch.tensor([position for position, one in enumerate(names) if one in mine])
+    if len(found) != len(own) or not torch.equal(everybody.size[found], own.size):
+        raise Refused("what is said of this site's clients is not what it told")
+    return found
 
 
 def _pair(data: bytes, *kinds: type) -> list[Any]:

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from unalike.core.release import Each, Release, Stays, Terms
+from unalike.core.release import Each, Noise, Release, Stays, Terms
 from unalike.core.request import Purpose
 from unalike.runs.errors import UserError
 from unalike.runs.recipe.recipe import Recipe, read_toml
@@ -40,13 +41,26 @@ class Forbidden(Refused):
         self.rule = rule
 
 
+class Analysis(BaseModel):
+    """What an analysis reads at every site, and where its noise comes from, as a server tells it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: Literal["kmeans", "mdm", "estimate"]
+    how: dict[str, Any]  # to read rows
+    noise: Noise
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.model_dump())
+
+
 class Policy(BaseModel):
     """The rules of a site."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     network: str = ""  # whose runs; empty: nobody's
-    methods: list[str] = []
+    methods: list[str] = []  # kmeans, mdm and estimate among them
     models: list[str] = []  # architectures
     versions: list[str] = []  # of Unalike; empty: whichever is installed here
     tasks: list[str] = []  # empty: all of the listed methods
@@ -82,8 +96,8 @@ class Policy(BaseModel):
             key = ".".join(map(str, problem["loc"]))
             raise UserError(f"{file}: {key}: {problem['msg']}; the keys are {', '.join(cls.model_fields)}") from error
 
-    def refusals(self, recipe: Recipe, network: str) -> Iterator[Forbidden]:
-        """Every rule that a recipe meets."""
+    def refusals(self, recipe: Recipe | Analysis, network: str) -> Iterator[Forbidden]:
+        """Every rule that a recipe or an analysis meets."""
         yield from closed(recipe)
         if network != self.network:
             yield Forbidden("network", f"this site works for {self.network or 'nobody'}, not for {network}")
@@ -93,6 +107,10 @@ class Policy(BaseModel):
             yield Forbidden("versions", f"Unalike {__version__} is installed here, which is not listed")
         if "train" not in self.purposes:
             yield Forbidden("purposes", "train is not listed")
+        if isinstance(recipe, Analysis):
+            if recipe.noise == "system" and "server" not in self.trust:
+                yield Forbidden("trust", 'in an analysis the server adds the noise; trust = "server" is not listed')
+            return
         if recipe.rounds > self.rounds:
             yield Forbidden("rounds", f"the recipe has {recipe.rounds}, allowed are {self.rounds}")
         if recipe.privacy.promises and recipe.privacy.trust not in self.trust:
@@ -139,17 +157,23 @@ class Policy(BaseModel):
 TOLD = {"never": "never", "noise": "with noise alone", "bare": "as they are"}
 
 
-def closed(recipe: Recipe) -> Iterator[Forbidden]:
+def closed(recipe: Recipe | Analysis) -> Iterator[Forbidden]:
     """What no policy can allow, because the code and the data of a site are its own."""
-    values = recipe.model_dump(mode="json", exclude=_OWN)
+    values = _values(recipe)
     for key, text in _texts(values):
         if ":" in text or "/" in text or "\\" in text or text.endswith(".py"):
             yield Forbidden("closed", f"{key} = {text!r} may name code or a file; a site runs what is installed there")
+    if isinstance(recipe, Analysis):
+        return
     data = recipe.data
     if data.partition not in (None, "natural") or data.rotate is not None or data.clients is not None:
         yield Forbidden("closed", "a site's rows are its clients' own; leave partition, clients and rotate out")
     if recipe.privacy.epsilons is not None:
         yield Forbidden("closed", "clients of a site declare no ε of their own")
+
+
+def _values(recipe: Recipe | Analysis) -> dict[str, Any]:
+    return recipe.model_dump(mode="json", exclude=_OWN if isinstance(recipe, Recipe) else None)
 
 
 def _texts(values: Any, path: str = "") -> Iterator[tuple[str, str]]:
@@ -164,14 +188,13 @@ def _texts(values: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from _texts(value, path)
 
 
-def digest_of(recipe: Recipe, schema: str | None) -> str:
+def digest_of(recipe: Recipe | Analysis, schema: str | None) -> str:
     """What somebody approves: a recipe, the schema that it reads rows by, and the code that would run it here."""
-    values = recipe.model_dump(mode="json", exclude=_OWN)
-    content = {"recipe": values, "schema": None if schema is None else json.loads(schema), "code": version()}
+    content = {"recipe": _values(recipe), "schema": None if schema is None else json.loads(schema), "code": version()}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def check_approved(folder: Path, policy: Policy, recipe: Recipe, schema: str | None) -> None:
+def check_approved(folder: Path, policy: Policy, recipe: Recipe | Analysis, schema: str | None) -> None:
     """Refuse a recipe that nobody here has approved, and note that it waits for that."""
     digest = digest_of(recipe, schema)
     if not policy.approve or digest in approved(folder) or digest in policy.recipes:
