@@ -58,6 +58,13 @@ class Schema:
                 raise ValueError(f"schema: {name}={getattr(self, name)!r}; expected one of {', '.join(known)}")
         if not all(type(side) is int and side >= 0 for side in self.shape):
             raise ValueError(f"schema: shape={self.shape}; expected whole numbers of 0 or more")
+        for name in ("shift", "scale"):  # for each feature: with numbers for each row it would tell how many there are
+            value = getattr(self, name)
+            if value is not None and not _fits(tuple(value.shape), self.shape):
+                raise ValueError(
+                    f"schema: its {name} is of shape {list(value.shape)}, which does not fit rows of "
+                    f"{list(self.shape)}; give one number for each feature, or [channels, 1, 1] for images"
+                )
         if self.classes is not None and (type(self.classes) is not int or self.classes < 1):
             raise ValueError(f"schema: classes={self.classes}; expected 1 or more")
 
@@ -113,6 +120,12 @@ class Schema:
 
     def __hash__(self) -> int:
         return hash(self.to_json())
+
+
+def _fits(own: tuple[int, ...], row: tuple[int, ...]) -> bool:
+    """Are numbers of this shape some for each feature of a row, or for several together?"""
+    sides = zip(reversed(own), reversed(row), strict=False)
+    return len(own) <= len(row) and all(side in (1, other) for side, other in sides)
 
 
 def as_words(values: Sequence[object] | None) -> tuple[str, ...] | None:

@@ -85,16 +85,7 @@ def read_schema(file: str | Path) -> Schema:
     if center is not None or deviation is not None:
         return _scaled(schema, path, center, deviation)
     for name, value in (("shift", schema.shift), ("scale", schema.scale)):
-        if value is None:
-            continue
-        try:
-            value.expand(schema.shape)
-        except RuntimeError as error:
-            raise DataError(
-                f"{path}: its {name} is of shape {list(value.shape)}, which does not fit rows of {list(schema.shape)}; "
-                "give one number for each feature, or [channels, 1, 1] for images"
-            ) from error
-        if not bool(value.isfinite().all()):
+        if value is not None and not bool(value.isfinite().all()):
             raise DataError(f"{path}: its {name} holds numbers that are not finite")
     return schema
 

@@ -142,3 +142,13 @@ def test_what_clients_keep_is_not_trained_on_for_nothing(method: Any, task: str)
     with pytest.raises(Refused, match="draws noise, and what it releases names its cost"):
         list(shard.answer(request(task, shared={name: one for name, one in given.items() if name in known})))
     assert not shard.kept("run").state()
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (1, 3), (2,)])
+def test_inputs_are_scaled_by_feature_and_not_by_row(shape: tuple[int, ...]) -> None:
+    """Where a client has four rows it could be read by a scaling of four, and nobody else."""
+    shard = private_shard(ROWS, tasks_of(FedAvg(MODEL, cohort=1.0, local=STEPS)))
+    schema = shard.roster.schema
+    shard.use(replace(schema, shift=torch.zeros(3), scale=torch.ones(1)))
+    with pytest.raises(ValueError, match="schema: its shift is of shape"):
+        shard.use(replace(schema, shift=torch.zeros(shape), scale=torch.ones(shape)))
