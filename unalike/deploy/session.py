@@ -34,7 +34,7 @@ from unalike.runs.errors import UserError
 from unalike.runs.load import FROM_PYTHON
 from unalike.runs.prepare import Prepared
 from unalike.runs.privacy import noise_of
-from unalike.runs.recipe.recipe import Recipe, Runtime
+from unalike.runs.recipe.recipe import Recipe, Runtime, code_paths
 from unalike.runs.simulate import federate, simulate
 from unalike.runs.watcher import describe_workers
 from unalike.runtime.workers import Failed, WorkerError, WorkerRuntime, Workers, start_runtime
@@ -67,7 +67,8 @@ class Session:
         name = json.dumps([what, key.hex()])
         if self._loaded is None or self._loaded[0] != name:
             self._loaded = None
-            settings = {"recipe": recipe_for_workers(recipe), "key": key.hex()}
+            told = recipe_for_workers(recipe)
+            settings = {"recipe": told, "key": key.hex(), "code": outside.code_of(code_paths(told))}
             self._loaded = (name, replace(plain.decode(self.load_all(settings)), key=key))
         return self._loaded[1]
 

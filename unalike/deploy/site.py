@@ -19,6 +19,7 @@ from torch import Tensor
 from unalike.analytics.estimation.samples import Samples, check_rows, open_samples, read_counts
 from unalike.analytics.kmeans.points import ChosenRows, Points, open_points
 from unalike.analytics.mdm.study import Histograms, read_counts_file, read_histograms
+from unalike.core import outside
 from unalike.core.client import Clients
 from unalike.core.release import Terms
 from unalike.core.request import Part, Program
@@ -77,6 +78,9 @@ class _RecipeData:
     """The clients of a recipe."""
 
     def __init__(self, asked: Mapping[str, Any]) -> None:
+        for file, digest in asked["code"].items():  # before any of it runs
+            if file.endswith(".py") and outside.code_digest(file) != digest:
+                raise ValueError(f"{file} is not here as it was where the run started; give all workers the same file")
         self._recipe, key = to_recipe(asked["recipe"], "the recipe of this run"), bytes.fromhex(asked["key"])
         lazy = data_in_pieces(self._recipe)
         population = self._declared(lazy.facts)

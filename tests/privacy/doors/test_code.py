@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from unalike.commands.main import _options_first, app
 from unalike.core import outside
+from unalike.deploy.site import Site
 from unalike.runtime.shard.host import Host, result
 from unalike.runtime.shard.shard import Refused
 
 METHOD = """
 from pathlib import Path
+from typing import Any
 import unalike as ua
 
 Path({mark!r}).touch()
@@ -120,6 +124,18 @@ def test_a_host_loads_what_its_own_side_has_named() -> None:
             result(host.call("load", b"os:system", b"touch /tmp/never"), "host")
     with pytest.raises(Refused, match="does not know '__class__'"):
         result(Host().call("__class__"), "host")
+
+
+def test_a_worker_runs_the_very_code_that_the_user_has_named(tmp_path: Path) -> None:
+    """The path may lead elsewhere on another machine, or the file may have changed."""
+    file, mark = tmp_path / "mine.py", tmp_path / "mark"
+    file.write_text(METHOD.format(mark=str(mark)))
+    recipe: dict[str, Any] = {"method": f"{file}:Mine", "data": {"name": "digits", "clients": 4}}
+    for digest in ("0" * 64, None):
+        with pytest.raises(ValueError, match=r"mine\.py is not here as it was where the run started"):
+            Site(json.dumps({"recipe": recipe, "key": "00", "code": {str(file): digest}}))
+    assert not mark.exists()
+    assert Site(json.dumps({"recipe": recipe, "key": "00", "code": outside.code_of([recipe["method"]])})).about()
 
 
 def test_a_run_of_a_comparison_does_not_run_code_that_its_own_recipe_names(tmp_path: Path) -> None:
