@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from difflib import get_close_matches
 
-from reproductions import adaped, clustering, estimation, hdp, mixture, on_demand, rdpcfl, splitting
+from reproductions import adaped, clustering, estimation, hdp, mixture, on_demand, rdpcfl, simulated, splitting
 from reproductions.item import Item, Planned, TwoCores
 from unalike.runs.errors import UserError
 
@@ -25,6 +25,7 @@ GROUPS: tuple[tuple[Item, ...], ...] = (
     mixture.ITEMS,
     on_demand.ITEMS,
     rdpcfl.ITEMS,
+    simulated.ITEMS,
     splitting.ITEMS,
 )
 
@@ -74,15 +75,6 @@ _UNCOMPUTED: tuple[tuple[TwoCores, str, dict[str, str]], ...] = (
         "t2-table-b.15": "Robust-HDP with equal batches, equal ε and unequal sizes, CIFAR-10",
         "t2-table-b.16": "The same by spread over clients and by the smallest client, CIFAR-10",
         "t2-table-b.17": "Robust-HDP with at most 8 labels a client and unequal batches, MNIST, 60 clients",
-    }),
-    ("scaled", _by_hand("unalike mdm --data femnist --plot FILE"), {
-        "t1-figure-3.3": "FEMNIST: true, IID and MDM clients",
-        "t1-figure-a.5": "FEMNIST: true, IID and MDM clients of 2 and 3 components",
-    }),
-    ("yes", _by_hand("unalike mdm --data acs:race --components 7 --plot FILE"), {
-        "t1-figure-3.4": "Census: true, IID and MDM clients by race and by income, 7 components",
-        "t1-figure-a.6": "Census: clients by race, 1, 3, 5 and 7 components",
-        "t1-figure-a.7": "Census: clients by binned income, 1, 3, 5 and 7 components",
     }),
     ("scaled", _LATER, {
         "t1-figure-3.5": "FEMNIST: FedAvg by rate and local epochs on true, conditionally IID, MDM and IID clients",

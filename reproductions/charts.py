@@ -42,7 +42,7 @@ def curves(
     return chart
 
 
-def dots(rows: Sequence[Mapping[str, Any]], order: Sequence[str]) -> Figure:
+def dots(rows: Sequence[Mapping[str, Any]], order: Sequence[str], title: str = "accuracy (%)") -> Figure:
     """Accuracies of methods; a row has method, accuracy, column (its panel) and whose, by default ours."""
     plain = [{"whose": "Unalike", **row} for row in rows]
     names = list(dict.fromkeys(row["whose"] for row in plain))
@@ -52,7 +52,7 @@ def dots(rows: Sequence[Mapping[str, Any]], order: Sequence[str]) -> Figure:
         alt.Chart(alt.InlineData(values=plain))
         .mark_point(filled=True, size=70, opacity=1)
         .encode(
-            x=alt.X("accuracy:Q", title="accuracy (%)", scale=CLOSE),
+            x=alt.X("accuracy:Q", title=title, scale=CLOSE),
             y=alt.Y("method:N", sort=list(order), title=None),
             color=alt.Color("whose:N", title=None, scale=alt.Scale(domain=names, range=colours), **legend),
             shape=alt.Shape("whose:N", title=None, scale=alt.Scale(domain=names), **legend),
