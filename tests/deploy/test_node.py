@@ -599,3 +599,15 @@ def test_what_a_server_says_does_not_speak_to_the_sites_terminal(tmp_path: Path)
         load(host, recipe(method="\x1b]0;owned\x07"))
     assert "\x1b" not in (tmp_path / "a" / "log").read_text()
     assert "\x1b" not in CliRunner().invoke(app, ["node", "ledger", str(tmp_path / "a")]).output
+
+
+def test_an_ask_that_was_charged_does_not_run_again_when_the_folder_of_its_run_is_gone(tmp_path: Path) -> None:
+    """A site may remove old runs to make room; a server that kept its requests would get fresh noise for nothing."""
+    made = make_site(tmp_path, policy=GUARDED)
+    for fresh in (True, False):
+        host = NodeHost(open_site(made.folder))
+        result(host.call("settle", load(host, private())), "node a")
+        (reply, *_) = ask(host)
+        assert (not reply.failed) == fresh
+        shutil.rmtree(made.folder / "runs")
+    assert len(SiteLedger(made.folder)._charged) == 1

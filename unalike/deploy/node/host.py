@@ -358,6 +358,8 @@ class NodeHost:
                 raise Refused(f"the input {name} holds a number that is not finite or above {LARGEST:g}")
         ask = f"{self._run} {request.run} {request.serial} {hashlib.sha256(head).hexdigest()[:32]}"
         if request.purpose != "measure" and ledger.known(ask):
+            if not self.journal.remembers(request.run, request.serial):  # somebody has made room in its folder
+                raise Refused("it was charged once, and what was answered is not here any more")
             return  # its journal has the answer, or knows that it was cut off
         if request.purpose == "train" and ledger.asks.get(self._run, 0) >= policy.asks * (policy.rounds + 1):
             raise Forbidden("asks", f"this run has asked {policy.asks} times for each of {policy.rounds} rounds")

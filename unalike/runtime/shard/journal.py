@@ -89,6 +89,13 @@ class Journal:
             base.absorb(overlay)
         yield from frames
 
+    def remembers(self, run: str, serial: int) -> bool:
+        """Would this serial be answered as before, or be refused, rather than run with other draws?"""
+        if self.again:
+            return True
+        folder = self._folder(run)
+        return (folder / f"{serial}.charged").exists() or serial <= max(self._committed(folder), self._over(folder))
+
     def commit(self, run: str, serial: int) -> None:
         """The server has saved its state after this serial: so do the clients, and older replies may go."""
         folder = self._folder(run)
