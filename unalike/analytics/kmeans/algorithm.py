@@ -241,19 +241,9 @@ class FedDPKMeans:
         return [self._sum("sums", self.plan.sums, sum_change), self._sum("counts", self.plan.counts, count_change)]
 
     @task
-    def lloyd_sums(
-        self,
-        client: Client,
-        origin: Tensor,
-        radius: Tensor,
-        centers: Tensor,
-        scale: Tensor,
-        count_scale: Tensor,
-        moves: Tensor | None = None,
-    ) -> Sent:
-        """A Lloyd step whose noise is not that of Step 3."""
-        how = {"centers": centers, "scale": scale, "count_scale": count_scale, "moves": moves}
-        return self.cluster_sums(client, origin=origin, radius=radius, **how)
+    def lloyd_sums(self, client: Client, **inputs: Tensor) -> Sent:
+        """``cluster_sums`` in a Lloyd step whose noise is not that of Step 3."""
+        return self.cluster_sums(client, **inputs)
 
     @lloyd_sums.into
     def _lloyd_sums(self) -> list[Release]:
