@@ -88,7 +88,10 @@ def mean_by_size(method: Any) -> list[Release]:
 
 
 def private_inputs(method: Any, declared: Declarations) -> Mapping[str, Tensor]:
-    """DP-SGD's noise multiplier, and where each has its own the batch size, which each client finds for itself."""
+    """DP-SGD's noise multiplier, and where each has its own the batch size, which each client finds for itself.
+
+    A task has them as ``**private`` and gives them to its local training.
+    """
     return charged_training(method).private_inputs(declared)
 
 

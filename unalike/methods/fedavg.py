@@ -47,11 +47,9 @@ class FedAvg(Averaging):
         self.check_privacy(self.local, points=True)
 
     @task
-    def fit(
-        self, client: Client, theta: Tensor, rate: Tensor, noise: Tensor | None = None, batch: Tensor | None = None
-    ) -> Sent:
+    def fit(self, client: Client, theta: Tensor, rate: Tensor, **private: Tensor) -> Sent:
         """ClientUpdate (T1 Alg. 4): local SGD from the global θ; sends θ_new − θ."""
-        fitted, loss = self.local.train(self.model, theta, client, rate=rate, noise=noise, batch=batch)
+        fitted, loss = self.local.train(self.model, theta, client, rate=rate, **private)
         return send(update=fitted - theta, loss=loss)
 
     fit.into(mean_by_size)

@@ -93,18 +93,16 @@ class FedRep(Averaging):
     # The clients' side
 
     @task
-    def fit(
-        self, client: Client, body: Tensor, rate: Tensor, noise: Tensor | None = None, batch: Tensor | None = None
-    ) -> Sent:
+    def fit(self, client: Client, body: Tensor, rate: Tensor, **private: Tensor) -> Sent:
         """Head first, then body (Alg. 1, lines 8-13); the head is kept, the change of the body is sent."""
         head = kept_or(client, self.first_head, "head")
         loss = torch.zeros((), device=client.n.device)
         if self.head:
-            head, loss = self.head_training.train(self._under(body), head, client, rate=rate, noise=noise, batch=batch)
+            head, loss = self.head_training.train(self._under(body), head, client, rate=rate, **private)
         if not self.body_size:
             return send(update=body, loss=loss, keep={"head": head})
         with_head = Supervised(self.model).at(lambda own: torch.cat([own, head]))
-        fitted, loss = self.local.train(with_head, body, client, rate=rate, noise=noise, batch=batch)
+        fitted, loss = self.local.train(with_head, body, client, rate=rate, **private)
         return send(update=fitted - body, loss=loss, keep={"head": head})
 
     fit.into(mean)

@@ -54,12 +54,10 @@ class MRMTL:
         return replace(self.local, weight_decay=self.strength)
 
     @task
-    def fit(
-        self, client: Client, mean: Tensor, rate: Tensor, noise: Tensor | None = None, batch: Tensor | None = None
-    ) -> Sent:
+    def fit(self, client: Client, mean: Tensor, rate: Tensor, **private: Tensor) -> Sent:
         before = client.kept.get("w", mean) - mean
         shifted = Supervised(self.model, origin=mean)
-        v = self.regularised(shifted, before, client, rate=rate, noise=noise, batch=batch)
+        v = self.regularised(shifted, before, client, rate=rate, **private)
         return send(update=v, keep={"w": mean + v})
 
     @fit.into

@@ -75,16 +75,14 @@ class PFedMe(Averaging):
         return replace(self.local, steps=(self.local.steps or 0) * self.inner_steps)
 
     @task
-    def fit(
-        self, client: Client, w: Tensor, rate: Tensor, noise: Tensor | None = None, batch: Tensor | None = None
-    ) -> Sent:
+    def fit(self, client: Client, w: Tensor, rate: Tensor, **private: Tensor) -> Sent:
         """R steps of w (Alg. 1, lines 5-8); sends what changed."""
         if self.local.private is not None:
             # θ − w is trained from 0, and its weight decay is λ(θ − w)
             inner = replace(self.local, steps=self.inner_steps, lr=self.inner_lr, weight_decay=self.lambda_)
             start, eta = w, one_rate(self.local)
             for _ in range(self.local.steps or 0):
-                away = inner(Supervised(self.model, origin=w), torch.zeros_like(w), client, noise=noise, batch=batch)
+                away = inner(Supervised(self.model, origin=w), torch.zeros_like(w), client, **private)
                 w = w + rate * eta * self.lambda_ * away
             return send(update=w - start)
 

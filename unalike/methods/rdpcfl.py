@@ -138,11 +138,9 @@ class RDPCFL:
         return {} if self.local.private is None else {"noise": self.budget.multipliers(declared)}
 
     @task
-    def fit(
-        self, client: Client, theta: Tensor, rate: Tensor, noise: Tensor | None = None, batch: Tensor | None = None
-    ) -> Sent:
+    def fit(self, client: Client, theta: Tensor, rate: Tensor, **private: Tensor) -> Sent:
         """Δθ_i^e: K epochs of DP-SGD with small batches from the model of the client's cluster (line 23)."""
-        return send(update=self.local(self.model, theta, client, rate=rate, noise=noise, batch=batch) - theta)
+        return send(update=self.local(self.model, theta, client, rate=rate, **private) - theta)
 
     @fit.into
     def each_update(self) -> list[Release]:

@@ -74,11 +74,9 @@ class RobustHDP:
         at_least(self, rows=1, blocks=1, dimensions=1)
 
     @task
-    def fit(
-        self, client: Client, theta: Tensor, rate: Tensor, noise: Tensor | None = None, batch: Tensor | None = None
-    ) -> Sent:
+    def fit(self, client: Client, theta: Tensor, rate: Tensor, **private: Tensor) -> Sent:
         """Δθ_i: K epochs of DP-SGD from θ (Alg. 1, line 5)."""
-        return send(update=self.local(self.model, theta, client, rate=rate, noise=noise, batch=batch) - theta)
+        return send(update=self.local(self.model, theta, client, rate=rate, **private) - theta)
 
     @fit.into
     def releases(self) -> list[Release]:
