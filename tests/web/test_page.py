@@ -6,6 +6,7 @@ import csv
 import functools
 import http.server
 import json
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,8 @@ from tests.web.conftest import browsing, serving
 from unalike.commands.main import app
 from unalike.newcomers.file import NewcomerFile
 from unalike.newcomers.ledger import read_ledger
-from unalike.newcomers.service import export_page
+from unalike.newcomers.service import ENGINE, Key, export_page, service
+from unalike.runs.errors import UserError
 from unalike.runs.finished import FinishedRun
 
 if TYPE_CHECKING:
@@ -295,6 +297,66 @@ def test_a_service_that_refuses_or_is_gone_is_said(made: Made, clinic: Path) -> 
         visit.page.get_by_text("The service cannot be reached").wait_for()
 
 
+def test_a_key_is_asked_for_where_one_is_needed(made: Made, clinic: Path) -> None:
+    keys = {"0123456789abcdef": Key("ward", 10)}
+    with serving(made("clinics")[1], keys=keys) as address, browsing() as context:
+        visit = Visit(context, address)
+        visit.give(clinic)
+        visit.page.locator("#get").click()
+        visit.page.get_by_text("This service asks for a key").wait_for()
+        visit.page.locator("#key").fill("0123456789abcdef")
+        visit.get()
+        assert "0123456789abcdef" not in visit.page.url and len(visit.sent) == 2
+
+
+# What the page needs of onnxruntime-web, by the page's own interpreter: the package itself has 14 MB.
+STAND_IN = """
+import { read, run } from "../onnx.js";
+export const env = { wasm: {} };
+export class Tensor { constructor(kind, data, dims) { Object.assign(this, { kind, data, dims }); } }
+const codes = { float32: 1, uint8: 2, int64: 7, float64: 11 };
+const kinds = { float32: Float32Array, uint8: Uint8Array, int64: BigInt64Array, float64: Float64Array };
+export const InferenceSession = { async create(bytes) {
+  const code = await (await fetch(env.wasm.wasmPaths.wasm)).arrayBuffer();
+  await WebAssembly.instantiate(code);
+  const graph = read(bytes.buffer);
+  return { inputNames: graph.inputs, async run(feeds) {
+    const given = Object.entries(feeds).map(([name, { kind, data, dims }]) => {
+      if (!(data instanceof kinds[kind])) throw new Error(kind);
+      return [name, { dims, type: codes[kind], data: kind === "float32" ? data : Float64Array.from(data, Number) }];
+    });
+    return run(graph, Object.fromEntries(given));
+  } };
+} };
+"""
+
+
+@pytest.mark.parametrize("name", ["labels", "digits"])
+def test_pages_compute_by_the_engine_that_the_service_gives_out(
+    name: str, made: Made, clinic: Path, drawings: tuple[list[Path], Path], tmp_path: Path
+) -> None:
+    """By the folder dist of onnxruntime-web that UNALIKE_ORT names, else by a stand-in with its interface."""
+    engine = Path(os.environ.get("UNALIKE_ORT", tmp_path))
+    if engine == tmp_path:
+        (engine / ENGINE[0]).write_text(STAND_IN)
+        (engine / ENGINE[1]).write_bytes(b"\0asm\1\0\0\0")
+    run, bundle = made(name)
+    files, data = ([clinic], clinic) if name == "labels" else drawings
+    with serving(bundle, engine=engine) as address, browsing() as context:
+        visit = Visit(context, address)
+        visit.give(*files)
+        visit.get()
+        words = visit.saved("#save-predictions", tmp_path)
+        assert {one.url.rpartition("/")[2] for one in visit.asked if "/ort/" in one.url} == set(ENGINE)
+        assert visit.console == [] and len(visit.sent) == 1
+    assert_same_words(words, by_command(run, data, tmp_path / "predicted.csv"), ids=name == "labels")
+
+
+def test_a_folder_without_the_engine_is_refused(made: Made, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"has no ort.wasm.bundle.min.mjs; expected the folder dist"):
+        service([made("clinics")[1]], engine=tmp_path)
+
+
 def test_rows_that_lack_a_value_are_refused_where_an_epsilon_counts_them(
     made: Made, clinic: Path, tmp_path: Path
 ) -> None:
@@ -391,7 +453,7 @@ def test_it_can_be_used_by_keys_alone(made: Made, clinic: Path) -> None:
 
         tab_to("file")
         with page.expect_file_chooser() as chooser:
-            page.keyboard.press("Enter")
+            page.keyboard.press("Space")
         chooser.value.set_files(clinic)
         page.locator("#get").wait_for()
         tab_to("protect")

@@ -65,6 +65,7 @@ def serve(
     tls_cert: Path | None = flag("The certificate for HTTPS (PEM); needs --tls-key."),
     tls_key: Path | None = flag("Its key (PEM)."),
     behind_proxy: bool = flag("Believe a proxy on this machine who a visitor is.", default=False),
+    engine: Path | None = flag("Pages compute by ONNX Runtime Web: its folder dist. For large networks."),
     export: Path | None = flag("Write page and bundles as a folder for any web server, and end."),
 ) -> None:
     """Serve bundles: an interface for programs and a page for people.
@@ -91,21 +92,18 @@ def serve(
         export_page(bundles, export)
         say(f"{export}: put this folder on any web server; models are made in the page, and nothing is sent")
         return
-    app = service(bundles, offline=offline, limit=limit, keys=None if keys is None else read_keys(keys, limit))
+    who = None if keys is None else read_keys(keys, limit)
+    app = service(bundles, offline=offline, limit=limit, keys=who, engine=engine)
     run_service(
         app, host, port, tls_cert, tls_key, behind_proxy, ready=lambda at: say(f"serving at {at}; Ctrl-C ends it")
     )
 
 
-@command(
-    app,
-    "unalike run pefll --data digits --rounds 500 --out runs/pefll &",
-    "unalike watch runs/pefll",
-)
+@command(app, "unalike run pefll --data digits --rounds 500 --out runs/pefll &", "unalike watch runs/pefll")
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", hidden=True)],
-    host: Annotated[str, flag("The address to listen at.")] = "127.0.0.1",
-    port: Annotated[int, flag("The port.", min=0, max=65535)] = 8001,
+    host: str = flag("The address to listen at.", default="127.0.0.1"),
+    port: int = flag("The port.", default=8001, min=0, max=65535),
 ) -> None:
     """Show a run in a browser while it goes on: loss, bytes, failures, ε, and scores.
 

@@ -38,6 +38,7 @@ AT_TOP = ("index.html", "offline.js")  # a service worker serves the pages below
 FORMAT = 1
 PUBLIC = ("card.json", "schema.json", "describe.onnx", "model.onnx")
 TYPES = {".json": "application/json", ".onnx": "application/octet-stream", ".html": "text/html; charset=utf-8"}
+TYPES |= {".mjs": "text/javascript; charset=utf-8", ".wasm": "application/wasm"}
 TYPES |= {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
 HEADERS = {  # of every answer; the page itself has the same policy in its head, for a folder on another web server
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
@@ -45,6 +46,7 @@ HEADERS = {  # of every answer; the page itself has the same policy in its head,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
+ENGINE = ("ort.wasm.bundle.min.mjs", "ort-wasm-simd-threaded.wasm")  # of onnxruntime-web
 CHECKED_EVERY = 1.0  # seconds between two looks at whether a bundle has changed
 
 
@@ -185,14 +187,22 @@ class Refused(Exception):
 
 
 def service(
-    folders: Sequence[Path], *, offline: bool = False, limit: float = 600.0, keys: Mapping[str, Key] | None = None
+    folders: Sequence[Path],
+    *,
+    offline: bool = False,
+    limit: float = 600.0,
+    keys: Mapping[str, Key] | None = None,
+    engine: Path | None = None,
 ) -> FastAPI:
     """The application.
 
     - ``offline``: ``make.onnx`` is given out, so that a page makes models by itself and nothing need leave it.
     - ``limit``: models a minute for each key or address; ``keys``: who may ask; none: everybody.
+    - ``engine``: a folder with ONNX Runtime Web, by which pages compute in the place of their own interpreter.
     """
-    shelf = _Shelf(folders, offline)
+    shelf = _Shelf(folders, offline, engine is not None)
+    for lacking in (file for file in ENGINE if engine is not None and not (engine / file).is_file()):
+        raise UserError(f"--engine {engine} has no {lacking}; expected the folder dist of the package onnxruntime-web")
     limits, registry = Limits(limit, keys or {}), CollectorRegistry()
     asked = Counter("unalike_requests", "Requests by path and status", ["path", "status"], registry=registry)
     seconds = Histogram(
@@ -203,7 +213,10 @@ def service(
     )
     app = FastAPI(title="Unalike: a model for whoever asks", version=__version__, docs_url=None, redoc_url=None)
 
-    app.add_middleware(_Guarded, asked=asked)
+    def allowed(policy: str) -> str:
+        return policy if engine is None else policy.replace("script-src 'self'", "script-src 'self' 'wasm-unsafe-eval'")
+
+    app.add_middleware(_Guarded, asked=asked, headers={key: allowed(value) for key, value in HEADERS.items()})
 
     @app.exception_handler(Refused)
     async def explain(request: Request, refused: Refused) -> Response:
@@ -262,7 +275,7 @@ def service(
 
     @app.get("/", include_in_schema=False)
     async def home(request: Request) -> Response:
-        return _with_etag((PAGE / "index.html").read_bytes(), ".html", request)
+        return _with_etag(allowed((PAGE / "index.html").read_text(encoding="utf-8")).encode(), ".html", request)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
@@ -275,20 +288,26 @@ def service(
             raise Refused(404, "there is nothing here")
         return _with_etag((PAGE / file).read_bytes(), Path(file).suffix, request)
 
+    @app.get("/page/ort/{file}", include_in_schema=False)
+    async def engine_file(request: Request, file: str) -> Response:
+        if engine is None or file not in ENGINE:
+            raise Refused(404, "there is nothing here")
+        return _with_etag((engine / file).read_bytes(), Path(file).suffix, request)
+
     return app
 
 
 class _Guarded:
     """Adds the headers of every answer, and counts it. Plain ASGI: a middleware of FastAPI's takes twice the time."""
 
-    def __init__(self, app: ASGIApp, asked: Counter) -> None:
-        self.app, self.asked = app, asked
+    def __init__(self, app: ASGIApp, asked: Counter, headers: Mapping[str, str]) -> None:
+        self.app, self.asked, self.headers = app, asked, headers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
                 kept = "no-store" if scope["method"] == "POST" else "no-cache"  # no-cache: ask whether it has changed
-                extra = {**HEADERS, "cache-control": kept}
+                extra = {**self.headers, "cache-control": kept}
                 message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in extra.items())]
                 self.asked.labels(getattr(scope.get("route"), "path", "other"), str(message["status"])).inc()
             await send(message)
@@ -299,8 +318,8 @@ class _Guarded:
 class _Shelf:
     """The bundles by name. One that changes on disk is read again; if it cannot be, the old one goes on."""
 
-    def __init__(self, folders: Sequence[Path], offline: bool) -> None:
-        self.offline, self._looked = offline, time.monotonic()
+    def __init__(self, folders: Sequence[Path], offline: bool, engine: bool = False) -> None:
+        self.offline, self.engine, self._looked = offline, engine, time.monotonic()
         self.bundles: dict[str, Bundle] = {}
         for folder in folders:
             bundle = Bundle.open(folder)
@@ -341,7 +360,8 @@ class _Shelf:
         card = {key: value for key, value in bundle.card.items() if key != "usual"}
         columns = json.loads(bundle.files["schema.json"]).get("columns")
         columns = None if columns is None else [*columns.items()]
-        return {**card, "columns": columns, "offline": self.gives_make(bundle) and bundle.make is not None}
+        card |= {"columns": columns, "offline": self.gives_make(bundle) and bundle.make is not None}
+        return card | ({"engine": ENGINE} if self.engine else {})
 
     def body(self, bundle: Bundle, file: str) -> bytes:
         return orjson.dumps(self.card(bundle.name)) if file == "card.json" else bundle.files[file]

@@ -99,8 +99,9 @@ async function choose(card) {
   const graphs = ["model.onnx", ...(card.made_at ? ["describe.onnx"] : []), ...(card.offline ? ["make.onnx"] : [])];
   const [plain, model, describe, make] = await Promise.all([get(place(card, "schema.json"), "json"), ...graphs.map((file) => get(place(card, file), "arrayBuffer"))]);
   for (const key of Object.keys(now)) delete now[key];
-  Object.assign(now, { card, schema: withColumns(plain, card), model: read(model), modelBytes: model, describe: describe && read(describe), make: make && read(make), drawn: [] });
-  keepForLater(["v1/runs.json", ...["card.json", "schema.json", ...graphs].map((file) => place(card, file))]);
+  const graph = async (bytes) => bytes && (card.engine ? withRuntime(bytes) : read(bytes));
+  Object.assign(now, { card, schema: withColumns(plain, card), model: await graph(model), modelBytes: model, describe: await graph(describe), make: await graph(make), drawn: [] });
+  keepForLater(["v1/runs.json", ...(card.engine ?? []).map((file) => `page/ort/${file}`), ...["card.json", "schema.json", ...graphs].map((file) => place(card, file))]);
   const about = [`${card.method}, trained for ${plural(card.rounds, "round")} with ${plural(card.clients, "client")}.`];
   if (card.trained) about.push(card.trained);
   $("about").textContent = about.join(" ");
@@ -124,6 +125,20 @@ async function choose(card) {
   forget();
   promise();
 }
+
+// Where the service gives out ONNX Runtime Web, that computes: sooner for large networks, but 14 MB to load
+
+async function withRuntime(bytes) {
+  const ort = await import("./ort/ort.wasm.bundle.min.mjs"), kinds = { 1: ["float32", Float32Array], 2: ["uint8", Uint8Array], 7: ["int64", BigInt64Array, BigInt], 11: ["float64", Float64Array] };
+  Object.assign(ort.env.wasm, { numThreads: 1, wasmPaths: { wasm: new URL("ort/ort-wasm-simd-threaded.wasm", import.meta.url).href } });
+  const session = await ort.InferenceSession.create(new Uint8Array(bytes), { logSeverityLevel: 3 }), { constants } = read(bytes); // it knows no defaults
+  return { run: (feeds) => session.run(Object.fromEntries(session.inputNames.map((name) => {
+    const { dims, type, data } = feeds[name] ?? constants[name], [kind, Kind, convert = Number] = kinds[type];
+    return [name, new ort.Tensor(kind, Kind.from(data, convert), dims)];
+  }))) };
+}
+
+const compute = (graph, feeds) => (graph.run ? graph.run(feeds) : run(graph, feeds));
 
 async function keepForLater(files) { // the worker keeps what is loaded once it runs; now it keeps what was loaded before
   $("offline").hidden = true;
@@ -220,7 +235,7 @@ function thumbnail(line) {
 
 // Step 2: what leaves
 
-function describe() {
+async function describe() {
   const { card, inputs } = now;
   $("step-leaves").hidden = false;
   $("get").disabled = Boolean(card.made_at); // until it is shown what would be sent
@@ -234,7 +249,7 @@ function describe() {
   if (card.describe_rows && rows.length > card.describe_rows) rows = pickRandom(rows, card.describe_rows);
   const feeds = { x: take_rows(inputs.x, rows) };
   if (card.reads_labels) feeds.y = take_rows(inputs.y, rows);
-  now.clean = run(now.describe, feeds).v.data;
+  now.clean = (await compute(now.describe, feeds)).v.data;
   if (![...now.clean].every(Number.isFinite)) throw new Wrong("the network overflows on these rows; are they on the scale of training?");
   $("bars").parentElement.hidden = $("numbers").parentElement.hidden = false;
   $("noise").hidden = !(card.noise && !here());
@@ -345,20 +360,25 @@ async function personalize() {
   const { card } = now;
   if (!card.made_at) now.theta = null;
   else if (here()) {
-    now.theta = run(now.make, { v: tensor([card.length], Float32Array.from(now.clean)) }).theta.data;
+    now.theta = (await compute(now.make, { v: tensor([card.length], Float32Array.from(now.clean)) })).theta.data;
   } else {
     now.names ??= await rowNames(now.inputs.lines);
     await remember(now.names, now.release); // before it leaves
     await ask();
   }
-  predict();
+  await predict();
 }
 
 async function ask() {
   const body = new DataView(new ArrayBuffer(4 * now.sent.length));
   now.sent.forEach((v, i) => body.setFloat32(4 * i, v, true));
-  const type = "application/octet-stream", request = { method: "POST", body: body.buffer, headers: { Accept: type, "Content-Type": type } };
+  const type = "application/octet-stream", key = $("key").value && { Authorization: `Bearer ${$("key").value}` };
+  const request = { method: "POST", body: body.buffer, headers: { Accept: type, "Content-Type": type, ...key } };
   const answer = await reach(place(now.card, "personalize"), request);
+  if (answer.status === 401) {
+    $("needs-key").hidden = false;
+    throw new Wrong("This service asks for a key: fill it in beside the button, and try again.");
+  }
   if (!answer.ok) throw new Wrong(`The service refused: ${(await answer.json().catch(() => ({ error: answer.status }))).error}`);
   const bytes = await answer.arrayBuffer(), view = new DataView(bytes), length = Number(view.getBigUint64(0, true));
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(bytes, 8, length))), from = 8 + length;
@@ -366,10 +386,10 @@ async function ask() {
   now.unlike = header.__metadata__?.unlike;
 }
 
-function scores(theta) {
+async function scores(theta) {
   const feeds = { x: now.inputs.x };
   if (theta) feeds.theta = tensor([theta.length], theta);
-  const out = run(now.model, feeds).scores, each = size(out.dims.slice(1));
+  const out = (await compute(now.model, feeds)).scores, each = size(out.dims.slice(1));
   return Array.from({ length: out.dims[0] }, (_, i) => out.data.subarray(i * each, (i + 1) * each));
 }
 
@@ -379,8 +399,8 @@ function words(line) { // what is predicted, and the probability of each class
   return { word: classNames()[line.indexOf(top)], p: parts.map((v) => v / total) };
 }
 
-function predict() {
-  const own = scores(now.theta).map(words), common = now.theta ? scores(null).map(words) : null, lines = now.inputs.lines, image = now.schema.kind === "image";
+async function predict() {
+  const own = (await scores(now.theta)).map(words), common = now.theta ? (await scores(null)).map(words) : null, lines = now.inputs.lines, image = now.schema.kind === "image";
   now.predictions = own;
   $("served").textContent = now.theta ? `A model of ${plural(now.theta.length, "number")}, made for these rows. It runs in this page.` : "The model that everybody gets. It runs in this page.";
   $("unlike").hidden = now.unlike !== "yes";
@@ -416,7 +436,7 @@ function predictionsFile() {
 }
 
 function modelFile() { // model.onnx with the parameters of this model in the place of the common ones
-  const bytes = new Uint8Array(now.modelBytes.slice(0)), at = now.model.constants.theta.at;
+  const bytes = new Uint8Array(now.modelBytes.slice(0)), at = read(now.modelBytes).constants.theta.at;
   if (now.theta) new Uint8Array(now.theta.buffer, now.theta.byteOffset, 4 * now.theta.length).forEach((byte, i) => { bytes[at + i] = byte; });
   return bytes;
 }
