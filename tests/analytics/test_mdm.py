@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -48,6 +49,23 @@ def test_the_likelihood_equals_scipys_dirichlet_multinomial() -> None:
     each = [dirichlet_multinomial(alpha, 100).logpmf(counts.numpy()) for alpha in truth.alpha.numpy()]
     expected = np.logaddexp.reduce(np.stack(each) + truth.tau.log().numpy()[:, None])
     np.testing.assert_allclose(truth.log_likelihood(counts).numpy(), expected, rtol=1e-9)
+
+
+def test_the_probabilities_of_all_histograms_add_up_to_one_in_bins_of_several_sizes_too() -> None:
+    """Sizes 1 to 6 in bins of one, three and two sizes, so π of a bin is shared out."""
+    mixture = Mixture(
+        torch.tensor([0.3, 0.7], dtype=torch.float64),
+        torch.tensor([[0.4, 1.1, 2.0], [3.0, 0.2, 0.9]], dtype=torch.float64),
+        torch.tensor([[0.2, 0.5, 0.3], [0.1, 0.15, 0.75]], dtype=torch.float64),
+        torch.tensor([1, 2, 5, 7]),
+    )
+    every = [c for c in itertools.product(range(7), repeat=3) if 1 <= sum(c) <= 6]
+    likely = mixture.log_likelihood(torch.tensor(every)).exp()
+    assert float(likely.sum()) == pytest.approx(1, abs=1e-9)
+    of_size = [float(sum(p for p, c in zip(likely, every, strict=True) if sum(c) == m)) for m in range(1, 7)]
+    shares = mixture.tau @ mixture.pi
+    expected = [shares[0], *[shares[1] / 3] * 3, *[shares[2] / 2] * 2]
+    assert of_size == pytest.approx([float(one) for one in expected])
 
 
 def test_every_step_raises_the_likelihood() -> None:

@@ -297,6 +297,21 @@ def test_with_noise_clients_keep_what_was_clipped_and_the_noise_of_all_rounds_st
     assert "counted" not in train(method, here, 1) and "loss" not in here.metrics
 
 
+def test_with_noise_who_joins_late_counts_from_the_very_first_point() -> None:
+    """The server's z̄ is the mean of all clients' z, with the first θ for those that were never asked."""
+    method = scheme(FEDSPLIT, cohort=2, clip=1e6, noise=Gaussian(1e-12))
+    state, here = method.start(0), federation()
+    joined, first = [], method.model.init(0)
+    for number in range(1, 9):
+        state = train(method, here, 1, state)
+        store = here.runtime.kept(here.run)  # type: ignore[attr-defined]
+        z = {int(i): value for i, value in zip(store["z.ids"], store["z.values"], strict=True)}
+        joined.append(len(z))
+        mean = torch.stack([z.get(i, first) for i in range(M)]).mean(0)
+        torch.testing.assert_close(state.theta, mean, atol=1e-4, rtol=1e-4, msg=f"round {number}")
+    assert joined[0] < joined[-1]  # somebody joined after z̄ had moved
+
+
 # Proximal maps
 
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -46,7 +48,7 @@ ELSEWHERE = ("runtime/network", "runtime/ray.py", "newcomers/service.py")  # wha
 ALSO = ("deploy", "commands")  # rooms whose tests are asked, too
 # Pytest warns that it cannot rewrite what is in memory already.
 QUIET = ("-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
-HANGS = 900  # seconds
+HANGS, HANGING = 1800, -1000  # seconds, and what is told then
 
 
 def copy_tree(number: int) -> Path:
@@ -71,7 +73,11 @@ def copy_tree(number: int) -> Path:
 
 
 def in_fork(tree: Path, work: Callable[[], int], cpu: float) -> int | None:
-    """What work says in a process of its own in that tree; nothing where it takes so many seconds of work, or hangs."""
+    """What work says in a process of its own; nothing where it takes so many seconds of work.
+
+    One that hangs without working is ended, too: ``HANGING`` is what it says.
+    """
+    sys.stdout.flush()
     child = os.fork()
     if child == 0:
         _be_child(tree, work, cpu)
@@ -86,7 +92,7 @@ def in_fork(tree: Path, work: Callable[[], int], cpu: float) -> int | None:
         time.sleep(0.02)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return None
+    return HANGING
 
 
 def _be_child(tree: Path, work: Callable[[], int], cpu: float) -> NoReturn:
@@ -104,28 +110,6 @@ def _be_child(tree: Path, work: Callable[[], int], cpu: float) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-
-
-class Failure:
-    """A plugin of pytest that writes down which test failed first, and how."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._note(report)
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        self._note(report)
-
-    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
-        if report.failed and not self.file.exists():
-            crash = getattr(report.longrepr, "reprcrash", None)
-            message = str(crash.message if crash is not None else report.longrepr).strip().splitlines()
-            how = message[0].split(":")[0][:40] if crash is not None and message else "ImportError"
-            self.file.write_text(
-                json.dumps({"by": report.nodeid, "how": "AssertionError" if how.startswith("assert") else how})
-            )
 
 
 def test_files(tree: Path) -> list[str]:
@@ -163,9 +147,12 @@ def map_tests(tree: Path, files: list[str]) -> None:
             print((tree / "output.txt").read_text()[-2000:], flush=True)
 
 
-def by_hand(tree: Path) -> list[Mutant]:
-    mistakes = tomllib.loads((tree / "tests/mutate/by_hand.toml").read_text())["mistake"]
-    return [thought_up(tree, mistake) for mistake in mistakes]
+def by_hand(tree: Path) -> Iterator[Mutant]:
+    for mistake in tomllib.loads((tree / "tests/mutate/by_hand.toml").read_text())["mistake"]:
+        try:
+            yield thought_up(tree, mistake)
+        except ValueError as error:  # the code has moved on
+            print(f"by_hand.toml: {error}", file=sys.stderr)
 
 
 def draw(tree: Path, seed: int, count: int) -> list[Mutant]:
@@ -191,38 +178,86 @@ def draw(tree: Path, seed: int, count: int) -> list[Mutant]:
     return drawn[:count]
 
 
-def try_one(tree: Path, mutant: Mutant, tests: list[str], seconds: float, known: Functions) -> dict[str, Any]:
-    """The mistake's line of the table. ``seconds``: what its tests take without it."""
-    file, failure = tree / mutant.path, tree / "failure.json"
-    failure.unlink(missing_ok=True)
-    source = file.read_text()
-    changed = mutant.applied(source)
-    told: dict[str, Any] = {**mutant.told(), "tests": len(tests)}
-    if not tests:
-        return told | {"end": "not run"}
+class Noted:
+    """A plugin of pytest that writes down which test failed first, and how."""
 
-    def work() -> int:
-        if not swap(tree, mutant, source, changed, known):
+    def __init__(self, failure: Path) -> None:
+        self.failure = failure
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if report.failed and not self.failure.exists():
+            crash = getattr(report.longrepr, "reprcrash", None)
+            message = str(crash.message if crash is not None else report.longrepr).strip().splitlines()
+            how = message[0].split(":")[0][:40] if crash is not None and message else "ImportError"
+            how = "AssertionError" if how.startswith("assert") else how
+            self.failure.write_text(json.dumps({"by": report.nodeid, "how": how}))
+
+
+class Trials(Noted):
+    """A plugin of pytest: once the tests are collected, each mistake runs its own in a fork, until one fails."""
+
+    def __init__(self, tree: Path, known: Functions, work: list[tuple[Mutant, list[str], float]]) -> None:
+        super().__init__(tree / "failure.json")
+        self.tree, self.known, self.work = tree, known, work
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        items = {item.nodeid: item for item in session.items}
+        scratch = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+        gc.collect()
+        gc.freeze()
+        for number, (mutant, tests, seconds) in enumerate(self.work, 1):
+            told = self._try_one(mutant, [items[name] for name in tests if name in items], seconds)
+            with TABLE.open("a") as file:
+                file.write(json.dumps(told, ensure_ascii=False) + "\n")
+            what = f"{mutant.path}:{mutant.line} {mutant.operator}: {told.get('by', told['tests'])}"
+            print(f"{number} {told['end']} ({told.get('took', 0)} s) {what}", file=sys.__stderr__, flush=True)
+            for left in scratch.iterdir():
+                shutil.rmtree(left, ignore_errors=True)
+        return True
+
+    def _try_one(self, mutant: Mutant, items: list[pytest.Item], seconds: float) -> dict[str, Any]:
+        """The mistake's line of the table. ``seconds``: what its tests take without it."""
+        file = self.tree / mutant.path
+        self.failure.unlink(missing_ok=True)
+        source = file.read_text()
+        changed = mutant.applied(source)
+        told: dict[str, Any] = {**mutant.told(), "tests": len(items)}
+        if not items:
+            return told | {"end": "not run"}
+
+        def work() -> int:
+            if swap(self.tree, mutant, source, changed, self.known):
+                for item, after in itertools.zip_longest(items, items[1:]):
+                    item.config.hook.pytest_runtest_protocol(item=item, nextitem=after)
+                    if self.failure.exists():
+                        return 1
+                return 0
             forget()
-        return int(pytest.main(["-x", *QUIET, *tests], plugins=[Failure(failure)]))
+            return int(pytest.main(["-x", *QUIET, *(item.nodeid for item in items)], plugins=[Noted(self.failure)]))
 
-    begun = time.monotonic()
-    try:
-        file.write_text(changed)  # for what reads it again, and for processes that tests start
-        _forget(file)
-        code = in_fork(tree, work, 20 + 5 * seconds)
-    finally:
-        file.write_text(source)
-        _forget(file)
-    told["took"] = round(time.monotonic() - begun, 1)
-    if code is None:
-        return told | {"end": "killed", "by": "time", "how": "it does not end"}
-    if code == 0:
-        return told | {"end": "survived"}
-    if code in (3, 4, 5):  # of pytest itself
-        return told | {"end": "not run"}
-    found = json.loads(failure.read_text()) if failure.exists() else {"by": "the process", "how": f"code {code}"}
-    return told | {"end": "killed", **found}
+        begun = time.monotonic()
+        try:
+            file.write_text(changed)  # for what reads it again, and for processes that tests start
+            _forget(file)
+            code = in_fork(self.tree, work, 20 + 5 * seconds)
+        finally:
+            file.write_text(source)
+            _forget(file)
+        told["took"] = round(time.monotonic() - begun, 1)
+        if code is None:
+            return told | {"end": "killed", "by": "time", "how": "it does not end"}
+        if code == 0:
+            return told | {"end": "survived"}
+        if code in (3, 4, 5, HANGING):
+            return told | {"end": "not run"}
+        found = {"by": "the process", "how": f"code {code}"}
+        return told | {"end": "killed", **(json.loads(self.failure.read_text()) if self.failure.exists() else found)}
 
 
 def _forget(file: Path) -> None:
@@ -267,7 +302,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.mutate")
     parser.add_argument("--count", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--budget", type=float, default=5.0, help="seconds of tests for each mistake")
+    parser.add_argument("--budget", type=float, default=2.0, help="seconds of tests for each mistake")
     parser.add_argument("--again", action="store_true", help="try those once more that no test has killed")
     parser.add_argument("--rooms", nargs="*", default=ROOMS, help="mistakes in these rooms alone")
     parser.add_argument("--part", default="0/1", help="as 0/2 and 1/2 where two processes share the work")
@@ -293,14 +328,17 @@ def _try_all(given: argparse.Namespace, tree: Path, functions: Functions, share:
         drawn = [one for one in drawn if one.id in known and known[one.id]["end"] != "killed" and one.id not in why]
     else:
         drawn = [one for one in drawn if one.id not in known]
-    drawn = [one for one in drawn if one.path.split("/")[1] in given.rooms]
-    for number, mutant in enumerate(drawn[share::shares], 1):
+    drawn = [one for one in drawn if one.path.split("/")[1] in given.rooms][share::shares]
+    work = []
+    for mutant in drawn:
         chosen = tests.of(mutant, given.budget)
-        told = try_one(tree, mutant, chosen, sum(map(tests.seconds.__getitem__, chosen)), functions)
-        with TABLE.open("a") as file:
-            file.write(json.dumps(told, ensure_ascii=False) + "\n")
-        what = f"{mutant.path}:{mutant.line} {mutant.operator}: {told.get('by', told['tests'])}"
-        print(f"{number} {told['end']} ({told.get('took', 0)} s) {what}", flush=True)
+        work.append((mutant, chosen, sum(map(tests.seconds.__getitem__, chosen))))
+    files = sorted({name.split("::")[0] for _, chosen, _ in work for name in chosen})
+    if files:
+        pytest.main(
+            ["-s", "-o", "faulthandler_timeout=0", *QUIET, *files],
+            plugins=[Trials(tree, functions, work)],
+        )
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ class Map:
                             self.tests[path][function].setdefault(name, set()).update(offsets)
 
     def of(self, mutant: Mutant, budget: float) -> list[str]:
-        """As many as take the budget's seconds together, at least three."""
+        """As many as take the budget's seconds together, at least two."""
         functions = self.tests[mutant.path]
         found = functions.get(mutant.function)
         if found:
@@ -121,7 +121,7 @@ class Map:
 
         chosen: list[str] = []
         for name in sorted(tests, key=first):
-            if len(chosen) < 3 or self.seconds[name] <= budget:
+            if len(chosen) < 2 or self.seconds[name] <= budget:
                 chosen.append(name)
                 budget -= self.seconds[name]
         return chosen

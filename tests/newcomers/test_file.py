@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 
 from unalike.core.schema import Schema
 from unalike.data import DataError, load
-from unalike.newcomers.file import _codes, read_newcomer
+from unalike.newcomers.file import NewcomerFile, _codes, read_newcomer
 from unalike.newcomers.serve import serve
 from unalike.runs.errors import UserError
 from unalike.runs.finished import FinishedRun
@@ -88,8 +88,11 @@ def test_a_newcomer_is_nobody_who_trained(tmp_path: Path) -> None:
     answers, common = (run.method.model(theta, mine.inputs(0)).argmax(1) for theta in (served, run.state.mu))
     y = mine.rows(0)[1]
     assert y is not None and (answers == y).sum() >= (common == y).sum()
-    hidden = read_newcomer(run, written(tmp_path, sales(1, 7)), unlabeled=True).clients
-    assert hidden.y is None and torch.equal(serve(run, hidden, "mine").theta, run.state.mu)
+    file = NewcomerFile.read(run, written(tmp_path, sales(1, 7)))
+    for truth in (False, True):  # labels that score a model have no part in it
+        hidden = file.newcomer("s00", unlabeled=True, truth=truth)
+        assert (hidden.truth is not None) == truth and not hidden.clients.labeled.any()
+        assert torch.equal(serve(run, hidden.clients, "mine").theta, run.state.mu)
 
 
 def test_columns_are_matched_by_name_and_text_by_the_values_of_training(shops: FinishedRun, tmp_path: Path) -> None:
