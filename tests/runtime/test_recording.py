@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,7 @@ from unalike.core.release import Release
 from unalike.core.task import Sent, Task
 from unalike.methods.fedavg import FedAvg
 from unalike.networks.architectures import build
-from unalike.privacy import Gaussian, discrete
+from unalike.privacy import Gaussian, discrete, system
 from unalike.privacy.system import SystemDraws
 from unalike.runtime.shard import recording
 
@@ -223,6 +224,22 @@ def test_calls_that_differ_in_one_thing_share_no_recording(
             found[after] = federation.begin_round(number).cohort(who).ask(asked, into=into)
     assert torch.equal(found[2].answered, found[1_000].answered)
     assert torch.equal(found[2]["value"], found[1_000]["value"])
+
+
+def test_seeded_noise_is_not_played_for_that_of_the_operating_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, into = clients([4, 4, 4]), [Each("value", clip=1.0, noise=Gaussian(0.5))]
+    taken: dict[int, list[int]] = {2: [], 1_000: []}
+    for after, counts in taken.items():
+        monkeypatch.setattr(recording, "AFTER", after)
+        simulator = Simulator(block=3)
+        home = simulation(store, simulator)
+        for number in range(1, 5):
+            Federation(home, 1, round=number).everyone().ask(DOUBLE.mean, into=into)
+        assert simulator._recordings.count() == (after == 2)
+        monkeypatch.setattr(system.os, "urandom", lambda n, of=counts: of.append(n) or random.Random(n).randbytes(n))
+        monkeypatch.setattr(discrete.os, "urandom", lambda n, of=counts: of.append(n) or random.Random(n).randbytes(n))
+        Federation(home, 1, round=5, noise="system").everyone().ask(DOUBLE.mean, into=into)
+    assert taken[2] == taken[1_000] and sum(taken[2]) > 18
 
 
 def test_a_task_that_looks_at_a_value_is_not_recorded_and_stays_right(monkeypatch: pytest.MonkeyPatch) -> None:
