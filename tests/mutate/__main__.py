@@ -41,7 +41,8 @@ from tests.mutate.operators import OPERATORS, Mutant, mutants, thought_up
 Functions = dict[Place, list[FunctionType]]
 ROOT = Path(__file__).parents[2]
 CACHE = ROOT / ".mutate"
-TABLE = Path(__file__).with_name("table.jsonl")
+TABLE = Path(__file__).with_name("table.jsonl")  # what is kept of LATEST at the end
+LATEST = CACHE / "table.jsonl"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 ROOMS = ("methods", "analytics", "networks", "learn", "privacy", "core", "data", "runs", "newcomers", "runtime")
 ELSEWHERE = ("runtime/network", "runtime/ray.py", "newcomers/service.py")  # what tests of their own engines run
@@ -124,6 +125,13 @@ def map_of(tree: Path, file: str) -> Path:
     """Where it is written which lines this file of tests runs, as it is now."""
     digest = hashlib.sha256((tree / file).read_bytes()).hexdigest()[:12]
     return CACHE / "cover" / f"{file.removeprefix('tests/').removesuffix('.py').replace('/', '-')}-{digest}.json"
+
+
+def latest_map_of(tree: Path, file: str) -> Path:
+    """The same, or where it is not known yet, of an earlier state of the file."""
+    now = map_of(tree, file)
+    earlier = sorted(now.parent.glob(f"{now.name[:-17]}-????????????.json"), key=lambda one: one.stat().st_mtime)
+    return now if now.exists() or not earlier else earlier[-1]
 
 
 def map_tests(tree: Path, files: list[str]) -> None:
@@ -213,7 +221,7 @@ class Trials(Noted):
         gc.freeze()
         for number, (mutant, tests, seconds) in enumerate(self.work, 1):
             told = self._try_one(mutant, [items[name] for name in tests if name in items], seconds)
-            with TABLE.open("a") as file:
+            with LATEST.open("a") as file:
                 file.write(json.dumps(told, ensure_ascii=False) + "\n")
             what = f"{mutant.path}:{mutant.line} {mutant.operator}: {told.get('by', told['tests'])}"
             print(f"{number} {told['end']} ({told.get('took', 0)} s) {what}", file=sys.__stderr__, flush=True)
@@ -268,7 +276,7 @@ def _forget(file: Path) -> None:
 
 def table() -> dict[str, dict[str, Any]]:
     """By id, the last word on each."""
-    lines = TABLE.read_text().splitlines() if TABLE.exists() else []
+    lines = [line for file in (TABLE, LATEST) if file.exists() for line in file.read_text().splitlines()]
     return {line["id"]: line for line in map(json.loads, lines)}
 
 
@@ -317,12 +325,14 @@ def main() -> int:
         if given.only != "map":
             _try_all(given, tree, known, share, shares)
     lines = table()
+    ordered = sorted(lines.values(), key=lambda line: (line["path"], line["function"], line["operator"], line["id"]))
+    TABLE.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in ordered))
     print("\n".join(summary(lines)))
     return int(any(line["end"] != "killed" and line["id"] not in reasons() for line in lines.values()))
 
 
 def _try_all(given: argparse.Namespace, tree: Path, functions: Functions, share: int, shares: int) -> None:
-    known, why, tests = table(), reasons(), Map([map_of(tree, file) for file in test_files(tree)])
+    known, why, tests = table(), reasons(), Map([latest_map_of(tree, file) for file in test_files(tree)])
     drawn = [*by_hand(tree), *draw(tree, given.seed, given.count)]
     if given.again:
         drawn = [one for one in drawn if one.id in known and known[one.id]["end"] != "killed" and one.id not in why]

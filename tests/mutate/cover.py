@@ -108,8 +108,8 @@ class Map:
     def of(self, mutant: Mutant, budget: float) -> list[str]:
         """As many as take the budget's seconds together, at least two."""
         functions = self.tests[mutant.path]
-        found = functions.get(mutant.function)
-        if found:
+        if mutant.inside:
+            found = functions.get(mutant.function, {})
             tests = {name for name, offsets in found.items() if mutant.offset in offsets} or set(found)
         else:  # a default or a constant: read when the module is imported, used by its functions
             below = [name for name in functions if name.startswith(mutant.function)] or list(functions)

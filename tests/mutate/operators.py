@@ -73,6 +73,7 @@ class Mutant:
     before: str
     after: str
     repeat: int  # how many like it are above it in the function
+    inside: bool  # is it in a function's body? Else it is read when the module is
 
     @cached_property
     def id(self) -> str:
@@ -120,6 +121,7 @@ def mutants(root: Path, path: str) -> list[Mutant]:
         return len(encoded[: starts[line - 1] + column].decode())
 
     found: list[Mutant] = []
+    bodies = places(source)
     seen: dict[tuple[str, ...], int] = {}
     for node, function, offset, operator, after in _sites(ast.parse(source)):
         start, end = character(node.lineno, node.col_offset), character(node.end_lineno, node.end_col_offset)
@@ -128,7 +130,21 @@ def mutants(root: Path, path: str) -> list[Mutant]:
             continue
         key = (function, operator, before, after)
         seen[key] = seen.get(key, 0) + 1
-        found.append(Mutant(path, function, operator, node.lineno, offset, start, end, before, after, seen[key] - 1))
+        found.append(
+            Mutant(
+                path,
+                function,
+                operator,
+                node.lineno,
+                offset,
+                start,
+                end,
+                before,
+                after,
+                seen[key] - 1,
+                node.lineno in bodies,
+            )
+        )
     return found
 
 
@@ -140,7 +156,8 @@ def thought_up(root: Path, mistake: dict[str, str]) -> Mutant:
         raise ValueError(f"{mistake['name']}: {path} holds {source.count(before)} times {before!r}; expected once")
     start = source.index(before)
     line = source[:start].count("\n") + 1
-    function, offset = places(source).get(line, ("", line))
+    bodies = places(source)
+    function, offset = bodies.get(line, ("", line))
     return Mutant(
         path, function, mistake["name"], line, offset, start, start + len(before), before, mistake["after"], 0
     )
