@@ -156,11 +156,10 @@ def thought_up(root: Path, mistake: dict[str, str]) -> Mutant:
         raise ValueError(f"{mistake['name']}: {path} holds {source.count(before)} times {before!r}; expected once")
     start = source.index(before)
     line = source[:start].count("\n") + 1
-    bodies = places(source)
+    bodies, end = places(source), start + len(before)
     function, offset = bodies.get(line, ("", line))
-    return Mutant(
-        path, function, mistake["name"], line, offset, start, start + len(before), before, mistake["after"], 0
-    )
+    inside, after = line in bodies, mistake["after"]
+    return Mutant(path, function, mistake["name"], line, offset, start, end, before, after, 0, inside)
 
 
 def _sites(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, str, int, str, str]]:
