@@ -37,6 +37,16 @@ def test_validation_rows_choose_the_encoder_and_the_round() -> None:
     assert done["result"].unlabeled.mean > 0.9, "newcomers without labels have a good model"
 
 
+@pytest.mark.long
+def test_clients_adapt_a_frozen_network_that_others_pretrained() -> None:
+    compared = runpy.run_path(str(EXAMPLES / "adapters.py"))["main"]("digits", 2)
+    methods = ["local", "fedavg", "fedavg-finetune", "flowdup", "pefll-unlabeled"]
+    assert [one.method for one in compared.results] == methods
+    for one in compared.results:
+        assert one.failures == 0 and one.accuracy.seen.mean > 0.2, one.method  # chance is 0.1
+    assert compared.results[1].bytes.up == 2 * 10 * (4 * 7120 + 4)  # ten clients sent an adapter in two rounds
+
+
 def test_own_arrays(capsys: pytest.CaptureFixture[str]) -> None:
     federation = runpy.run_path(str(EXAMPLES / "own_arrays.py"))["federation"]
     assert federation.metrics["loss"] < 0.3

@@ -15,6 +15,7 @@ from unalike import Model
 from unalike.api import UserError, resume, run
 from unalike.commands.main import app
 from unalike.runs.finished import FinishedRun
+from unalike.runs.recipe.settings import plan_for
 
 CODE = """
 from pathlib import Path
@@ -57,6 +58,10 @@ def test_a_run_of_adapters_resumes_and_serves_with_the_same_network_alone(tmp_pa
     assert opened.method.model.size == 2 * (64 + 8) + 8 * 10 + 10
     held = load_file(broken / "checkpoint.safetensors")
     assert max(value.numel() for value in held.values()) == opened.method.model.size  # nothing of what is frozen
+
+    again_with_head = plan_for([str(broken / "recipe.toml")], {"adapter": "lora:r=2,targets=all"}).runs[0][1]
+    assert again_with_head.model.digest is None  # what is frozen is another part of the network
+    assert plan_for([str(broken / "recipe.toml")], {"rounds": 2}).runs[0][1].model.digest is not None
 
     pretrained(tmp_path, seed=1)
     for again in (FinishedRun.open, resume):

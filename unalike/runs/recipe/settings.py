@@ -43,6 +43,10 @@ def plan_for(targets: Sequence[object], settings: Mapping[str, Any], overrides: 
     settings = {name: value for name, value in settings.items() if value is not None}
     values = _of_methods(targets, settings) if file is None else _of_file(file)
     values = apply_overrides(merge(values, expand_settings(settings)), overrides)
+    network = values.get("model")
+    changed = {"model", "adapter"} & settings.keys() or any(one.startswith("model.") for one in overrides)
+    if changed and isinstance(network, Mapping) and "digest" in network:
+        values = merge(values, {"model": {"digest": None}})  # it is of what another adapter left frozen
     plan = plan_of(_with_partition(values, settings), "these settings" if file is None else str(file))
     if "lr" in settings:
         plan = plan.model_copy(update={"runs": [(label, _with_rate(one, settings["lr"])) for label, one in plan.runs]})
