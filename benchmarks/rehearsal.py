@@ -3,10 +3,11 @@
     UNALIKE_DATA=... python -m benchmarks.rehearsal femnist --out femnist.json
     UNALIKE_DATA=... python -m benchmarks.rehearsal cifar-10 --out cifar-10.json
 
-FedAvg with a LeNet is trained with each of five rates on the real clients, on clients that MDM simulates from their
-private label histograms (``unalike tune --on mdm`` chooses there), and on clients of the same number that have rows at
-random. Each kind chooses its rate by its own validation rows. What counts is how well the real clients are served, on
-their test rows, by the rate that was chosen elsewhere. Parts that are in the file are not computed again.
+FedAvg with a perceptron (or ``--model lenet``) is trained with each of five rates on the real clients, on clients
+that MDM simulates from their private label histograms (``unalike tune --on mdm`` chooses there), and on clients of
+the same number that have rows at random. Each kind chooses its rate by its own validation rows. What counts is how
+well the real clients are served, on their test rows, by the rate that was chosen elsewhere. Parts that are in the
+file are not computed again.
 """
 
 from __future__ import annotations
@@ -58,14 +59,14 @@ def train(settings: Settings, rate: float) -> dict[str, float]:
     return {"validation": done.validation or 0.0, "test": served.mean if served else 0.0}
 
 
-def study(name: str, rounds: int, seeds: int, file: Path) -> dict[str, Any]:
+def study(name: str, model: str, rounds: int, seeds: int, file: Path) -> dict[str, Any]:
     """Every training by its name, and what the mixture cost."""
     found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     for seed in range(seeds):
         with tempfile.TemporaryDirectory(prefix="rehearsal-") as text:
             folder = Path(text)
             real, rehearsal = {"femnist": femnist, "cifar-10": cifar}[name](folder, seed)
-            common = {"rounds": rounds, "eval_every": rounds, "model": "lenet", "validation": 0.2, "seed": seed}
+            common = {"rounds": rounds, "eval_every": rounds, "model": model, "validation": 0.2, "seed": seed}
             real |= {**common, "unseen": 0}
             [(_, recipe)] = plan_for(["fedavg"], real).runs
             simulated, cost = rehearsal.prepare(recipe, load_data(recipe), folder)
@@ -101,11 +102,12 @@ def choices(found: dict[str, Any], seeds: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", choices=["femnist", "cifar-10"])
+    parser.add_argument("--model", default="mlp")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    print(choices(study(given.data, given.rounds, given.seeds, given.out), given.seeds))
+    print(choices(study(given.data, given.model, given.rounds, given.seeds, given.out), given.seeds))
 
 
 if __name__ == "__main__":

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
@@ -23,7 +25,7 @@ from unalike.analytics.kmeans.diameter import Diameter
 from unalike.analytics.kmeans.ground import lattice, packing
 from unalike.analytics.kmeans.pareto import explore, shares_on_front
 from unalike.analytics.kmeans.points import Points, read_points
-from unalike.analytics.kmeans.study import KMeansRun, check_assumptions, describe_assumptions, run
+from unalike.analytics.kmeans.study import KMeansRun, check_assumptions, cluster, describe_assumptions, run
 from unalike.commands.main import app
 from unalike.core.client import Clients
 from unalike.core.federation import Cohort
@@ -277,3 +279,16 @@ def test_the_command_has_them_all() -> None:
     assert sum(told["on_front"]["lloyd_steps"].values()) == pytest.approx(1)
     for words in (("--clips", "grams=3"), ("--diameter", "1"), ("--explore", "3"), ("--ground", "sand")):
         assert CliRunner().invoke(app, ["kmeans", *by_client, *words]).exit_code == 1
+
+
+def test_columns_of_unlike_scale_are_told_unless_they_are_scaled(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    file = tmp_path / "walks.csv"
+    table = {"client": np.arange(200) % 10, "steps": 1000 * random.normal(size=200), "pace": random.normal(size=200)}
+    pd.DataFrame(table).to_csv(file, index=False)
+    notes = [
+        cluster(FedDPKMeans(k=2), read_points(str(file), server_points=50, standardize=one), simulate).notes
+        for one in (False, True)
+    ]
+    assert len(notes[0]) == 1 and "so clusters hardly depend on the latter; say standardize" in notes[0][0]
+    assert notes[0][0].startswith("steps varies ") and notes[1] == []

@@ -263,3 +263,19 @@ def test_elections_gain(real_data: Path) -> None:
     # against the left-out winner itself little can be gained: most of that error is in the winner, not in the estimate
     shuffled = result_of("bernoulli", "--data", "elections", "--cross-validate")["gain"]
     assert 0.5 < 100 * shuffled["over_local"]["mean"] < 3 and 5 < 100 * shuffled["of_rate"]["mean"] < 12
+
+
+def test_a_line_need_not_pass_through_zero(tmp_path: Path) -> None:
+    """Prices of 3 per square metre and 50 more, known to the cent: what each flat's own line says."""
+    file, out = tmp_path / "flats.csv", tmp_path / "out.csv"
+    rows = [f"c{i % 10},{i},{3 * i + 50}" for i in range(200)]
+    file.write_text("client,area,price\n" + "\n".join(rows) + "\n")
+    common = ["linear", "--data", str(file), "--label-column", "price", "--rounds", "3"]
+    assert "the model passes through 0" in " ".join(invoke(*common).output.split())
+    shown = " ".join(invoke(*common, "--intercept", "--features", "area", "--out", str(out)).output.split())
+    assert "passes through 0" not in shown and "EM has not converged in 3 rounds" in shown
+    with out.open() as stream:
+        for row in csv.DictReader(stream):
+            assert float(row["local_area"]) == pytest.approx(3) and float(row["local_intercept"]) == pytest.approx(50)
+    file.write_text(file.read_text().replace("area", "intercept", 1))
+    assert "there is a column 'intercept' already" in " ".join(invoke(*common, "--intercept").output.split())

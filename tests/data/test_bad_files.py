@@ -143,6 +143,11 @@ def test_mixed_client_ids() -> None:
             {"missing": "drop"},
             "every row lacks a feature, so missing='drop' leaves nothing",
         ),
+        (
+            'client,a\n0,"2,5"\n0,"3,25"\n1,7\n',
+            {},
+            "column 'a' holds numbers with a comma, such as '2,5'; say decimal=','",
+        ),
         ("client,a\n0,\n0,\n", {"missing": "mean"}, "the column 'a' is empty; remove it"),
         ("client,a\n0,1\n", {"missing": "guess"}, "missing must be 'error', 'drop', 'mean' or 'client', got 'guess'"),
         ("client,a\n0,1,2\n1,3,4\n", {}, "line 2 has 3 cells, but the header names 2 columns, .* or remove the cell"),

@@ -418,8 +418,9 @@ def test_a_client_that_did_not_train_is_named_among_those_that_did(tmp_path: Pat
     assert f"--client {min(names)} --seen" in message and not (tmp_path / "new.predictions.csv").exists()
     unalike("predict", path, "--data", file, "--client", min(names), "--seen", "--out", tmp_path / "one.csv")
     assert set(pd.read_csv(tmp_path / "one.csv")["client"]) == {min(names)}
-    unalike("predict", path, "--data", file)
+    shown = unalike("predict", path, "--data", file)
     assert len(pd.read_csv(tmp_path / "new.predictions.csv")) == 96
+    assert "accuracy over all rows" in shown and "also helped to make" not in shown, "one model, whatever their labels"
 
 
 @pytest.mark.parametrize("method", ["fedavg", "pefll"])

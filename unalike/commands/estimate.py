@@ -58,9 +58,13 @@ class Job(options.TableFlags, options.Where):
     out: Path | None = _output("Write the estimates to this new CSV file.")
     as_json: bool = options.json_flag()
 
-    def samples(self, place: Place, data: str, check: str | None, counts: Path | None = None) -> Samples:
+    def samples(
+        self, place: Place, data: str, check: str | None, counts: Path | None = None, intercept: bool = False
+    ) -> Samples:
         """The clients of a data set, or of a file of counts."""
         how: dict[str, Any] = {"seed": self.seed, "clients": self.clients, "test": self.test, "check": check}
+        if intercept:
+            how["intercept"] = True
         if self.range_:
             how["ranges"] = options.ranges_of(self.range_)
         file = None if counts is None else str(counts)
@@ -95,6 +99,7 @@ class BoundedMessage(Message):
 class Regression:
     """Where the coefficients of a regression come from, and how that is learned."""
 
+    intercept: bool = _model("Add a column of ones to a table, so that lines need not pass through 0.", default=False)
     mu: float | None = mu_flag()
     sigma_theta: float | None = sigma_theta_flag()
     rounds: int = rounds_flag(default=100)
@@ -283,7 +288,7 @@ def linear(
     from unalike.analytics.estimation.regression import OneForAll
 
     build = partial(regression.build, "linear", sigma_x, message)
-    how: dict[str, Any] = {"rounds": regression.rounds, "trust": regression.trust}
+    how: dict[str, Any] = {"rounds": regression.rounds, "trust": regression.trust, "intercept": regression.intercept}
     _run(job, message, data, build, "linear", one_for_all=OneForAll("linear", fedavg_rounds, fedavg_lr), **how)
 
 
@@ -309,7 +314,8 @@ def logistic(
     """
     rates = replace(regression, lr=lr, lr_mean=lr_mean, lr_variance=lr_variance)
     build = partial(rates.build, "logistic", None, message)
-    _run(job, message, data, build, "logistic", rounds=regression.rounds, trust=regression.trust)
+    how: dict[str, Any] = {"rounds": regression.rounds, "trust": regression.trust, "intercept": regression.intercept}
+    _run(job, message, data, build, "logistic", **how)
 
 
 def _refuse_label(job: Job) -> None:
@@ -332,6 +338,7 @@ def _run(
     rounds: int | None = None,
     trust: str = "nobody",
     one_for_all: OneForAll | None = None,
+    intercept: bool = False,
     **more: Any,
 ) -> None:
     """Read the samples, estimate, write what was asked for and print the rest.
@@ -343,7 +350,7 @@ def _run(
     from unalike.analytics.estimation.study import SWEPT, estimate, sweep
 
     with job.place(message.epsilon, message.simulate_noise) as place:
-        samples = job.samples(place, data, check, counts)
+        samples = job.samples(place, data, check, counts, intercept)
         estimator = build(samples)
         how: dict[str, Any] = {"seed": job.seed, "delta": message.channel(samples).delta, "one_for_all": one_for_all}
         if rounds is None:

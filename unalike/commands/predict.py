@@ -134,6 +134,7 @@ def _known(run: FinishedRun, names: list[str]) -> list[str]:
 
 
 def _result(run: FinishedRun, predicted: list[Predicted], notes: list[str], metric: str | None) -> dict[str, Any]:
+    from unalike.newcomers.client_model import asks_clients
     from unalike.newcomers.predict import score_rows
 
     score = score_rows(predicted, run, metric)
@@ -142,7 +143,7 @@ def _result(run: FinishedRun, predicted: list[Predicted], notes: list[str], metr
     for one in predicted:
         label = f"{one.name}: " if len(predicted) > 1 else ""
         told += [note if note in one.served.run.notes else f"{label}{note}" for note in one.served.notes]
-    if score is not None and any(one.learned for one in predicted):
+    if score is not None and any(one.learned for one in predicted) and asks_clients(run):
         told.append(
             "the labels that score the models also helped to make them, so expect less on new rows; --unlabeled keeps "
             "them apart, if the method can do without"

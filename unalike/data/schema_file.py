@@ -12,6 +12,7 @@ from torch import Tensor
 
 from unalike.core.client import Clients
 from unalike.core.schema import Schema
+from unalike.data.files.layout import MISSING
 from unalike.data.population import Population
 from unalike.data.source import DataError, number_places
 
@@ -37,6 +38,9 @@ def schema_text(population: Population) -> str:
         deviation = {name: 1 / float(schema.scale[place]) for name, place in places.items()}
     else:
         values["note"] = _WARNING
+        indicators = [name for name in places if name.endswith(MISSING)]  # of zeros and ones, whatever the rows hold
+        center |= dict.fromkeys(indicators, 0.0)
+        deviation |= dict.fromkeys(indicators, 1.0)
         if schema.target == "number" and schema.target_center is None:
             values |= _of_target(seen)
     values["center"] = {name: float(f"{one:.4g}") for name, one in center.items()}

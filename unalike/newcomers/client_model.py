@@ -83,6 +83,15 @@ def client_model(run: FinishedRun, client: str) -> PersonalModel:
     )
 
 
+def asks_clients(run: FinishedRun) -> bool:
+    """Does a client's model depend on its rows? Of some methods it is made from the server's state alone."""
+    try:
+        server_models(run.method, run.state, run.roster.select([0]), run.recipe.seed, run.round)
+    except Asked:
+        return True
+    return False
+
+
 def server_models(method: Method, state: State, roster: Roster, seed: int = 0, round: int = 0) -> Tensor:
     """The models [C, d] of clients, made of the server's state alone; ``Asked`` where the method asks a client."""
     federation = Federation(_Nobody(roster), seed, round=round)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -156,6 +157,11 @@ class GaussianPrior(Estimator):
         last = self.keep_last if self.mu is None and self.solver == "gd" else self.combine
         cohort.ask(last, into=[], mu=mu, spread=_double(spread), noise=_double(noise))
         notes = [_ALIKE] if spread < 1e-6 * max(1e-300, float(mu.square().mean())) else []
+        if len(trace) == self.rounds > 1 and not self._converged(trace):
+            notes.append(
+                f"EM has not converged in {self.rounds} rounds: the log-likelihood still rises by "
+                f"{abs(trace[-1] / trace[-2] - 1):.2g} of itself in a round; more rounds and columns of like scale help"
+            )
         prior: dict[str, Any] = {"mu": mu.tolist(), "sigma_theta": math.sqrt(spread)}
         if self.family == "linear":
             prior["sigma_x"] = math.sqrt(noise)
@@ -204,9 +210,12 @@ class GaussianPrior(Estimator):
             if not float(mu.abs().max()) + spread + noise < ABSURD:  # also NaN
                 raise EstimationError(f"gradient descent diverged in round {number}; lower lr, lr_mean or lr_variance")
             after_round(number)
-            if len(trace) > 1 and abs(trace[-1] - trace[-2]) <= self.tolerance * (abs(trace[-2]) + 1e-12):
+            if self._converged(trace):
                 break
         return mu, spread, noise
+
+    def _converged(self, trace: Sequence[float]) -> bool:
+        return len(trace) > 1 and abs(trace[-1] - trace[-2]) <= self.tolerance * (abs(trace[-2]) + 1e-12)
 
 
 def _double(value: float) -> Tensor:

@@ -85,6 +85,8 @@ def open_samples(
     if population.dropped:
         names = ", ".join(population.dropped[:5])
         notes.append(f"{len(population.dropped)} clients without a sample to learn from were left out ({names})")
+    if check in ("linear", "logistic") and not is_named(data) and not how.get("intercept"):
+        notes.append("the model passes through 0, where all features are 0; say intercept if it need not")
     if check == "logistic":
         notes += _two_classes(population, data)
     measured = known is None and how.get("test", 0.0) > 0 and bool((population.test.size > 0).all())

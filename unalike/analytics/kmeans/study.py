@@ -25,6 +25,8 @@ from unalike.core.lazy import pd
 from unalike.privacy.checks import SettingError
 from unalike.privacy.ledger import Budget
 
+_UNLIKE = 30  # times as large a deviation of one column as of another is told
+
 __all__ = ["FedDPKMeans", "KMeansResult", "KMeansRun", "cluster", "read_points", "run"]
 
 OURS = "FedDP-KMeans"
@@ -87,8 +89,16 @@ class KMeansResult:
 
     @property
     def notes(self) -> list[str]:
-        """Warnings about centres outside the public range of their column, where noise may have put them."""
-        found, centers = [], self.points.in_units(self.centers)
+        """Warnings about columns of unlike scale, and about centres outside the public range of their column."""
+        found, centers, server = [], self.points.in_units(self.centers), self.points.server
+        if self.points.clients.scale is None and len(server) > 1 and self.points.columns is not None:
+            spread = [(one, name) for one, name in zip(server.std(0).tolist(), self.points.names, strict=True) if one]
+            (least, small), (most, large) = min(spread, default=(1, "")), max(spread, default=(1, ""))
+            if most > _UNLIKE * least:
+                found.append(
+                    f"{large} varies {most / least:,.0f} times as much as {small}, so clusters hardly depend on the "
+                    "latter; say standardize, if they should"
+                )
         for name, (low, high) in self.points.ranges.items():
             for k, value in enumerate(centers[:, self.points.names.index(name)].tolist()):
                 if not low <= value <= high:

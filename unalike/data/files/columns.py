@@ -20,6 +20,7 @@ MOST_VALUES = 50  # of a text column
 _LOOKS_LIKE_LABELS = {"label", "labels", "target", "targets", "class"}
 _LOOKS_LIKE_ID = re.compile(r"(^|[^a-z])(id|nr|no|index|uuid)$", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d(:\d\d(\.\d+)?)?Z?)?")
 _TIME = re.compile(r"\d\d?:\d\d(:\d\d(\.\d+)?)?")
 _LARGEST = float(np.finfo(np.float32).max)
@@ -225,6 +226,13 @@ class Column:
             return replace(self, values=known[name])
         if not text and not self.wrong:
             return self
+        with_comma = [word for word in self.words if _COMMA.fullmatch(word)]
+        if not text and with_comma and all(_NUMBER.fullmatch(word.replace(",", ".", 1)) for word in self.words):
+            raise DataError(
+                f"the column {name!r} holds numbers with a comma, such as {with_comma[0]!r}; say decimal=','{FLAG} if "
+                "it is the decimal sign, else take it out",
+                "data.options.decimal",
+            )
         if not text and self.wrong < 0.5 * self.rows:
             raise DataError(
                 f"the column {name!r} should hold numbers, but {self.first_word}; if that stands for a missing value, "
@@ -236,8 +244,9 @@ class Column:
             raise DataError(
                 f"the column {name!r} holds text with more than {MOST_VALUES} different values, e.g. "
                 f"{next(iter(self.words))!r}; at most {MOST_VALUES} become features of their own: leave it out "
-                f"(drop{FLAG}) or turn it into numbers",
+                f"(drop{FLAG}), say that it names the rows (id_column{FLAG}), or turn it into numbers",
                 DROP,
+                "data.options.id_column",
             )
         return replace(self, values=sorted(self.words))
 

@@ -29,6 +29,7 @@ class Layout:
       inputs are scaled (``"mean"``) or that of its client's own training rows (``"client"``). It stays NaN here for
       the last two, and with ``"keep"``, for a caller that deals with it. ``indicator``: each feature that lacks values
       has a 0/1 feature beside it that says where.
+    - ``intercept``: one feature more, which is 1 in every row, so that a linear model need not pass through 0.
     - ``known``: the features are those of an earlier table or a schema, found by name and with its values of text;
       beside those of training, other columns are ignored, and the client and label columns may be absent.
     """
@@ -46,6 +47,7 @@ class Layout:
     delimiter: str | None = None
     missing: Missing = "error"
     indicator: bool = False
+    intercept: bool = False
     size: int | Sequence[int] | None = None  # of images, in pixels
     known: Features | None = None
     known_from: KnownFrom = "training"

@@ -7,7 +7,8 @@ file that is mapped, so that memory does not grow with the rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from unalike.data.source import Array, DataError, column_places
 
 def parse_table(pieces: Pieces, name: str, layout: Layout) -> RawRows:
     """Client, label and feature columns; text columns become one feature for each value."""
+    if layout.intercept:
+        pieces, layout = _with_intercept(pieces, name), replace(layout, features=_and_intercept(layout.features))
     roles, columns, text = survey(pieces, layout, name)
     features: dict[str, Sequence[str] | None] = {column.name: column.values for column in columns}
     features |= dict.fromkeys(f"{title}{MISSING}" for title in _indicated(columns, layout))
@@ -69,6 +72,25 @@ def parse_table(pieces: Pieces, name: str, layout: Layout) -> RawRows:
         column_reports=_report_columns(roles, columns),
         notes=_notes(columns, layout),
     )
+
+
+INTERCEPT = "intercept"
+
+
+def _and_intercept(features: Any) -> Any:
+    return None if features is None else (*features, INTERCEPT)
+
+
+def _with_intercept(pieces: Pieces, name: str) -> Pieces:
+    """The table with a column of ones."""
+
+    def made(text: Collection[str]) -> Iterator[Piece]:
+        for piece in pieces(text):
+            if INTERCEPT in piece.frame:
+                raise DataError(f"{name}: there is a column {INTERCEPT!r} already; leave intercept out, or rename it")
+            yield replace(piece, frame=piece.frame.assign(**{INTERCEPT: 1.0}))
+
+    return made
 
 
 def _indicated(columns: list[Column], layout: Layout) -> list[str]:
