@@ -5,8 +5,12 @@ No two roles in a fixture share a number, an order or a size.
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import itertools
 import math
+import pkgutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import digamma, gammaln
 from torch import Tensor
 
-from unalike import simulate
+from unalike import analytics, simulate
 from unalike.analytics.estimation.candidates import DiscreteMixture
 from unalike.analytics.estimation.mixture import MixturePrior
 from unalike.analytics.estimation.regression import GaussianPrior
@@ -379,3 +383,36 @@ def test_errors_are_as_large_as_their_standard_errors_say(
     assert samples.truth is not None
     error = found.estimate - samples.truth[found.positions].double().reshape(found.estimate.shape)
     assert least < float((error.square().sum() / found.deviation.square().sum()).sqrt()) < most
+
+
+# Which test writes out which algorithm
+
+ORACLES = {
+    "FedDPKMeans": "test_kmeans.test_without_noise_it_is_the_pooled_algorithm",
+    "KFed": "test_oracles.test_k_fed",
+    "MDM": "test_oracles.test_mdm_start_and_rounds",
+    "NoisyHistograms": "test_mdm_privacy.test_noisy_counts_become_the_nearest_histogram",
+    "GaussianMeans": "test_estimation.test_gaussian_estimates_are_the_formula_of_theorem_1_for_unequal_clients",
+    "BernoulliRates": "test_estimation.test_known_beta_prior_gives_the_posterior_mean_and_sends_nothing",
+    "GaussianPrior": "test_estimation_models.test_known_prior_gives_theorem_6",
+    "DiscreteMixture": "test_estimation_models.test_known_candidates_give_the_posterior_mean_of_theorem_5",
+    "MixturePrior": "test_estimation_models.test_an_alternating_step_is_the_gradient_of_the_negative_log_prior",
+    "OneForAll": "test_estimation_models.test_the_baseline_for_all_is_the_pooled_fit",
+}
+
+
+def test_every_algorithm_is_written_out_somewhere() -> None:
+    modules = [
+        importlib.import_module(one.name) for one in pkgutil.walk_packages(analytics.__path__, "unalike.analytics.")
+    ]
+    found = {
+        name
+        for module in modules
+        for name, thing in vars(module).items()
+        if inspect.isclass(thing) and thing.__module__ == module.__name__ and not inspect.isabstract(thing)
+        if any(hasattr(thing, verb) for verb in ("fit", "gather")) and not getattr(thing, "_is_protocol", False)
+    }
+    assert found == set(ORACLES)
+    for where in ORACLES.values():
+        file, test = where.split(".")
+        assert f"def {test}(" in (Path(__file__).parent / f"{file}.py").read_text(), where
