@@ -17,13 +17,15 @@ from unalike.api import UserError, resume, run
 from unalike.commands.main import app
 from unalike.core.federation import QuorumError
 from unalike.core.request import ReleaseName, Reply, Request
+from unalike.data.schema_file import schema_text
 from unalike.deploy import open_session, plain
 from unalike.deploy.node.explain import Explanation, explain
-from unalike.deploy.node.host import CALLS, NodeHost
+from unalike.deploy.node.host import CALLS, NodeHost, local_recipe
 from unalike.deploy.node.ledger import SiteLedger, _hash
 from unalike.deploy.node.policy import Policy, approve, approved, digest_of
 from unalike.runs import checkpoint
-from unalike.runs.recipe.recipe import Recipe, to_recipe
+from unalike.runs.load import load_data
+from unalike.runs.recipe.recipe import Recipe, Runtime, to_recipe
 from unalike.runs.recipe.settings import plan_for
 from unalike.runs.run import run_plan
 from unalike.runtime.shard.host import result
@@ -318,9 +320,11 @@ def test_a_recipe_that_the_policy_lists_needs_no_other_approval(tmp_path: Path) 
 # What it says before it joins
 
 
-def explained(folder: Path, changes: dict[str, Any], clients: int | None = None) -> Explanation:
+def explained(
+    folder: Path, changes: dict[str, Any], clients: int | None = None, schema: Path | None = None
+) -> Explanation:
     (folder / "bundle.json").write_text(json.dumps(dict.fromkeys(BUNDLE_KEYS, "tests")))
-    return explain(folder, to_recipe(recipe(**changes), ""), None, clients)
+    return explain(folder, to_recipe(recipe(**changes), ""), schema, clients)
 
 
 def test_what_a_recipe_would_ask_is_explained_with_the_rules_it_meets(tmp_path: Path) -> None:
@@ -437,6 +441,18 @@ def test_a_private_run_that_costs_too_much(
     assert f"refused by its site, rule {rule} (unalike network status" in str(told.value)
 
 
+def test_a_schema_that_still_has_its_note_is_told_before_any_site(tmp_path: Path, monkeypatch: Patch) -> None:
+    sites = private_sites(tmp_path)
+    use(monkeypatch, sites)
+    file = tmp_path / "schema.json"
+    file.write_text(schema_text(load_data(local_recipe(to_recipe(recipe(), ""), sites[0].data, None))))
+    with pytest.raises(UserError, match="still has its note"):
+        private_run(cohort=12, schema=str(file), normalize=True)
+    assert not any(True for site in sites for _ in SiteLedger(site.folder).lines())
+    told = explained(sites[0].folder, {"privacy": {"epsilon": 4.0, "trust": "nobody"}}, None, file)
+    assert "schema.json was given, but it still has its note" in told.refusals[-1]
+
+
 def test_noise_for_points_does_not_protect_clients(tmp_path: Path, monkeypatch: Patch) -> None:
     use(monkeypatch, private_sites(tmp_path))
     with pytest.raises(QuorumError, match="rule unit: "):
@@ -462,6 +478,10 @@ def test_a_site_without_consent_to_measuring_is_not_measured(tmp_path: Path, mon
     for method in ("fedavg", "pefll"):
         done = run(method, data="rows.csv", **AT_SITES, out=tmp_path / method)
         assert done.accuracy.seen is None
+    notes = open_session(Runtime(name="network", network="hub")).load(to_recipe(recipe(), ""), b"").notes
+    assert notes == [
+        'no scores from a and b: their policy does not list the purpose "measure", or there are no test rows'
+    ]
     assert {line["purpose"] for site in sites for line in SiteLedger(site.folder).lines()} == {"train"}
 
 

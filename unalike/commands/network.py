@@ -128,7 +128,7 @@ def status(folder: Folder, as_json: bool = json_flag()) -> None:
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
-    table = Table("site", "since", "version", "runs", "now", "refused last")
+    table = Table("site", "since", "version", "runs now", "does", "refused last")
     for name in found["admitted"]:
         one = found["nodes"].get(name)
         if one is None:

@@ -24,6 +24,7 @@ from unalike.core.federation import Federation
 from unalike.core.release import Noise, Terms
 from unalike.data import load
 from unalike.data.build import set_apart, usual_unseen
+from unalike.data.schema_file import read_schema
 from unalike.data.source import Names
 from unalike.deploy import plain
 from unalike.deploy.program import TaughtProgram, program_of_run
@@ -63,14 +64,23 @@ class Sites:
     def load(self, recipe: Recipe, key: bytes) -> Absent:
         """Have every node read its rows by the recipe; what is known of all clients together."""
         workers = self._reach(recipe.runtime)
-        schema = recipe.data.schema_
+        schema, file = None, recipe.data.schema_
+        if file is not None:
+            schema, known = Path(file).expanduser().read_text(encoding="utf-8"), read_schema(Path(file).expanduser())
+            if (
+                recipe.privacy.promises
+                and recipe.data.normalize is True
+                and known.kind == "features"
+                and known.shift is None
+            ):
+                raise UserError(f"{file} still has its note: put public numbers in center and deviation, and remove it")
         told = {
             "run": hashlib.sha256(key).hexdigest()[:32],
             "recipe": {
                 **recipe.model_dump(mode="json", exclude_none=True, exclude={"runtime"}),
                 "runtime": {"block": recipe.runtime.block},
             },
-            "schema": None if schema is None else Path(schema).expanduser().read_text(encoding="utf-8"),
+            "schema": schema,
         }
         try:
             found = workers.tell("load", [(json.dumps(told).encode(),)] * len(workers))
@@ -183,8 +193,11 @@ def join(parts: Sequence[Absent], names: Sequence[str], recipe: Recipe) -> Absen
     labeled = torch.from_numpy(may_use)
     sizes = {"clients": len(called), "rows": int((train.size + validation.size + test.size).sum())}
     known = {"names": ", ".join(names), "sizes": json.dumps(train.size.tolist()), "inputs": "", "labels": ""}
+    unmeasured = [name for part, name in zip(parts, names, strict=True) if not bool((part.test.size > 0).any())]
+    note = f"no scores from {listed(unmeasured)}: {'its' if len(unmeasured) == 1 else 'their'} policy does not list "
     return replace(
         first,
+        notes=[f'{note}the purpose "measure", or there are no test rows'] if unmeasured else [],
         train=replace(train, labeled=labeled),
         validation=replace(validation, labeled=labeled),
         test=test,

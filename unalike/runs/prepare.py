@@ -91,7 +91,7 @@ def prepare(recipe: Recipe, population: Population | None = None) -> Prepared:
         recipe = recipe.model_copy(update={"runtime": runtime})  # a run goes on with the nodes that it began with
     recipe = with_preset(recipe)
     if recipe.privacy.promises:
-        check_public(population, recipe.privacy.unit)
+        check_public(population, recipe.privacy.unit, recipe.data.schema_)
     population = declare(recipe, population, target_delta(recipe, population.roster().select(population.seen)))
     roster = population.roster().select(population.seen)
     scaling = private_scaling(recipe, roster) if population.scaling == "private" else None
@@ -130,8 +130,11 @@ def build(
     return recipe.model_copy(update=filled), method
 
 
-def check_public(population: Population, unit: str) -> None:
-    """Refuse a private run that would use numbers or words of all clients' rows together, which no noise protects."""
+def check_public(population: Population, unit: str, schema: str | None = None) -> None:
+    """Refuse a private run that would use numbers or words of all clients' rows together, which no noise protects.
+
+    schema: the file of one that was given.
+    """
     if population.fill == "client" and unit == "point":
         raise UserError(
             "missing = client fills a gap by the mean of the client's other rows, so that one row changes others, and "
@@ -150,7 +153,14 @@ def check_public(population: Population, unit: str) -> None:
     found = [*population.pooled, *(["the scaling of the inputs"] if asked else [])]
     if not found:
         return
-    edit = "; put public numbers in its center and deviation and remove its note" * asked
+    edit = "put public numbers in its center and deviation and remove its note"
+    if schema is not None and asked:
+        start = f"{schema} was given, but it still has its note: {edit}"
+    else:
+        start = (
+            "give a public schema: set data.schema=FILE (`unalike data DATASET --schema FILE`, in Python "
+            f"unalike.data.write_schema, writes one to start from{f'; {edit}' * asked})"
+        )
     instead = {
         NAMED: f"name the classes, class_names{FLAG}",
         COUNTED: "say how many classes there are, set data.options.classes=NUMBER",
@@ -160,8 +170,7 @@ def check_public(population: Population, unit: str) -> None:
     advice = "; or " + ", and ".join(instead[one] for one in found) if set(found) <= set(instead) else ""
     raise UserError(
         f"a run with an ε uses nothing of the clients' rows but what noise protects, and {listed(found)} would come "
-        f"from the rows of all clients: give a public schema: set data.schema=FILE (`unalike data DATASET --schema "
-        f"FILE`, in Python unalike.data.write_schema, writes one to start from{edit}){advice}",
+        f"from the rows of all clients: {start}{advice}",
         "data.options.classes",
     )
 

@@ -228,7 +228,7 @@ class NodeHost:
         self._recipe = local_recipe(recipe, self._site.data, home / SCHEMA if schema is not None else None)
         self._population = load_data(self._recipe)
         if recipe.privacy.promises:  # before a word of its rows is told; the server's own check is for the server
-            check_public(self._population, recipe.privacy.unit)
+            check_public(self._population, recipe.privacy.unit, "the schema" if schema is not None else None)
         self._check_same_rows(home, self._population)
         return plain.encode(facts(self._population, self._site.name, self._policy))
 
