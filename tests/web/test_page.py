@@ -137,6 +137,7 @@ def test_the_words_are_those_of_predict_and_only_the_shown_bytes_leave(
             visit.page.context.set_offline(True)
             visit.page.reload()
             visit.page.get_by_text("rounds with").wait_for()
+            visit.page.wait_for_load_state("networkidle")
             loaded = len(visit.asked)
         visit.give(clinic)
         assert len(visit.asked) == loaded  # nothing before the button
@@ -320,7 +321,9 @@ export const InferenceSession = { async create(bytes) {
   const code = await (await fetch(env.wasm.wasmPaths.wasm)).arrayBuffer();
   await WebAssembly.instantiate(code);
   const graph = read(bytes.buffer);
-  return { inputNames: graph.inputs, async run(feeds) {
+  return { async run(feeds) {
+    const wanted = graph.inputs.filter((name) => !(name in graph.constants)).sort();
+    if (Object.keys(feeds).sort().join() !== wanted.join()) throw new Error(`wanted ${wanted}`);
     const given = Object.entries(feeds).map(([name, { kind, data, dims }]) => {
       if (!(data instanceof kinds[kind])) throw new Error(kind);
       return [name, { dims, type: codes[kind], data: kind === "float32" ? data : Float64Array.from(data, Number) }];
