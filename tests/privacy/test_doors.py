@@ -684,7 +684,16 @@ class Trains:
 def test_what_workers_did_is_not_published_because_it_tells_how_large_poisson_cohorts_were(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tally = {"worker": 0, "clients": 40, "asks": 2, "answered": 4711, "failed": 0, "seconds": 1.0, "waited": 1.0}
+    tally = {
+        "worker": 0,
+        "name": "worker 0",
+        "clients": 40,
+        "asks": 2,
+        "answered": 4711,
+        "failed": 0,
+        "seconds": 1.0,
+        "waited": 1.0,
+    }
     tally |= {"rate": 4711.0, "restarts": 0, "missed": 0, "bytes_down": 4711, "bytes_up": 4711}
     pretended = {"waiting": None, "report": lambda _: [tally], "commit": lambda *_: [{}], "rollback": lambda *_: None}
     for name, value in pretended.items():
