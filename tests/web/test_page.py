@@ -286,6 +286,19 @@ def test_a_wrong_file_is_explained_and_leaves_nothing_to_send(made: Made, clinic
         assert len(visit.sent) == 1 and visit.console == []
 
 
+def test_a_file_can_be_dropped(made: Made, clinic: Path) -> None:
+    with visiting(made("clinics")[1]) as visit:
+        program = """(text) => {
+          const given = new DataTransfer();
+          given.items.add(new File([text], "mine.csv"));
+          return given;
+        }"""
+        given = visit.page.evaluate_handle(program, clinic.read_text())
+        visit.page.dispatch_event("#drop", "drop", {"dataTransfer": given})
+        visit.page.get_by_text("mine.csv: 20 rows understood").wait_for()
+        assert visit.page.locator("#get").is_enabled() and visit.console == []
+
+
 def test_a_service_that_refuses_or_is_gone_is_said(made: Made, clinic: Path) -> None:
     with serving(made("clinics")[1], limit=1) as address, browsing() as context:
         visit = Visit(context, address)
