@@ -12,8 +12,7 @@ import torch
 from unalike.core.lazy import pd
 from unalike.core.notes import FLAG, Note
 from unalike.core.schema import Schema
-from unalike.data.files.layout import names_in
-from unalike.data.source import COUNTED, KINDS, NAMED, Array, DataError, Kind, Names, Source
+from unalike.data.source import COUNTED, KINDS, NAMED, Array, DataError, Kind, Names, Source, names_in
 
 Task = Literal["classification", "regression"]
 PartialLabels = Literal["keep", "drop", "error"]  # what to do about rows without a label of a client that has some

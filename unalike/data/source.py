@@ -111,6 +111,12 @@ class Source:
         return None if self.client is None else int(self.client.max()) + 1
 
 
+def names_in(value: Any) -> tuple[str, ...]:
+    """Names from a list, or with commas between them."""
+    values = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+    return tuple(str(one).strip() for one in values if str(one).strip())
+
+
 def column_places(columns: Mapping[str, Sequence[str] | None]) -> dict[str, int]:
     """Where each column of a table begins in x."""
     widths = [1 if values is None else len(values) for values in columns.values()]

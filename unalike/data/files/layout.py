@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from unalike.data.source import Array, DataError
+from unalike.data.source import Array, DataError, names_in
 
 Missing = Literal["error", "drop", "mean", "client", "keep"]
 KnownFrom = Literal["training", "the schema"]  # where the columns that are wanted are known from
@@ -67,12 +67,6 @@ class Layout:
         """Columns that are read as text: ids too, because 007 is not 7."""
         known = {column for column, values in (self.known or {}).items() if values is not None}
         return known | {self.client_column or "client", *self.categorical, *filter(None, [self.id_column])}
-
-
-def names_in(value: Any) -> tuple[str, ...]:
-    """Names from a list, or with commas between them."""
-    values = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
-    return tuple(str(one).strip() for one in values if str(one).strip())
 
 
 @dataclass(frozen=True)
