@@ -262,7 +262,7 @@ class Trials(Noted):
             return told | {"end": "killed", "by": "time", "how": "it does not end"}
         if code == 0:
             return told | {"end": "survived"}
-        if code in (3, 4, 5, HANGING):
+        if code in (5, HANGING):
             return told | {"end": "not run"}
         found = {"by": "the process", "how": f"code {code}"}
         return told | {"end": "killed", **(json.loads(self.failure.read_text()) if self.failure.exists() else found)}
