@@ -57,6 +57,10 @@ test-network: $(NETWORK) ## Run the tests of a network: a hub and sites as proce
 demo-network: $(NETWORK) ## Train over three sites with keys, rows and policies of their own, and compare with one process
 	$(PROCESSES) $(BIN)/python examples/on_a_network.py
 
+bench-network: $(NETWORK) ## Measure messages to 3, 10 and 30 nodes, and a round at three sites
+	$(PROCESSES) $(BIN)/python -m benchmarks.network times
+	$(PROCESSES) $(BIN)/python -m benchmarks.network rounds
+
 test-adapters: $(ADAPTERS) ## Run the tests of adapters with networks of transformers, and with PEFT
 	UNALIKE_TEST_ADAPTERS=1 $(PROCESSES) $(BIN)/python -m pytest tests/adapters
 

@@ -13,7 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from tests.deploy.nodes import Here, make_site, open_site, use
-from unalike.api import UserError, resume, run
+from unalike.api import UserError, compare, resume, run
 from unalike.commands.main import app
 from unalike.core.federation import QuorumError
 from unalike.core.request import ReleaseName, Reply, Request
@@ -483,6 +483,16 @@ def test_a_site_without_consent_to_measuring_is_not_measured(tmp_path: Path, mon
         'no scores from a and b: their policy does not list the purpose "measure", or there are no test rows'
     ]
     assert {line["purpose"] for site in sites for line in SiteLedger(site.folder).lines()} == {"train"}
+
+
+def test_a_comparison_asks_the_sites_for_one_method_after_the_other(tmp_path: Path, monkeypatch: Patch) -> None:
+    use(monkeypatch, sites := three(tmp_path))
+    found = compare("fedavg", "local", data="rows.csv", **AT_SITES, out=tmp_path / "both")
+    assert [one.method for one in found.results] == ["fedavg", "local"]
+    assert all(one.accuracy.seen is not None and not one.failures for one in found.results)
+    for site in sites:  # each is a run of its own
+        tasks = {(line["run"], line["task"]) for line in SiteLedger(site.folder).lines() if line["purpose"] == "train"}
+        assert len({run for run, _ in tasks}) == 2 and {"FedAvg.fit", "Local.fit"} <= {task for _, task in tasks}
 
 
 def test_a_site_that_refuses_is_a_failure_of_its_own_clients(tmp_path: Path, monkeypatch: Patch) -> None:
