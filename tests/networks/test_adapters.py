@@ -1,6 +1,7 @@
 """θ holds what is trainable alone; LoRA, written out with matrices, is what the adapted network computes."""
 
 import copy
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -8,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from unalike import Model
+from unalike import Client, Clients, Each, LocalSGD, Model, PointPrivacy, send, simulate, task
+from unalike.core.task import Sent
 from unalike.learn.ghost import GhostNorms
 from unalike.networks.heads import with_outputs, without_head
 
@@ -121,6 +123,7 @@ def test_attention_and_layers_of_pytorch_that_read_weights_without_calling_them(
     torch.manual_seed(0)
     module = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), 1)
     model = Model(module, trainable="lora:r=2,targets=self_attn/linear1")
+    assert len(model.shapes) == 6 and all(".lora_" in name or "0.lora_" in name for name in model.shapes)
     theta, x = random_theta(model), torch.randn(3, 5, 8)
     part = model.tensors(theta)
     plain = copy.deepcopy(module).eval()
@@ -172,6 +175,31 @@ def test_clipped_sums_of_adapters_are_those_of_each_samples_own_gradient(trainab
     assert torch.allclose(made, expected, atol=1e-4 * bound) and torch.allclose(found, losses(model(theta, x), y))
     both = vmap(lambda t: ghost.clipped_sum(t, x, y, losses, None, bound)[0])(torch.stack([theta, -theta]))
     assert torch.allclose(both[0], expected, atol=1e-4 * bound)
+
+
+@dataclass(frozen=True)
+class Trains:
+    model: Model
+    local: LocalSGD
+
+    @task
+    def fit(self, client: Client, theta: Tensor) -> Sent:
+        return send(theta=self.local(self.model, theta, client))
+
+
+def test_dp_sgd_trains_adapters_in_blocks_as_by_each_points_own_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    private = LocalSGD(steps=2, epochs=None, batch=None, lr=0.3, private=PointPrivacy(0.3, 1e-9))  # hardly any noise
+    trains = Trains(Model(net(), trainable="lora:r=2+head"), private)
+    clients = Clients.from_sizes(images(12), torch.arange(12) % 3, torch.tensor([5, 7]))
+    theta = trains.model.init(0)
+
+    def trained() -> Tensor:
+        return simulate(clients, block=2).everyone().ask(trains.fit, theta=theta, into=Each("theta"))["theta"]
+
+    together = trained()
+    monkeypatch.setattr(GhostNorms, "of", lambda *_: None)
+    assert torch.allclose(trained(), together, atol=1e-5)
+    assert float((together - theta).abs().max()) > 1e-3
 
 
 class Batchwise(Net):
