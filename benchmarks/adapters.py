@@ -78,7 +78,7 @@ def calls(method: str) -> tuple[float, float]:
     try:
         for rounds in (1, 3):
             passed = 0
-            settings = {"model": network, "adapter": "lora:targets=all", "block": 8, "threads": 1}
+            settings = {"model": network, "adapter": "lora:targets=all+head", "block": 8, "threads": 1}
             ua.run(method, data=people, rounds=rounds, eval_every=rounds, **settings)
             found.append(passed)
     finally:
