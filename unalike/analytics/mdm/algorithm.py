@@ -174,8 +174,7 @@ class MDM:
         omega = (log_joint - evidence[:, None]).exp()
         size = _one_hot(torch.bucketize(counts.sum(), edges, right=True) - 1, len(edges) - 1)
         membership = omega[:, :, None].to(torch.float32) * torch.cat([torch.ones(1), size])  # E is large
-        # α and slopes are positive; a server that says otherwise must not make what a client sends differ by more
-        growth = omega[:, :, None] * (precise * slopes.T).clamp(min=0.0).reshape(candidates, most, -1)
+        growth = omega[:, :, None] * (precise * slopes.T).reshape(candidates, most, -1)
         if self.noise is not None:  # each candidate's share by itself, so that one cannot crowd out the others
             length = torch.linalg.vector_norm(growth.flatten(1), dim=1).clamp(min=1e-30)
             growth = growth * (self.clip / length).clamp(max=1.0)[:, None, None]
