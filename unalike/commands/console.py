@@ -14,9 +14,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from unalike.core.checks import printable
 from unalike.core.disk import check_writable, write_whole
-from unalike.core.notes import Note
+from unalike.core.notes import Note, printable
 from unalike.runs.errors import UserError, explain_disk_errors
 from unalike.runs.recipe.keys import flag_of
 

@@ -36,8 +36,3 @@ def one_of(owner: object, *names: str) -> None:
 @functools.cache  # it is slow, and optimizers are made anew in every round
 def _choices(kind: Any, name: str) -> tuple[str, ...]:
     return get_args(get_type_hints(kind)[name])
-
-
-def printable(text: str, besides: str = "") -> str:
-    """Somebody else's text, in which nothing may speak to a terminal."""
-    return "".join(one if one.isprintable() or one in besides else "\N{REPLACEMENT CHARACTER}" for one in text)

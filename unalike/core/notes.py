@@ -43,3 +43,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     small = {known.lower(): known for known in reversed(names)}  # papers write AdaPeD
     near = difflib.get_close_matches(name.lower(), small, 1)
     return f"; did you mean {small[near[0]]!r}?" if near else f"; there are: {', '.join(names) or 'none'}"
+
+
+def printable(text: str, besides: str = "") -> str:
+    """Somebody else's text, in which nothing may speak to a terminal."""
+    return "".join(one if one.isprintable() or one in besides else "\N{REPLACEMENT CHARACTER}" for one in text)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from unalike.core import wire
-from unalike.core.checks import printable
+from unalike.core.notes import printable
 from unalike.core.schema import Schema
 
 MOST_ROWS = 1 << 27  # of one client: noise is calibrated to this number, and a declared one must not stop everybody

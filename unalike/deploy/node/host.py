@@ -28,10 +28,10 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from unalike.core import wire
-from unalike.core.checks import printable
 from unalike.core.client import Clients
 from unalike.core.disk import write_whole
 from unalike.core.failure import SITE, Diverged
+from unalike.core.notes import printable
 from unalike.core.release import Each, Noise, Release, Stays, Terms
 from unalike.core.request import Program, Reply, Request
 from unalike.core.roster import Roster
