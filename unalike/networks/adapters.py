@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -247,8 +247,3 @@ def _open_head(module: nn.Module, head: str, last: nn.Module) -> None:
         )
     for parameter in last.parameters():
         parameter.requires_grad_(True)
-
-
-def adapters_of(module: nn.Module) -> Mapping[str, LoRALayer]:
-    """The layers with LoRA, by name."""
-    return {name: part for name, part in module.named_modules() if isinstance(part, LoRALayer)}
