@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from tests.analytics.test_mdm import federation, population
-from unalike.analytics.mdm.algorithm import MDM
+from unalike.analytics.mdm.algorithm import MDM, Start
 from unalike.analytics.mdm.counts import histogram_clients
 from unalike.analytics.mdm.privacy import NoisyHistograms, noise_for_budget, round_counts
 from unalike.commands.main import app
@@ -72,6 +72,17 @@ def test_secure_sums_find_the_same() -> None:
     shown, hidden = far.score(federation(counts), mixtures), replace(far, secure=True).score(masked, mixtures)
     torch.testing.assert_close(hidden.gain, shown.gain, rtol=1e-4, atol=1e-3)
     torch.testing.assert_close(hidden.error, shown.error, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(("start", "candidates"), [("concentration", [2]), ("concentration", [1]), ("random", [2])])
+def test_the_planned_noise_is_no_more_than_its_asks_need(start: Start, candidates: list[int]) -> None:
+    """Thresholds are asked for where components are told apart by their concentration, and there alone."""
+    counts, _ = population("medium-2", 60)
+    settings = MDM(10, 100, rounds=2, start=start, cohort=20, size_bins=4)
+    noise = noise_for_budget(settings, 60, candidates, epsilon=3.0, delta=1e-3, validated=False)
+    asked = federation(counts)
+    replace(settings, noise=noise).fit_all(asked, candidates)
+    assert asked.ledger.epsilon(1e-3) == pytest.approx(3.0, rel=0.01)
 
 
 def test_with_local_noise_a_client_answers_once_and_pays_for_two_releases(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,19 @@ def test_a_step_descends_the_loss_and_the_priors_density(prior: str) -> None:
 
 
 @pytest.mark.parametrize("prior", ["gaussian", "laplace", "mixture"])
+def test_the_loss_that_is_shown_is_that_of_the_data_and_of_the_priors_density(prior: str) -> None:
+    method, clients = made(prior, strength=2.0), clients_of()
+    state, federation = method.start(0), simulate(clients)
+    begin = state.weights @ state.centers
+    train(method, federation, 1, state)
+    law, shown = density(prior, state.weights, state.centers, state.scale), torch.zeros(())
+    for i, size in enumerate(SIZES):
+        x, y = clients.rows(i)
+        shown = shown + (F.cross_entropy(method.model(begin, x), y) - 2.0 * law.log_prob(begin) / size) / len(SIZES)
+    assert float(federation.metrics["loss"]) == pytest.approx(float(shown), rel=1e-4)
+
+
+@pytest.mark.parametrize("prior", ["gaussian", "laplace", "mixture"])
 def test_a_narrow_prior_and_few_rows_do_not_throw_models_away(prior: str) -> None:
     """With σ = 0.01, 5 rows and a rate of 0.1 the penalty's gradient step is 200 times too long."""
     local = LocalSGD(steps=20, batch=None, lr=0.1)

@@ -716,6 +716,7 @@ def of_rdpcfl() -> None:
     state = train(method, made, rounds, after_round=lambda _, now: clusters.append(now.cluster.tolist()))
     last_drawn = max(1, int((1 - float(state.mpo)) * rounds / 2))
     assert clusters[0] == [-1] * 4 and last_drawn < rounds - 1
+    assert method.distinctions(state)["place"].isfinite().all()
     models = [first(), first()]
 
     def losses(i: int) -> list[float]:

@@ -95,6 +95,16 @@ def test_a_newcomer_is_nobody_who_trained(tmp_path: Path) -> None:
         assert torch.equal(serve(run, hidden.clients, "mine").theta, run.state.mu)
 
 
+def test_rows_of_a_newcomer_weigh_as_those_of_training_did(tmp_path: Path) -> None:
+    weighed = sales(8, 0).assign(copies=lambda t: 1 + np.arange(len(t)) % 3)
+    weighed.to_csv(tmp_path / "shops.csv", index=False)
+    run = trained(tmp_path, tmp_path / "shops.csv", "local", **SHOPS, weight_column="copies")
+    mine = sales(1, 7).assign(copies=lambda t: [1, 5, 2] * (len(t) // 3))
+    weight = read_newcomer(run, written(tmp_path, mine)).clients.weight
+    assert weight is not None
+    assert (weight / weight[0]).tolist() == pytest.approx(mine["copies"].tolist())
+
+
 def test_columns_are_matched_by_name_and_text_by_the_values_of_training(shops: FinishedRun, tmp_path: Path) -> None:
     mine = sales(1, 7, ("red", "blue"))
     came = read_newcomer(shops, written(tmp_path, mine)).clients.x

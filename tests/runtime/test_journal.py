@@ -18,7 +18,7 @@ from unalike.core.disk import part_file
 from unalike.core.request import Program, ReleaseName, Reply, Request
 from unalike.core.task import Sent
 from unalike.runtime.shard import journal as module
-from unalike.runtime.shard.journal import Journal
+from unalike.runtime.shard.journal import Journal, join_replies
 from unalike.runtime.shard.shard import Refused, Shard
 
 SIZES = [2, 3, 4]
@@ -186,6 +186,20 @@ def test_asks_that_measure_change_nothing_and_leave_no_file(tmp_path: Path) -> N
     measuring = replace(Request.decode(request(1)), purpose="measure", run="run/1").encode()
     assert total(list(here.answer(measuring))) == 3.0
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("most", "sizes"), [(48, [3, 3, 1]), (47, [2, 2, 2, 1]), (0, [1] * 7), (10_000, [7])])
+def test_replies_of_blocks_are_put_together_up_to_a_size(most: int, sizes: list[int]) -> None:
+    """Seven rows of 16 bytes each, one a block."""
+    blocks = [Reply(torch.tensor([i]), [{"v": torch.full((1, 4), float(i))}], {}, {}, "run", 3) for i in range(7)]
+    joined = list(join_replies(blocks, most))
+    assert [len(one.rows) for one in joined] == sizes
+    assert torch.cat([one.rows for one in joined]).tolist() == list(range(7))
+    assert torch.cat([one.arrays[0]["v"] for one in joined])[:, 0].tolist() == list(range(7))
+    assert {(one.run, one.serial) for one in joined} == {("run", 3)}
+    failed = Reply(torch.zeros(0, dtype=torch.int64), [], {9: "it did not answer"}, {}, "run", 3)
+    (both,) = join_replies([failed, blocks[2]])
+    assert both.failed == failed.failed and both.rows.tolist() == [2] and both.arrays[0]["v"].shape == (1, 4)
 
 
 @pytest.mark.parametrize("name", ["../elsewhere", "", "a b", "x" * 65])

@@ -148,10 +148,6 @@ class Draws:
             return _mix_one(self._plain + self._calls * _GOLDEN)
         return _mix(self._key + _signed(self._calls * _GOLDEN))
 
-    def skip(self, calls: int) -> None:
-        """Pass over ``calls`` draws."""
-        self._calls += calls
-
     def uniform(self, *shape: int) -> Tensor:
         """Uniform floats in [0, 1), 24 random bits each."""
         high = (self.bits(math.prod(shape)) >> 40) & 0xFFFFFF

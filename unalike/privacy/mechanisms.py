@@ -38,9 +38,6 @@ class DrawsLike(Protocol):
     def normal(self, *shape: int) -> Tensor:
         """Standard normal floats."""
 
-    def skip(self, calls: int) -> None:
-        """Go on as if so many draws had been made."""
-
 
 @runtime_checkable
 class AdditiveNoise(Protocol):

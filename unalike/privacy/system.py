@@ -55,9 +55,6 @@ class SystemDraws:
         drawn: Tensor = _system_bits(self.like, [count])
         return drawn
 
-    def skip(self, calls: int) -> None:
-        """Nothing: no draw here depends on the ones before."""
-
     def uniform(self, *shape: int) -> Tensor:
         """Uniform float64 in [0, 1), 53 random bits each."""
         high = (self.bits(math.prod(shape)) >> 11) & ((1 << 53) - 1)
