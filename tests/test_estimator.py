@@ -33,6 +33,13 @@ def test_every_client_is_predicted_by_its_own_model() -> None:
         wanted = np.where(sign * new[:, 0] > 0, "yes", "no")
         assert (local.predict(new, client=client) == wanted).mean() > 0.85
         assert local.predict_proba(new, client=client).sum(1) == pytest.approx(np.ones(100))
+    owners = np.where(new[:, 1] > 0, "Berlin", "Wien")
+    mixed = local.predict_proba(new, client=owners)
+    for client in ("Berlin", "Wien"):
+        of_one = local.predict_proba(new, client=client)
+        np.testing.assert_array_equal(mixed[owners == client], of_one[owners == client])
+    with pytest.raises(ValueError, match="whose each of the 100 rows is, but there are 2"):
+        local.predict(new, client=["Berlin", "Wien"])
     with pytest.raises(ua.UserError, match="name a client of fit"):
         local.predict(new)
     with pytest.raises(ua.UserError, match="no training client 'Rom'"):

@@ -44,6 +44,16 @@ def test_clients_rounds_and_predictions_are_tables_that_agree_with_the_scores(re
     np.testing.assert_allclose(table[["p_no", "p_yes"]].sum(axis=1), 1)
 
 
+def test_all_metrics_are_a_table_that_agrees_with_the_scores(result: ua.Result) -> None:
+    table = result.metrics()
+    assert result.accuracy.seen is not None and result.accuracy.unseen is not None
+    assert table.loc[("seen", "accuracy"), "mean"] == pytest.approx(result.accuracy.seen.mean)
+    assert table.loc[("unseen", "accuracy"), "worst"] == pytest.approx(result.accuracy.unseen.worst)
+    assert table.loc[("seen", "AUROC"), "baseline"] == 0.5 and table.loc[("seen", "AUROC"), "clients"] > 0
+    with pytest.raises(ua.UserError, match="no predictions of classes for validation rows"):
+        result.metrics(calibrate=True)
+
+
 def test_rows_of_a_table_are_predicted_by_their_index(result: ua.Result) -> None:
     rows = sales(2, 5)
     rows.index = pd.Index([f"row {i}" for i in range(len(rows))])
@@ -61,6 +71,7 @@ def test_a_newcomer_gets_a_model_that_predicts_and_is_saved(result: ua.Result, t
     rows = sales(1, 5)
     model = result.personalize(rows)
     assert model.name == "s00" and model.sent
+    assert repr(model).startswith("PersonalModel of s00: 12 rows, ") and "theta=" not in repr(model)
     assert list(result.predict(rows)["p_yes"]) == pytest.approx(list(result.predict(rows, client=model)["p_yes"]))
     model.save(tmp_path / "s00.safetensors")
     assert (tmp_path / "s00.safetensors").exists()

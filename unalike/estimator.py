@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from unalike.api import run
 from unalike.core.client import Clients
+from unalike.core.lazy import pd
 from unalike.data.arrays import Task, array_source
 from unalike.newcomers.client_model import client_model
 from unalike.newcomers.model import PersonalModel
@@ -85,6 +87,8 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
             client = self.clients_[0]
         if isinstance(client, PersonalModel):
             return client.answers(rows)
+        if isinstance(client, Sequence | np.ndarray | pd.Series) and not isinstance(client, str):
+            return self._answers_of_each(X, column_or_1d(client))
         if client is not None:
             return client_model(finished, str(client)).answers(rows)
         if not serves_unlabeled(finished.method):
@@ -93,6 +97,16 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
                 "the model of a newcomer, predict(X, client=estimator.personalize(X_labeled, y))"
             )
         return serve(finished, rows, "a newcomer", expect=False).answers(rows)
+
+    def _answers_of_each(self, X: Any, clients: Array) -> Tensor:
+        """Every row's outputs by the model of its own client."""
+        rows, found = validate_data(self, X, reset=False, dtype=np.float32), dict[int, Tensor]()
+        if len(rows) != len(clients):
+            raise ValueError(f"client must say whose each of the {len(rows)} rows is, but there are {len(clients)}")
+        for one in np.unique(clients):
+            places = np.flatnonzero(clients == one)
+            found |= zip(places.tolist(), self._answers(rows[places], one), strict=True)
+        return torch.stack([found[place] for place in range(len(rows))])
 
     def _rows(self, X: Array, y: Array | None = None) -> Clients:
         """Rows as those of one client that did not train."""
@@ -108,8 +122,8 @@ class _Federated(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no ty
 class Unalike(ClassifierMixin, _Federated):  # type: ignore[misc]
     """A federated classifier: ``Unalike("pefll").fit(X, y, clients=c).predict(X_new, client="Berlin")``.
 
-    ``client`` is one of those in ``fit``, or the model that ``personalize`` gave for a newcomer. Without it the rows
-    are a newcomer's, whose model the method makes without labels, if it can.
+    ``client`` is one of those in ``fit``, one of them for each row, or the model that ``personalize`` gave for a
+    newcomer. Without it the rows are a newcomer's, whose model the method makes without labels, if it can.
     """
 
     _task = "classification"

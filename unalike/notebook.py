@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,25 @@ class Result(runs.Result):
         if self.memory is not None:
             return pd.DataFrame(self.memory.predictions)
         return pd.DataFrame() if self.folder is None else predictions.table(self.folder)
+
+    def metrics(self, *, calibrate: bool = False) -> pd.DataFrame:
+        """A row for each group and metric: mean over clients with its interval, 10th percentile, worst, baseline, ...
+
+        ``calibrate``: logits are divided by a temperature, and two classes have a threshold, chosen on validation rows.
+        """
+        if self.memory is not None:
+            found = predictions.grouped(self.memory.predictions, self.memory.baseline)
+        elif self.folder is not None:
+            found = predictions.read(self.folder)
+        else:
+            raise UserError("nothing of this run was kept: give it a folder, run(..., out=FOLDER)")
+        by_group, _ = predictions.metrics(found, calibrate)
+        lines = [
+            {"group": group, "metric": name, **asdict(one)}
+            for group, all_ in by_group.items()
+            for name, one in all_.items()
+        ]
+        return pd.DataFrame(lines).set_index(["group", "metric"])
 
     def predict(self, data: Any, *, client: str | PersonalModel | None = None, **options: Any) -> pd.DataFrame:
         """Predict the rows of a table of pandas, or of a file: a line for each, called by its index.

@@ -56,7 +56,7 @@ def test_predictions_of_test_rows_give_the_score_of_the_run(tmp_path: Path) -> N
         chances = {name.removeprefix("p_"): float(value) for name, value in row.items() if name.startswith("p_")}
         assert max(chances, key=lambda name: chances[name]) == row["prediction"]
         assert sum(chances.values()) == pytest.approx(1, abs=1e-4)
-    found, _ = predictions.metrics(tmp_path / "run")
+    found, _ = predictions.metrics(predictions.read(tmp_path / "run"))
     assert found["seen"]["accuracy"].mean == pytest.approx(np.mean(right))
     assert set(found) == {"seen", "unseen", "unlabeled"}
 
@@ -122,7 +122,7 @@ def test_no_cell_of_the_predictions_is_a_formula_and_the_metrics_are_still_those
         with (tmp_path / "run" / "simulation" / name).open() as file:
             cells = {cell for row in csv.reader(file) for cell in row}
         assert "'=shop0" in cells and not any(cell.startswith(("=", "@", "+")) for cell in cells)
-    found, _ = predictions.metrics(tmp_path / "run")
+    found, _ = predictions.metrics(predictions.read(tmp_path / "run"))
     assert result.accuracy.seen is not None
     assert found["seen"]["accuracy"].mean == pytest.approx(result.accuracy.seen.mean)
 
@@ -138,8 +138,8 @@ def test_all_metrics_are_shown_by_a_command(tmp_path: Path) -> None:
 
 def test_a_temperature_and_a_threshold_are_chosen_on_validation_rows_alone(tmp_path: Path) -> None:
     run("fedavg", data=rare(), out=tmp_path / "run", validation=0.3, lr=1.0, **CLIENTS)
-    plain, nothing = predictions.metrics(tmp_path / "run")
-    better, chosen = predictions.metrics(tmp_path / "run", calibrate=True)
+    plain, nothing = predictions.metrics(predictions.read(tmp_path / "run"))
+    better, chosen = predictions.metrics(predictions.read(tmp_path / "run"), calibrate=True)
     assert nothing == {} and set(chosen) == {"temperature", "threshold"} and "validation" not in plain
     rows, _ = predictions.read(tmp_path / "run")["validation"]
     assert chosen["temperature"] == pytest.approx(temperature(rows))
@@ -149,7 +149,7 @@ def test_a_temperature_and_a_threshold_are_chosen_on_validation_rows_alone(tmp_p
     assert better["seen"]["log loss"].mean != plain["seen"]["log loss"].mean
     run("fedavg", out=tmp_path / "none", **SMALL)
     with pytest.raises(UserError, match="for validation rows; train with"):
-        predictions.metrics(tmp_path / "none", calibrate=True)
+        predictions.metrics(predictions.read(tmp_path / "none"), calibrate=True)
 
 
 def test_rare_classes_are_not_scored_by_accuracy_unless_somebody_asks() -> None:

@@ -77,7 +77,7 @@ def metrics(
     """
     from unalike.runs import predictions
 
-    found, chosen = predictions.metrics(run, calibrate)
+    found, chosen = predictions.metrics(predictions.read(run), calibrate)
     compared = None if against is None else predictions.gains(run, against)
     if as_json:
         groups = {group: {name: asdict(one) for name, one in all_.items()} for group, all_ in found.items()}

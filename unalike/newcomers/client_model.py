@@ -15,7 +15,7 @@ from unalike.core.schema import Schema
 from unalike.newcomers.file import near
 from unalike.newcomers.model import PersonalModel
 from unalike.privacy import Ledger
-from unalike.runs.errors import UserError
+from unalike.runs.errors import FLAG, UserError
 from unalike.runs.finished import FinishedRun
 from unalike.runs.folder import CLIENTS
 from unalike.runs.simulate import gather_models
@@ -52,7 +52,8 @@ def client_model(run: FinishedRun, client: str) -> PersonalModel:
     if client not in names:
         raise UserError(
             f"{run.path} has no training client {client!r}{near(client, names)} A client that did not train is a "
-            "newcomer: give its rows with --data"
+            f"newcomer: give its rows{FLAG}",
+            "data.name",
         )
     roster = run.roster.select([names.index(client)])
     sent, received, notes = dict[str, int](), dict[str, int](), list(run.notes)
@@ -116,14 +117,17 @@ def _from_rows(
     if run.lacks_kept:
         raise UserError(
             f"{run.recipe.method} makes the model of {client} from what the client keeps ({task}), and "
-            f"{run.path / CLIENTS} does not hold it: copy the whole folder, or give the client's rows with --data"
+            f"{run.path / CLIENTS} does not hold it: copy the whole folder, or give the client's rows{FLAG}",
+            "data.name",
         )
     try:
         prepared = run.prepared
     except UserError as error:
         raise UserError(
-            f"{run.recipe.method} makes the model of {client} from its training rows ({task}), which cannot be loaded "
-            f"here ({error.__cause__ or error}); do this where they are, or give rows of the client with --data"
+            f"{run.recipe.method} makes the model of {client} from its training rows ({task}), which cannot be "
+            f"loaded here ({error.__cause__ or error}); do this where they are, or give rows of "
+            f"the client{FLAG}",
+            "data.name",
         ) from error
     federation = prepared.federation(round=run.round, schema=run.schema)
     assert isinstance(federation.runtime, Simulation)

@@ -64,6 +64,10 @@ class PersonalModel:
     rows: list[str] = field(default_factory=list)  # the rows about which something was sent, as the ledger names them
     distance: Distance | None = None  # from the training clients, if the method can tell
 
+    def __repr__(self) -> str:
+        spent = f"ε = {self.epsilon:.3g}" if self.sent else "nothing was sent"
+        return f"PersonalModel of {self.name}: {self.samples:,} rows, {self.theta.numel():,} parameters, {spent}"
+
     @property
     def about(self) -> dict[str, str]:
         """The metadata of the model's file: whose model it is, what it reads and what its answers are called."""

@@ -136,3 +136,4 @@ class Memory(NamedTuple):
     rounds: list[dict[str, Any]]  # as in metrics.jsonl
     clients: list[dict[str, Any]]  # as in scores.csv
     predictions: pd.DataFrame  # as in predictions.csv
+    baseline: pd.DataFrame  # as in baseline.csv

@@ -25,6 +25,7 @@ from unalike.runs.measure import Measured
 from unalike.runs.words import no_formula
 
 _FILES = (f"{SIMULATION}/predictions.parquet", f"{SIMULATION}/predictions.csv")
+Grouped = dict[str, tuple[Predictions, int]]  # by group: what was predicted, and for how many clients
 BASELINE = f"{SIMULATION}/baseline.csv"
 _LARGE = 2_000_000  # cells
 
@@ -51,6 +52,12 @@ def _groups(measured: Sequence[Measured]) -> list[Measured]:
 def made_in(measured: Sequence[Measured], population: Population) -> pd.DataFrame:
     """The predictions of this process as the table of the file."""
     tables = [pd.DataFrame(_columns(one, population)) for one in _groups(measured)]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+
+
+def baseline_in(measured: Sequence[Measured]) -> pd.DataFrame:
+    """What training labels predict by themselves, as the table of its file."""
+    tables = [pd.DataFrame(_baseline(one)) for one in _groups(measured)]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
 
@@ -103,11 +110,14 @@ def table(path: Path) -> pd.DataFrame:
     return found
 
 
-def read(path: Path) -> dict[str, tuple[Predictions, int]]:
+def read(path: Path) -> Grouped:
     """By group: what the run in this folder predicted, and for how many clients."""
-    predicted = table(path)
-    base = pd.read_csv(path / BASELINE, dtype={"group": str, "client": str}).set_index(["group", "client"])
-    found = {}
+    return grouped(table(path), pd.read_csv(path / BASELINE, dtype={"group": str, "client": str}))
+
+
+def grouped(predicted: pd.DataFrame, baseline: pd.DataFrame) -> Grouped:
+    """By group: these predictions, and of how many clients they are."""
+    base, found = baseline.set_index(["group", "client"]), {}
     for group, rows in predicted.groupby("group", sort=False):
         client, names = pd.factorize(rows["client"])
         chances = rows.filter(regex="^p_")
@@ -116,7 +126,11 @@ def read(path: Path) -> dict[str, tuple[Predictions, int]]:
         if labels:
             outputs = np.log(chances.to_numpy(np.float64).clip(1e-12))
             numbered = {label: number for number, label in enumerate(labels)}
-            truth = rows["truth"].map(numbered | {no_formula(label): number for label, number in numbered.items()})
+            truth = (
+                rows["truth"]
+                .map(str, na_action="ignore")
+                .map(numbered | {no_formula(label): number for label, number in numbered.items()})
+            )
         else:
             outputs, truth = rows[["prediction"]].to_numpy(np.float64), rows["truth"].astype(np.float64)
         own = base.loc[[(str(group), name) for name in names]].to_numpy(np.float64)[client]
@@ -125,17 +139,19 @@ def read(path: Path) -> dict[str, tuple[Predictions, int]]:
     return found
 
 
-def metrics(path: Path, calibrate: bool = False) -> tuple[dict[str, dict[str, MetricSummary]], dict[str, float]]:
-    """All metrics of a finished run by group, from its predictions; and the temperature and threshold, if calibrated.
+def metrics(
+    predicted: Grouped, calibrate: bool = False
+) -> tuple[dict[str, dict[str, MetricSummary]], dict[str, float]]:
+    """All metrics of predictions by group; and the temperature and threshold, if calibrated.
 
     calibrate: logits are divided by a temperature, and of two classes the second is predicted from a threshold on; both
     are the best on validation rows.
     """
-    found, chosen = read(path), {}
+    found, chosen = dict(predicted), {}
     validation = found.pop("validation", (None, 0))[0]
     if calibrate:
         if validation is None or validation.classes is None:
-            told = f"{path} has no predictions of classes for validation rows; train with validation = 0.2{FLAG}"
+            told = f"there are no predictions of classes for validation rows; train with validation = 0.2{FLAG}"
             raise UserError(told, "data.validation")
         chosen["temperature"] = temperature(validation)
         validation = replace(validation, outputs=validation.outputs / chosen["temperature"])

@@ -374,7 +374,8 @@ class Training:
             return None
         run = FinishedRun.in_memory(self.prepared, self.state, self.federation, self._served_round)
         clients = [row for one in measured for row in one.by_client()]
-        return Memory(run, self.records, clients, predictions.made_in(measured, self.prepared.population))
+        rows = predictions.made_in(measured, self.prepared.population), predictions.baseline_in(measured)
+        return Memory(run, self.records, clients, *rows)
 
     def _write_outcome(self, path: Path, measured: Sequence[Measured], result: Result) -> None:
         """The files of a finished run; ``result.json`` comes last, because it says that the run is whole."""
