@@ -105,8 +105,9 @@ def test_an_adapter_that_does_not_fit_is_refused(folders: dict[str, Path], tmp_p
         read_peft(model(folders, "bert", "lora:r=4,alpha=8"), tmp_path)
     with pytest.raises(ValueError, match=r"does not fit the model: .* is in one of them only"):
         read_peft(model(folders, "bert", "lora:r=2,targets=all"), tmp_path)
+    write_peft(mine, thetas(mine)[0], tmp_path / "other")
     with pytest.raises(ValueError, match="has another A than the one that is frozen"):
-        read_peft(model(folders, "bert", "ffa-lora:r=2"), tmp_path) if _changes_a(mine, tmp_path) else None
+        read_peft(model(folders, "bert", "ffa-lora:r=2"), tmp_path / "other")
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps({**config, "use_dora": True}))
     with pytest.raises(ValueError, match="LORA with use_dora"):
@@ -118,9 +119,8 @@ def test_an_adapter_that_does_not_fit_is_refused(folders: dict[str, Path], tmp_p
         write_peft(both, both.init(0), tmp_path / "c")
 
 
-def _changes_a(mine: Model, folder: Path) -> bool:
-    write_peft(mine, thetas(mine)[0], folder)
-    return True
+def _unreachable(*_: object, **__: object) -> None:
+    raise OSError("unreachable")
 
 
 def test_a_folder_that_cannot_be_used_is_refused_with_what_to_do(
@@ -145,6 +145,11 @@ def test_a_folder_that_cannot_be_used_is_refused_with_what_to_do(
     (tmp_path / "config.json").write_text((folders["bert"] / "config.json").read_text())
     with pytest.raises(ValueError, match=r"no weights in a .safetensors file"):
         build(f"hf:{tmp_path}")
+    with pytest.raises(ValueError, match=r"there is no folder some/name here, and no hub gave it: unreachable"):
+        monkeypatch.setattr("huggingface_hub.snapshot_download", _unreachable)
+        build("hf:some/name")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(folders[name.split("/")[1]]))
+    assert build("hf:some/bert").task == "classification"
     monkeypatch.setenv("UNALIKE_PRETRAINED", str(folders["bert"].parent))
     assert build(f"hf:/elsewhere/{folders['bert'].name}").task == "classification"
     assert tf.utils.logging.get_verbosity() == tf.utils.logging.WARNING
