@@ -93,7 +93,8 @@ class OverFeatures(nn.Module):
 def over_features(model: Model, make: Callable[[int], Model]) -> Model:
     """The network that is made for features of a width, over those of a pretrained model as it is at the start."""
     body, width = frozen_features(model)
-    return Model(OverFeatures(body, make(width).module(make(width).init(0)).requires_grad_(True)))
+    network = make(width)
+    return Model(OverFeatures(body, network.module(network.init(0)).requires_grad_(True)))
 
 
 def embedding_network(
