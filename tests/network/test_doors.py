@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import shutil
@@ -24,6 +25,7 @@ from tests.network.sites import Network, free_port, rows
 from unalike.commands.main import app
 from unalike.deploy import keys
 from unalike.runtime.network import frames
+from unalike.runtime.network.dial import Dial
 from unalike.runtime.network.reach import Nodes, ask_hub
 from unalike.runtime.workers import Unreachable
 
@@ -303,6 +305,39 @@ def test_a_message_that_is_too_long_for_a_site(network: Network) -> None:
     finally:
         nodes.close()
         network.kill("b")
+
+
+def test_a_node_whose_work_cannot_go_on_dials_again(network: Network) -> None:
+    """Where it cannot even answer, its run sees that it is lost; the process lives."""
+    said: list[str] = []
+    facts, pair = keys.bundle_of(network.folder / "a")
+
+    def host(what: str, *data: bytes) -> Any:
+        return None if what == "break" else b"+" + b"".join(data)  # which cannot be sent
+
+    async def live() -> None:
+        dial = Dial(lambda: host, "v", 1 << 20, said.append)
+        address, authority = facts["address"], facts["authority"].encode()
+        keeping = asyncio.create_task(dial.keep(address, pair.key, pair.certificate, authority))
+        nodes = Nodes(network.hub, ["a"])
+        try:
+            await asyncio.to_thread(network.until, lambda: network.status()["nodes"]["a"])
+            with pytest.raises(Unreachable, match="node a was lost"):
+                await asyncio.to_thread(nodes.begin(0, "break").result, 60)
+
+            def answers() -> bool:
+                return nodes.begin(0, "say", b"here").result(60) == b"+here"
+
+            await asyncio.to_thread(network.until, answers)
+        finally:
+            nodes.close()
+            keeping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await keeping
+
+    asyncio.run(live())
+    assert any("INTERNAL: TypeError" in line for line in said) and said.count("connected") == 2
+    network.until(lambda: network.status()["nodes"] == {})
 
 
 def test_files_of_a_network_are_its_owners_alone(network: Network) -> None:

@@ -25,6 +25,20 @@ FIRST, LONGEST_WAIT = 0.1, 5.0  # seconds before dialing again
 FATAL = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.ALREADY_EXISTS)  # dialing faster does not help
 
 
+class _Ended(Exception):
+    """A stream has ended, and why; gRPC has an exception of its own only where a read or a write was under way."""
+
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+
 class Dial:
     """Keeps a node connected.
 
@@ -55,10 +69,12 @@ class Dial:
                 async with grpc.aio.secure_channel(address, *secured) as channel:
                     if await self._stay(channel):
                         wait = FIRST
-            except grpc.aio.AioRpcError as error:
+            except (grpc.aio.AioRpcError, _Ended) as error:
                 why = f"{error.code().name}: {error.details()}"
                 if error.code() in FATAL:
                     wait = LONGEST_WAIT
+            except asyncio.InvalidStateError:
+                pass  # it ended just before a write
             except TimeoutError:
                 why = f"nothing was heard from the hub for {SILENCE:g} s"
             self._tell(f"not connected ({why}); dialing {address} again in {wait:.1f} s")
@@ -101,8 +117,12 @@ class Dial:
                     else:
                         if whole is not None:
                             calls.put_nowait((number, call, whole))
-            await stream.code()  # raises why it ended
+            await _end_of(stream)
             return known
+        except asyncio.CancelledError:
+            if not working.done() or working.cancelled():
+                raise  # this process is to end
+            raise _Ended(grpc.StatusCode.INTERNAL, repr(working.exception())) from None
         finally:
             working.cancel()
             hosts.clear()
@@ -136,13 +156,20 @@ async def greet(address: str, key: bytes, certificate: bytes, authority: bytes) 
             await stream.write(frames.greeting({"instance": secrets.token_hex(16), "version": "check"}))
             frame = await asyncio.wait_for(stream.read(), SILENCE)
             if frame is grpc.aio.EOF:
-                await stream.code()
-                raise TimeoutError
+                await _end_of(stream)
+                return grpc.StatusCode.UNAVAILABLE.name, "the hub ended the stream", 0.0
             return "OK", "", float(frames.content(frame).get("time", 0.0))
-    except grpc.aio.AioRpcError as error:
+    except (grpc.aio.AioRpcError, _Ended) as error:
         return error.code().name, str(error.details()), 0.0
     except TimeoutError:
         return "DEADLINE_EXCEEDED", "no answer to the greeting", 0.0
+
+
+async def _end_of(stream: Any) -> None:
+    """Raise why a stream ended, if anything was wrong."""
+    code, details = await stream.code(), await stream.details()
+    if code != grpc.StatusCode.OK:
+        raise _Ended(code, str(details))
 
 
 def _secured(key: bytes, certificate: bytes, authority: bytes) -> tuple[Any, Any]:
