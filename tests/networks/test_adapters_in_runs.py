@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
@@ -70,6 +72,22 @@ def test_a_run_of_adapters_resumes_and_serves_with_the_same_network_alone(tmp_pa
             UserError, match=r"what is frozen of .*net\.py:Net has the digest .*: bring back the pretrain"
         ):
             again(broken)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "knnper", "fedem"])
+@pytest.mark.parametrize("adapter", ["lora:r=2,targets=all+head", None])
+def test_a_personal_model_says_which_network_it_adapts(method: str, adapter: str | None, tmp_path: Path) -> None:
+    settings = {**SMALL, "model": pretrained(tmp_path), "adapter": adapter, "rounds": 1}
+    result = run(method, **settings)
+    generator = np.random.default_rng(0)
+    np.savez(tmp_path / "mine.npz", x=generator.integers(0, 17, (12, 8, 8), dtype=np.uint8), y=np.arange(12) % 10)
+    own = result.personalize(tmp_path / "mine.npz")
+    own.save(tmp_path / "own.safetensors")
+    with safe_open(tmp_path / "own.safetensors", "pt") as file:
+        assert file.metadata().get("frozen") == own.run.method.model.digest
+        names = [name for name in file.keys() if not name.startswith("input.")]  # noqa: SIM118
+        assert sum(file.get_tensor(name).numel() for name in names) == own.theta.numel()
+    assert (own.run.method.model.digest is None) == (adapter is None)
 
 
 def test_a_module_handed_over_is_adapted_and_a_model_is_not_adapted_twice() -> None:

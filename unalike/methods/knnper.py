@@ -37,6 +37,10 @@ class Memory(Model):
         self.features, self.width = without_head(plain)
         self.size = plain.size + rows * (self.width + 2) + 2
 
+    @cached_property
+    def digest(self) -> str | None:
+        return self.plain.digest
+
     def __call__(self, theta: Tensor, *inputs: Tensor) -> Tensor:
         own, _, weight, k = self.parts(theta)
         known = F.softmax(self.plain(own, *inputs), -1)
