@@ -45,13 +45,12 @@ def test_clients_rounds_and_predictions_are_tables_that_agree_with_the_scores(re
 
 
 def test_all_metrics_are_a_table_that_agrees_with_the_scores(result: ua.Result) -> None:
-    table = result.metrics()
+    table = result.metrics
     assert result.accuracy.seen is not None and result.accuracy.unseen is not None
     assert table.loc[("seen", "accuracy"), "mean"] == pytest.approx(result.accuracy.seen.mean)
     assert table.loc[("unseen", "accuracy"), "worst"] == pytest.approx(result.accuracy.unseen.worst)
     assert table.loc[("seen", "AUROC"), "baseline"] == 0.5 and table.loc[("seen", "AUROC"), "clients"] > 0
-    with pytest.raises(ua.UserError, match="no predictions of classes for validation rows"):
-        result.metrics(calibrate=True)
+    assert "accuracy, mean over clients" in repr(result) and "recipe=" not in repr(result)
 
 
 def test_rows_of_a_table_are_predicted_by_their_index(result: ua.Result) -> None:

@@ -86,18 +86,16 @@ class Result(runs.Result):
             return pd.DataFrame(self.memory.predictions)
         return pd.DataFrame() if self.folder is None else predictions.table(self.folder)
 
-    def metrics(self, *, calibrate: bool = False) -> pd.DataFrame:
-        """A row for each group and metric: mean over clients with its interval, 10th percentile, worst, baseline, ...
-
-        ``calibrate``: logits are divided by a temperature, and two classes have a threshold, chosen on validation rows.
-        """
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """A row for each group and metric: mean over clients with its interval, 10th percentile, worst and baseline."""
         if self.memory is not None:
             found = predictions.grouped(self.memory.predictions, self.memory.baseline)
         elif self.folder is not None:
             found = predictions.read(self.folder)
         else:
             raise UserError("nothing of this run was kept: give it a folder, run(..., out=FOLDER)")
-        by_group, _ = predictions.metrics(found, calibrate)
+        by_group, _ = predictions.metrics(found)
         lines = [
             {"group": group, "metric": name, **asdict(one)}
             for group, all_ in by_group.items()
@@ -175,6 +173,9 @@ class Result(runs.Result):
                 shown.append(Line(number, group, pairs, [f"{group}, round {x:g}: {y:.4g}" for x, y in pairs]))
         percent = "~%" if self.metric == "accuracy" else "~g"
         return lines(shown, Axis("round", ",d", whole=True), Axis(self.metric, percent), legend=True)
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         rows = {}

@@ -37,6 +37,8 @@ class Comparison:
     def __str__(self) -> str:
         return as_text(table(self.groups, self.title))
 
+    __repr__ = __str__
+
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
 
