@@ -46,6 +46,12 @@ def test_latex_has_the_results_as_a_paper_prints_them(folders: list[Path]) -> No
     text = report(folders, "--latex")
     found = means(folders[:2])
     assert f"fedavg & ${100 * np.mean(found):.1f} \\pm {100 * np.std(found):.1f}$" in text
+    assert text.startswith(
+        "% accuracy in percent: mean and standard deviation over seeds (over clients where there is one)"
+    )
+    assert report(folders[2:], "--latex").startswith(
+        "% accuracy in percent: mean and standard deviation over clients\n"
+    )
     assert "\\toprule" in text and "Seen clients" in text and "local & $" in text and " & -- & " in text
 
 

@@ -75,9 +75,12 @@ def table(runs: Sequence[Run], name: str, form: str) -> str:
         return frame.map(no_formula).to_csv(index=False, lineterminator="\n")
     if form == "json":
         return str(frame.to_json(orient="records", indent=2, force_ascii=False))
-    if name == "results":
-        frame = _for_a_paper(runs)
-    return str(frame.to_latex(index=False, escape=name != "results", na_rep="--", float_format="%.4g"))
+    if name != "results":
+        return str(frame.to_latex(index=False, escape=True, na_rep="--", float_format="%.4g"))
+    percent, seeds = Scale(runs[0].result.metric, False).percent, {len(run.seeds) for run in runs}
+    over = "clients" if max(seeds) == 1 else "seeds" + " (over clients where there is one)" * (1 in seeds)
+    about = f"% {runs[0].result.metric}{' in percent' * percent}: mean and standard deviation over {over}\n"
+    return about + str(_for_a_paper(runs).to_latex(index=False, escape=False))
 
 
 def _for_a_paper(runs: Sequence[Run]) -> pd.DataFrame:
