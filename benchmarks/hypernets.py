@@ -42,8 +42,10 @@ FLOWDUP: dict[str, Mapping[str, Any]] = {
     "features 64, rank 8, half": {"features": 64, "rank": 8, "half": True},
     "features 64, width 16, half, 4 bits": {**SMALL, "half": True, "bits": 4},
     "rank 8, half, 4 bits": {"rank": 8, "half": True, "bits": 4},
+    "features 64, rank 16, half, 4 bits": {"features": 64, "rank": 16, "half": True, "bits": 4},
+    "features 64, rank 32, half, 4 bits": {"features": 64, "rank": 32, "half": True, "bits": 4},
 }
-KEPT = ("as it is", "features 64, rank 8, half", "rank 8, half, 4 bits")
+KEPT = ("as it is", *(title for title in FLOWDUP if "rank" in title and title.endswith(("8, half", "4 bits"))))
 RANKS = (None, 32, 16, 8)
 
 
