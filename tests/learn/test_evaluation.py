@@ -51,3 +51,17 @@ def test_a_personalize_that_forgets_clients_is_told() -> None:
     with pytest.raises(TypeError, match=r"personalize gave a tensor \[3, \d+\] for 5 clients; expected a matrix"):
         federation = simulate(population(store, store))
         evaluate(linear(), too_few, federation, federation.roster)
+
+
+def test_numbers_are_scored_by_minus_their_squared_error_and_classes_by_the_share_that_is_right() -> None:
+    model = linear(features=3, classes=1)
+    theta, store = model.init(3), clients([4, 7])
+    numbers = Clients.from_sizes(store.x, 2 * store.x[:, 0] + 1, store.size)
+    federation = simulate(population(numbers, numbers))
+    found = evaluate(model, lambda cohort: theta.expand(len(cohort), -1), federation, federation.roster)
+    for i in range(2):
+        x, y = numbers.rows(i)
+        assert y is not None
+        squared = (model(theta, x)[:, 0] - y).square().mean()
+        assert float(found.score[i]) == pytest.approx(-float(squared), rel=1e-5)
+        assert float(found.loss[i]) == pytest.approx(float(squared) / 2, rel=1e-5)

@@ -48,6 +48,19 @@ def test_numbers_of_many_classes_are_those_of_scikit_learn() -> None:
     assert value("Brier", p) == pytest.approx(((p.chances - np.eye(4)[truth]) ** 2).sum(1).mean())
 
 
+def test_a_class_is_the_likeliest_or_the_second_of_two_from_a_threshold_on() -> None:
+    chances = np.array([[0.9, 0.1], [0.7, 0.3], [0.45, 0.55]])
+    p = Predictions(np.zeros(3, int), np.arange(3), np.zeros(3), np.log(chances), 2, chances)
+    assert p.answer.tolist() == [0, 0, 1] and metrics.replace(p, threshold=0.3 - 1e-9).answer.tolist() == [0, 1, 1]
+
+
+def test_the_log_loss_of_three_classes_is_that_of_their_truth() -> None:
+    chances = np.array([[0.2, 0.5, 0.3], [0.6, 0.3, 0.1], [0.1, 0.1, 0.8], [0.25, 0.5, 0.25]])
+    truth = np.array([1.0, 0.0, 2.0, 0.0])
+    p = Predictions(np.zeros(4, int), np.arange(4), truth, np.log(chances), 3, chances)
+    assert value("log loss", p) == pytest.approx(-np.log([0.5, 0.6, 0.8, 0.25]).mean())
+
+
 def test_numbers_of_a_regression_are_those_worked_out_by_hand() -> None:
     truth, answer = np.array([1.0, 2.0, 3.0, np.nan]), np.array([[1.0], [2.0], [5.0], [9.0]])
     p = Predictions(np.zeros(4, int), np.arange(4), truth, answer, None, np.full((4, 1), 2.0)).known()
