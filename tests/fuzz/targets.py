@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import sys
 import tempfile
 import warnings
@@ -94,6 +95,7 @@ _LIBRARIES = tuple(
 def place() -> Path:
     """A folder of this process."""
     made = Path(tempfile.mkdtemp(prefix="unalike-fuzz-"))
+    platform.processor()  # which asks uname once, whoever wants to know
     sys.addaudithook(_look)
     return made
 

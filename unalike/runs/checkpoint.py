@@ -156,6 +156,7 @@ def load(folder: Path) -> Checkpoint | None:
     try:
         with safe_open(file, framework="pt") as stored:
             about = About.model_validate_json(stored.metadata()[METADATA])
+            Ledger.from_state(about.ledger)
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (it is no mapping)
         file = folder / CLIENTS / f"{about.round}.safetensors"  # what the clients keep: an error is told of it
         kept = safetensors.torch.load(file.read_bytes()) if file.exists() else _kept_by_workers(folder, about.serial)
@@ -165,7 +166,7 @@ def load(folder: Path) -> Checkpoint | None:
             theirs = safetensors.torch.load(file.read_bytes()) if file.exists() else {}
             best = Best(*about.best, State(State(tensors).part(_BEST)), theirs)
         return Checkpoint(State(own), kept, about, best)
-    except (AttributeError, SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (AttributeError, SafetensorError, ValueError, LookupError, TypeError) as error:
         raise UserError(
             f"{file} is damaged, or was not written by Unalike ({type(error).__name__}: {error}). The run cannot go on "
             f"from it; start it afresh with: unalike run {folder / RECIPE} --out NEW_FOLDER"

@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 from unalike.data.source import DataError
 
+# A zip that is encrypted or of another version gives a RuntimeError.
+_DAMAGE = (OSError, EOFError, ValueError, KeyError, RuntimeError, zlib.error, zipfile.BadZipFile, tarfile.TarError)
+
 
 @contextmanager
 def reading(path: Path, sha256: str | None = None) -> Iterator[None]:
@@ -25,7 +28,7 @@ def reading(path: Path, sha256: str | None = None) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except (OSError, EOFError, ValueError, KeyError, zlib.error, zipfile.BadZipFile, tarfile.TarError) as error:
+    except _DAMAGE as error:
         problem = str(error) or type(error).__name__
         if isinstance(error, UnicodeDecodeError):
             problem = f"it is not UTF-8 text ({problem}); save it as UTF-8"

@@ -52,6 +52,7 @@ def read_pictures(files: list[Path], size: int | Sequence[int] | None = None) ->
     wanted = None if size is None else (size, size) if isinstance(size, int) else tuple(size)
     if wanted is not None and (len(wanted) != 2 or min(wanted) < 1):
         raise DataError(f"size must be one number or height and width in pixels, got {size!r}")
+    broken = (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError)
     shape: tuple[int, int] | None = None
     modes: list[str] = []
     for path in files:  # headers only: the pixels are read when the size of the array is known
@@ -61,7 +62,7 @@ def read_pictures(files: list[Path], size: int | Sequence[int] | None = None) ->
                 found = (image.height, image.width)
                 if image.getexif().get(_ORIENTATION, 1) >= 5:  # a quarter turn
                     found = (image.width, image.height)
-        except (UnidentifiedImageError, OSError) as error:
+        except broken as error:
             raise DataError(f"cannot read the image {path}: {error}") from error
         if modes[-1].startswith(("I", "F")):
             raise DataError(f"{path} has more than 8 bits a pixel ({modes[-1]}); save it with 8 bits, or use NPZ")
@@ -83,7 +84,7 @@ def read_pictures(files: list[Path], size: int | Sequence[int] | None = None) ->
                 if (converted.height, converted.width) != (height, width):
                     converted = converted.resize((width, height), Image.Resampling.BILINEAR)
                 pixels = np.asarray(converted)
-        except (OSError, SyntaxError) as error:
+        except broken as error:
             raise DataError(f"cannot read the image {path}: {error}") from error
         x[row] = pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
     return x
