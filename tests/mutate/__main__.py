@@ -130,7 +130,7 @@ def map_of(tree: Path, file: str) -> Path:
 def latest_map_of(tree: Path, file: str) -> Path:
     """The same, or where it is not known yet, of an earlier state of the file."""
     now = map_of(tree, file)
-    earlier = sorted(now.parent.glob(f"{now.name[:-17]}-????????????.json"), key=lambda one: one.stat().st_mtime)
+    earlier = sorted(now.parent.glob(f"{now.name[:-18]}-????????????.json"), key=lambda one: one.stat().st_mtime)
     return now if now.exists() or not earlier else earlier[-1]
 
 
