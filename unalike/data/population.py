@@ -72,9 +72,10 @@ class Population:
 
     def check(self, schema: Schema) -> None:
         """Refuse a schema that these rows do not fit; how it scales inputs does not matter."""
-        own = self.schema
-        for what in ("kind", "shape", "stored", "target", "classes", "class_names", "columns"):
-            mine, wanted = getattr(own, what), getattr(schema, what)
+        shape = tuple(self.train.x.shape[1:])
+        own = self.schema if shape == schema.shape else None  # rows of another shape may not fit the scaling, either
+        for what in ("shape", "kind", "stored", "target", "classes", "class_names", "columns"):
+            mine, wanted = shape if own is None else getattr(own, what), getattr(schema, what)
             if mine != wanted or (what == "columns" and mine and list(mine) != list(wanted)):
                 raise DataError(
                     f"{self.name} does not fit the schema: its {what.replace('_', ' ')} is {mine}, but the schema says "
