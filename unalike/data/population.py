@@ -72,10 +72,12 @@ class Population:
 
     def check(self, schema: Schema) -> None:
         """Refuse a schema that these rows do not fit; how it scales inputs does not matter."""
-        shape = tuple(self.train.x.shape[1:])
-        own = self.schema if shape == schema.shape else None  # rows of another shape may not fit the scaling, either
-        for what in ("shape", "kind", "stored", "target", "classes", "class_names", "columns"):
-            mine, wanted = shape if own is None else getattr(own, what), getattr(schema, what)
+        own: dict[str, Any] = {"kind": self.kind, "shape": tuple(self.train.x.shape[1:])}
+        if own["shape"] == schema.shape:  # rows of another shape may not fit the scaling, either
+            said = self.schema
+            own |= {what: getattr(said, what) for what in ("stored", "target", "classes", "class_names", "columns")}
+        for what, mine in own.items():
+            wanted = getattr(schema, what)
             if mine != wanted or (what == "columns" and mine and list(mine) != list(wanted)):
                 raise DataError(
                     f"{self.name} does not fit the schema: its {what.replace('_', ' ')} is {mine}, but the schema says "
