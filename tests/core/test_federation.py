@@ -1,5 +1,6 @@
 """Asking a cohort: what is checked before, what comes back, what is recorded, and how clients fail."""
 
+import itertools
 import math
 import re
 
@@ -104,6 +105,13 @@ def test_only_labeled_clients_are_sampled_when_asked() -> None:
     assert set(federation.sample(7, labeled=False).positions.tolist()) == set(range(7))
     with pytest.raises(ValueError, match="no client has labels"):
         simulate(store.without_labels()).sample(1, labeled=True)
+
+
+def test_draws_of_the_server_never_repeat_within_a_round_and_always_do_under_the_same_seed() -> None:
+    first, again = simulate(clients([1] * 3), seed=4, round=2), simulate(clients([1] * 3), seed=4, round=2)
+    drawn = [first.draws().uniform(5) for _ in range(3)]
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(drawn, 2))
+    assert all(torch.equal(again.draws().uniform(5), one) for one in drawn)
 
 
 def test_a_share_of_the_labeled_is_no_share_of_all() -> None:

@@ -16,6 +16,7 @@ from tests.methods.small import MODEL, clients_of
 from unalike import simulate
 from unalike.core.method import train
 from unalike.learn.local import LocalSGD
+from unalike.methods import METHODS as NAMED
 from unalike.methods.adaped import AdaPeD
 from unalike.methods.fedavg import FedAvg
 from unalike.methods.fedrep import FedRep
@@ -114,3 +115,15 @@ def test_what_could_not_be_charged_is_refused() -> None:
         PFedMe(MODEL, 1.0, replace(NOISY, momentum=0.5))
     with pytest.raises(ValueError, match="charges nobody"):
         AdaPeD(MODEL, 1.0, NOISY, train_unsampled=True)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedrep", "pfedme", "adaped", "robust-hdp", "rdpcfl", "splitting"])
+def test_a_client_finds_its_own_noise_in_every_method_that_protects_points(name: str) -> None:
+    """Two clients declare a small and a large ε: the first has more noise, whatever the method."""
+    private = PointPrivacy(1.0, rounds=3, per_client=True)
+    local = LocalSGD(steps=2, batch=BATCH, private=private) if name == "pfedme" else replace(EPOCHS, private=private)
+    method = NAMED[name].cls(MODEL, local=local)
+    budgets = {"epsilon": torch.tensor([0.5, 8.0]).double(), "delta": torch.full((2,), 1e-3).double()}
+    roster = replace(clients_of((9, 9)).roster(), **budgets)
+    noise = method.fit.derive_inputs(roster, torch.arange(2))["noise"]
+    assert noise.shape == (2,) and float(noise[0]) > 2 * float(noise[1]) > 0
