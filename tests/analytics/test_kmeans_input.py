@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from unalike import simulate
 from unalike.analytics.kmeans.algorithm import FedDPKMeans
 from unalike.analytics.kmeans.budget import BudgetSplit, KMeansPrivacy
 from unalike.analytics.kmeans.points import read_points
+from unalike.analytics.kmeans.study import cluster
 from unalike.commands.main import app
 from unalike.core.client import Clients
 from unalike.data import DataError
@@ -250,3 +252,12 @@ def test_centres_are_in_the_datas_units_and_each_row_has_its_cluster(tmp_path: P
 )
 def test_the_command_says_what_is_wrong(words: tuple[str, ...], message: str) -> None:
     assert message in failure(*SMALL, *words)
+
+
+def test_gaps_filled_from_other_rows_are_not_protected_row_by_row(tmp_path: Path) -> None:
+    (tmp_path / "shops.csv").write_text("client,a,b\n" + "".join(f"{i % 3},{i},{i * i % 7 or ''}\n" for i in range(24)))
+    points = read_points(str(tmp_path / "shops.csv"), server_points=8, missing="client")
+    for unit, refused in (("point", True), ("client", False)):
+        method = FedDPKMeans(k=2, privacy=KMeansPrivacy(50.0, unit=unit), client_points=8)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="one row changes others") if refused else nullcontext():
+            cluster(method, points, simulate, starts=0)

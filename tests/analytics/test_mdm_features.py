@@ -11,7 +11,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from unalike.analytics.mdm.study import read_histograms
+from unalike import simulate
+from unalike.analytics.mdm.study import MixturePrivacy, fit_mixture, read_histograms
 from unalike.commands.main import app
 from unalike.data import DataError, load
 from unalike.data.partition.features import Feature, categories, category_names, features_of
@@ -43,6 +44,13 @@ def test_histograms_by_hand(tmp_path: Path) -> None:
     assert both.clients.x.tolist() == [[0, 1, 0, 0, 1, 1], [1, 2, 1, 0, 0, 0]]
     plain = read_histograms(file)
     assert plain.clients.x.tolist() == read_histograms(file, feature=["label"]).clients.x.tolist() == [[1, 2], [2, 2]]
+
+
+def test_gaps_filled_from_other_rows_are_not_protected_row_by_row(tmp_path: Path) -> None:
+    rows = [(f"c{i % 4}", "red", 20 + i, "rich" if i % 3 else "poor") for i in range(24)]
+    found = read_histograms(str(table(tmp_path, rows)), feature=["age"], bins={"age": [18, 30, 40]}, missing="client")
+    with pytest.raises(ValueError, match="one row changes others"):
+        fit_mixture(found, simulate, components=[1], rounds=1, largest=10, privacy=MixturePrivacy(1.0, unit="point"))
 
 
 def test_a_row_without_a_value_has_no_category() -> None:

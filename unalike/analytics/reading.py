@@ -14,6 +14,10 @@ from unalike.data.lazy import LazyPopulation
 _PIECE = 1 << 14  # rows that are looked at together
 _SHOWN = 5
 
+FILLED = (
+    "missing='client' fills a gap by the mean of the client's other rows, so that one row changes others, and noise "
+    "for a single row does not protect it: say missing='drop', or protect whole clients (unit='client')"
+)
 Ranges = Mapping[str, tuple[float, float]]  # of some columns; they are public
 Groups = Iterable[Mapping[Part, Clients]]
 

@@ -17,6 +17,7 @@ from unalike.core.client import Clients
 from unalike.core.request import Part
 from unalike.data import DataError, load
 from unalike.data.lazy import LazyPopulation
+from unalike.data.source import Fill
 from unalike.privacy.checks import SettingError
 
 _BLOCK_NUMBERS = 1 << 22  # of one block's largest array: it should stay in the processor's cache
@@ -39,6 +40,7 @@ class Points:
     server: Tensor  # [points, d]; no rows: there is no server data
     columns: Mapping[str, Sequence[str] | None] | None = None  # of a table: what is clustered, text with its values
     ranges: Ranges = field(default_factory=dict)
+    fill: Fill | None = None  # what a missing number became
 
     @property
     def names(self) -> list[str]:
@@ -129,6 +131,7 @@ def open_points(
             "points, server=..., or make some random points of the clients public, server_points=...; or do without "
             "them: ground=packing"
         )
+    points = replace(points, fill=population.fill)
     if ranges:
         check_ranges(name, ranges, points.names)
         points = replace(points, ranges=ranges)

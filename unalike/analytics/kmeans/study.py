@@ -20,6 +20,7 @@ from unalike.analytics.kmeans.algorithm import Clustering, FedDPKMeans
 from unalike.analytics.kmeans.baselines import INITIAL, KFed, optimal, pooled_points, run_baseline
 from unalike.analytics.kmeans.client import cost, nearest_center
 from unalike.analytics.kmeans.points import Points, read_points
+from unalike.analytics.reading import FILLED
 from unalike.core.federation import Federation
 from unalike.core.lazy import pd
 from unalike.privacy.checks import SettingError
@@ -187,6 +188,8 @@ class KMeansResult:
 def run(name: str, method: FedDPKMeans, points: Points, seed: int, federate: Federate) -> tuple[Federation, Clustering]:
     """One method by name on a federation of its own, whose budget stops it should it ask for more than was planned."""
     privacy = method.privacy if method.noise is None else None
+    if method.privacy is not None and method.privacy.unit == "point" and points.fill == "client":
+        raise SettingError(FILLED)
     budget = None if privacy is None else Budget(privacy.epsilon, privacy.delta)
     federation = federate(points.clients, seed=seed, block=points.block, threads=1, budget=budget)
     if name == OURS:

@@ -29,12 +29,13 @@ from unalike.analytics.mdm.counts import (
     true_mixture,
 )
 from unalike.analytics.mdm.privacy import NoisyHistograms, noise_for_budget
-from unalike.analytics.reading import read_population
+from unalike.analytics.reading import FILLED, read_population
 from unalike.core.client import Clients
 from unalike.core.federation import Federation, QuorumError
 from unalike.data.partition.features import Feature, category_names, features_of
 from unalike.data.partition.histograms import read_counts
 from unalike.data.partition.mixture import MDMError, Mixture, relative_error
+from unalike.data.source import Fill
 from unalike.privacy.ledger import Ledger
 from unalike.privacy.mechanisms import Gaussian
 
@@ -51,6 +52,7 @@ class Histograms:
     names: list[str] | None = None
     features: tuple[Feature, ...] = ()  # none: the histograms are of labels
     most: int = 0  # samples of the client that has most of them
+    fill: Fill | None = None  # what a missing number of a feature became
 
 
 def read_histograms(
@@ -76,7 +78,8 @@ def read_histograms(
     if feature:
         classes = [str(name) for name in population.class_names or range(population.classes or 0)] or None
         found = features_of(feature, bins, population.columns, classes)
-        return _with_most(feature_histograms(population, found, groups), None, category_names(found), found)
+        made = _with_most(feature_histograms(population, found, groups), None, category_names(found), found)
+        return replace(made, fill=population.fill)
     if bins:
         raise MDMError("bins are of features: name them, feature=...")
     names = None if population.class_names is None else [str(name) for name in population.class_names]
@@ -197,6 +200,8 @@ def fit_mixture(
     ledger, begin, used = Ledger(), time.perf_counter(), histograms
     of_points, of_clients = (privacy if privacy and privacy.unit == unit else None for unit in ("point", "client"))
     if of_points is not None:
+        if used.fill == "client":
+            raise MDMError(FILLED)
         if how.get("secure"):
             raise MDMError("with unit='point' there are no sums to mask, only noisy histograms: leave secure out")
         asked = federate(used.clients, seed=seed, threads=1, ledger=ledger)
