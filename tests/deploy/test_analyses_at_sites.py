@@ -143,6 +143,23 @@ def test_what_needs_rows_in_one_place_or_would_tell_of_them(tmp_path: Path, monk
         there().read("points", data="rows", none=True, features=["/etc/passwd"])
 
 
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [
+        ({"partition": "iid", "clients": 72}, "rule closed: .* leave clients, partition out"),  # each row a client
+        ({"min_samples": 20}, "rule closed: .* leave min_samples out"),  # who has fewer would be told
+        ({"schema": "schema.json"}, "rule closed: .* leave schema out"),
+        ({"missing": "client"}, "rule unit: missing = client has one row change others"),
+    ],
+)
+def test_a_server_does_not_say_who_the_clients_of_a_site_are(how: dict[str, Any], told: str, tmp_path: Path) -> None:
+    site = make_site(tmp_path, policy=PRIVATE)
+    asked = {"method": "kmeans", "how": {"features": FEATURES, **how}, "noise": "system"}
+    with pytest.raises(Refused, match=told):
+        result(NodeHost(site).call("load", json.dumps({"run": "0" * 32, "analysis": asked}).encode()), "node a")
+    assert not (site.folder / "runs" / ("0" * 32)).exists()
+
+
 def test_a_site_is_taught_listed_algorithms_alone(tmp_path: Path) -> None:
     site = make_site(tmp_path)
     host = NodeHost(site)

@@ -118,6 +118,14 @@ def test_a_recipe_names_neither_code_nor_files(changed: dict[str, Any], told: st
         load(host, recipe(**changed))
 
 
+def test_a_site_trains_the_adapter_that_a_recipe_names(tmp_path: Path) -> None:
+    whole, host = settled(tmp_path / "whole"), NodeHost(make_site(tmp_path))
+    values = recipe(model={"name": "mlp", "trainable": "lora:r=2,targets=all+head"})
+    result(host.call("settle", load(host, values)), "node a")
+    assert model_size(host) < model_size(whole)
+    assert not any(reply.failed for reply in ask(host))
+
+
 def test_a_run_names_no_folder(tmp_path: Path) -> None:
     host = NodeHost(make_site(tmp_path))
     for name in ("../../evil", "a", "/tmp", RUN + "/x"):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 PREFIX = "hf:"
-FOLDERS = "UNALIKE_PRETRAINED"  # where a worker or site has its own copies of the folders that a recipe names
+FOLDERS = "UNALIKE_PRETRAINED"  # where a worker has its own copies of the folders that a recipe names
 
 Task = Literal["classification", "next"]
 

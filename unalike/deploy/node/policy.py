@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from unalike.core.release import Each, Noise, Release, Stays, Terms
 from unalike.core.request import Purpose
+from unalike.data.build import Division
 from unalike.runs.errors import UserError
 from unalike.runs.recipe.recipe import Recipe, read_toml
 from unalike.runtime.shard.host import version
@@ -110,6 +112,8 @@ class Policy(BaseModel):
         if isinstance(recipe, Analysis):
             if recipe.noise == "system" and "server" not in self.trust:
                 yield Forbidden("trust", 'in an analysis the server adds the noise; trust = "server" is not listed')
+            if recipe.noise == "system" and self.unit == "point" and recipe.how.get("missing") == "client":
+                yield Forbidden("unit", "missing = client has one row change others, and rows are to be protected")
             return
         if recipe.rounds > self.rounds:
             yield Forbidden("rounds", f"the recipe has {recipe.rounds}, allowed are {self.rounds}")
@@ -154,6 +158,7 @@ class Policy(BaseModel):
         return protected
 
 
+_DIVIDES = {one.name for one in fields(Division)} - {"seed", "test"}  # who is a client, of which rows
 TOLD = {"never": "never", "noise": "with noise alone", "bare": "as they are"}
 
 
@@ -161,9 +166,13 @@ def closed(recipe: Recipe | Analysis) -> Iterator[Forbidden]:
     """What no policy can allow, because the code and the data of a site are its own."""
     values = _values(recipe)
     for key, text in _texts(values):
+        if key == "model.trainable":
+            continue  # such as "lora:r=4": what it may say is in ``networks/adapters.py``
         if ":" in text or "/" in text or "\\" in text or text.endswith(".py"):
             yield Forbidden("closed", f"{key} = {text!r} may name code or a file; a site runs what is installed there")
     if isinstance(recipe, Analysis):
+        if divided := _DIVIDES & recipe.how.keys():
+            yield Forbidden("closed", f"a site's rows are its clients' own; leave {', '.join(sorted(divided))} out")
         return
     data = recipe.data
     if data.partition not in (None, "natural") or data.rotate is not None or data.clients is not None:
