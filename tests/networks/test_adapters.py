@@ -215,6 +215,25 @@ def test_a_network_that_mixes_samples_has_no_norms_by_layers() -> None:
     assert GhostNorms.of(Model(net(), trainable="norm+head"), images()) is None  # scales of norms are no layers
 
 
+class Named(Net):
+    """The same network, with the names of dimensions written out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.patches(x).flatten(2).transpose(dim0=1, dim1=2))
+        return self.head(self.wide(x + self.attn(x.permute(dims=(0, 1, 2)))).mean(dim=1))
+
+
+class NamedBatchwise(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.patches(x).flatten(2).transpose(1, 2)).transpose(dim0=0, dim1=1)
+        return self.head(self.attn(x).transpose(0, 1).mean(1))
+
+
+def test_dimensions_may_be_given_by_name() -> None:
+    assert GhostNorms.of(Model(Named(), trainable="lora:r=2+head"), images()) is not None
+    assert GhostNorms.of(Model(NamedBatchwise(), trainable="lora:r=2+head"), images()) is None
+
+
 def test_methods_whose_models_must_begin_apart_say_what_to_do() -> None:
     from unalike import RDPCFL, FedEM, Problem
 

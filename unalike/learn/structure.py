@@ -117,14 +117,15 @@ class Structure(TorchFunctionMode):
             return False
         if name in _POOLS:
             return x.ndim == 4 and len(x) == self._rows
+        named = [*args[1:], *kwargs.values()]
         if name == "permute":
-            order = args[1] if isinstance(args[1], tuple | list) else args[1:]
+            order = named[0] if isinstance(named[0], tuple | list) else named
             return bool(order[0] == 0)
         if name == "__getitem__":
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             return index[0] == slice(None) and all(one is None or isinstance(one, int | slice) for one in index)
         if name == "transpose":
-            return len(x) == self._rows and 0 not in (args[1] % x.ndim, args[2] % x.ndim)
+            return len(x) == self._rows and all(one % x.ndim != 0 for one in named)
         if name in _ALONG:
             dims = kwargs.get("dim", args[_ALONG[name]] if len(args) > _ALONG[name] else None)
             dims = dims if isinstance(dims, list | tuple) else [0 if dims is None else dims]
