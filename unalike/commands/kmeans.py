@@ -143,7 +143,7 @@ class Comparing:
     explore: int = flag("With --pareto: this many random splits of ε, in place of one.", default=0, min=0)
     seeds: int = flag("With --explore: runs of each split, of which the mean counts.", default=1, min=1)
     starts: int | None = flag(
-        "Starts of the non-private optimum; 0 leaves it out. (default: 10; none with --runtime ray)", min=0
+        "Starts of the non-private optimum; 0 leaves it out. (default: 10; none where clients are elsewhere)", min=0
     )
 
     def check(self, k: str, epsilon: float | None, centers: Path | None) -> None:

@@ -60,10 +60,12 @@ set_flag = partial(_training, "Any key of a recipe, e.g. local.momentum=0.9.", "
 runtime_name_flag = partial(
     _running, "Where clients are: simulate (in this process), ray (on workers), network (at sites). (default: simulate)"
 )
-worker_count_flag = partial(_running, "With --runtime ray: how many. (default: one for each processor)")
+worker_count_flag = partial(
+    _running, "With --runtime ray: how many (default: one for each processor); with network: sites to wait for."
+)
 address_flag = partial(_running, "Of a Ray cluster that runs already. (default: one is started here)")
 network_flag = partial(_running, "With --runtime network: the folder of its hub.")
-deadline_flag = partial(_running, "Seconds that a worker may take for one request. (default: no limit)")
+deadline_flag = partial(_running, "Seconds that a worker or site may take for one request. (default: no limit)")
 Run = Annotated[Path, typer.Argument(metavar="RUN", hidden=True)]
 plot_flag = partial(flag, "A new file for the figure: .html, .pdf, .png or .svg.")
 
