@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -93,10 +92,10 @@ def serving(*bundles: Path, **options: Any) -> Iterator[str]:
 @contextmanager
 def running(app: Any) -> Iterator[str]:
     """An application in a thread of this process; its address."""
-    from unalike.newcomers.service import server_of
+    from unalike.newcomers.service import listen, server_of
 
     server = app.state.server = server_of(app)
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     try:

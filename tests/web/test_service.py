@@ -26,7 +26,7 @@ import torch
 from safetensors.numpy import load
 
 from tests.web.conftest import serving
-from unalike.newcomers.service import Key, export_page, read_keys
+from unalike.newcomers.service import Key, export_page, listen, read_keys
 from unalike.runs.errors import UserError
 from unalike.runs.finished import FinishedRun
 
@@ -422,3 +422,10 @@ def test_the_command_says_what_is_wrong(made: Made, words: tuple[str, ...], expe
         [sys.executable, "-m", "unalike", "serve", *named], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 1 and expected in " ".join(done.stderr.split()), done.stderr
+
+
+def test_no_answer_waits_until_its_head_is_acknowledged() -> None:
+    with listen("127.0.0.1", 0) as service, socket.create_connection(service.getsockname()):
+        accepted, _ = service.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
