@@ -59,6 +59,15 @@ def test_more_candidates_cost_no_more_and_get_more_noise() -> None:
     torch.testing.assert_close(lengths, torch.full_like(lengths, 5.0))  # each of the three is at its own bound
 
 
+def test_the_error_of_noisy_scores_is_that_of_a_difference_of_two() -> None:
+    counts, truth = population("medium-2", 20)
+    settings = MDM(10, 100, noise=Gaussian(1.0), gain_clip=3.0)
+    score = settings.score(federation(counts), [truth] * 301)  # equally good: what lies between them is noise
+    between = score.gain[1::2] - score.gain[2::2]
+    assert len(between) == 150
+    assert float(between.std()) == pytest.approx(float(score.error[1, 2]), rel=0.2)
+
+
 def test_secure_sums_find_the_same() -> None:
     counts, _ = population("medium-2", 12)
     settings = MDM(10, 100, rounds=1, cohort=12, size_bins=4)

@@ -228,6 +228,14 @@ def test_the_embedding_reads_the_label_as_planes_behind_the_image() -> None:
     same(model(theta, x, y), lenet(np.concatenate([rows, planes], 1), p))
 
 
+@pytest.mark.parametrize("labels", ["planes", "ignored"])
+def test_a_descriptor_of_images_has_the_length_that_is_asked_for(labels: Any) -> None:
+    model = embedding_network((1, 16, 16), "image", 4, 7, labels)
+    theta = torch.zeros(model.size)
+    inputs = (torch.zeros(ROWS, 1, 16, 16), torch.zeros(ROWS, dtype=torch.int64))
+    assert model(theta, *inputs[: 1 + (labels == "planes")]).shape == (ROWS, 7)
+
+
 def test_a_label_joins_features_linearly() -> None:
     model = embedding_network((7,), "features", 4, 5, "linear")
     theta = torch.randn(model.size, generator=torch.Generator().manual_seed(5)) * 0.3

@@ -167,3 +167,9 @@ def test_every_recipe_can_be_prepared(
         for _, recipe in plan_of(read_toml(file), file.name).runs:
             population = prepare(recipe, population).population
         assert population is not None and (len(population.unseen) > 0) == (recipe.data.unseen != 0)
+
+
+@pytest.mark.parametrize("key", ["clients", "samples", "min_samples"])
+def test_numbers_of_clients_and_rows_begin_at_one(key: str) -> None:
+    with pytest.raises(UserError, match=rf"data\.{key} = 0: expected 1 or more"):
+        to_recipe({"method": "fedavg", "data": {key: 0}}, "r")

@@ -617,3 +617,14 @@ def test_noise_is_declared_and_accounted() -> None:
         run("fedavg", labeled=0.0, epsilon=3.0, delta=1e-3, **SMALL)
     with pytest.raises(UserError, match="local has no client-level privacy"):
         run("local", noise_multiplier=1.0, clip=0.5, **ALONE)
+
+
+def test_time_of_training_is_without_that_of_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    clock = training.Clock(seconds=7.0, measuring=2.0)  # of a run that goes on
+    now[0] += 5.0
+    with clock.measuring():
+        now[0] += 3.0
+    now[0] += 1.0
+    assert clock.read() == {"seconds": 13.0, "measuring": 5.0}

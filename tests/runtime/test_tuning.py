@@ -86,6 +86,10 @@ def work_of(count: int) -> Work:
     return Work(total, store, torch.arange(count), store.size, {}, {}, [Each()], key(0), KeptStore())
 
 
+def test_small_work_has_one_thread_unless_more_are_asked_for() -> None:
+    assert [Plan.of(work_of(3), threads, 2).threads for threads in (None, 3)] == [1, 3]
+
+
 def best_at(best: int) -> Cost:
     """Twice the time for a client with a block twice as large or as small as the best."""
     return lambda plan, _: 1e-5 * max(plan.block / best, best / plan.block)
