@@ -275,15 +275,15 @@ async function show() {
   const { card, clean, inputs } = now, bytes = 4 * clean.length, n = inputs.lines.length;
   const insist = card.noise?.always, wanted = !here() && card.noise && ($("protect").checked || insist);
   $("how-much").hidden = !wanted;
-  $("epsilon-shown").textContent = epsilon();
-  $("epsilon").ariaValueText = `ε = ${epsilon()}`;
-  Object.assign(now, { release: { noise: "none" }, sent: null });
+  Object.assign(now, { release: { noise: "none" }, sent: null, epsilon: epsilon() }); // the slider may move before the cost is known
   $("get").disabled = true;
   now.delta = usualDelta(n);
+  $("epsilon-shown").textContent = now.epsilon;
+  $("epsilon").ariaValueText = `ε = ${now.epsilon}`;
   promise();
   if (wanted && inputs.leftOut) throw new Wrong(`ε is promised for a number of rows that does not depend on what they hold, but ${plural(inputs.leftOut, "row")} would be left out for lack of a value. Fill them in, or remove them from the file.`);
   if (wanted) {
-    const distance = card.noise.distance / Math.min(n, card.describe_rows ?? n), e = epsilon();
+    const distance = card.noise.distance / Math.min(n, card.describe_rows ?? n), e = now.epsilon;
     now.release = card.noise.kind === "laplace" ? { noise: "laplace", epsilon: e } : { noise: "gaussian", multiplier: gaussianMultiplier(e, now.delta) };
     now.sent = card.noise.kind === "laplace" ? addLaplace(clean, distance, e) : addGaussian(clean, distance, now.release.multiplier);
   }
@@ -305,7 +305,7 @@ async function showCost(wanted, n) {
   const total = Math.max(...before.map((releases) => spent([...releases, release], now.delta)));
   const earlier = before.some((releases) => releases.length) ? ` With what was sent of these rows before, ε = ${Number.isFinite(total) ? total.toPrecision(3) : "∞"}.` : "";
   $("cost").textContent = wanted
-    ? `What anybody can learn of one row from these numbers is bounded by (ε,\u00a0δ)\u00a0=\u00a0(${epsilon()},\u00a0${Number(now.delta.toPrecision(2))}). More rows need less noise; you have ${n}.${earlier}`
+    ? `What anybody can learn of one row from these numbers is bounded by (ε,\u00a0δ)\u00a0=\u00a0(${now.epsilon},\u00a0${Number(now.delta.toPrecision(2))}). More rows need less noise; you have ${n}.${earlier}`
     : `Without noise, the numbers are exact: nobody promises how little they tell about a row.${earlier}`;
 }
 
