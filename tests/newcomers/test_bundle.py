@@ -37,7 +37,7 @@ pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 SHAPES = {"cnn1d": (2, 32), "lenet-5": (1, 28, 28), "small-cnn": (1, 8, 8)}
 FEATURES = ("logistic", "linear", "mlp", "dense")
-QUICK = (("logistic", "pefll"), ("small-cnn", "flowdup"))
+QUICK = (("logistic", "pefll"), ("small-cnn", "flowdup"), ("cnn1d", "fedavg"))
 
 
 def run_graph(file: Path, **inputs: Tensor) -> Tensor:

@@ -137,7 +137,7 @@ class SignalCNN(nn.Module):
         self.head = nn.Linear(widths[1] * _quarter(_quarter(length, kernel), kernel), classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.reshape(len(x), self.channels, 1, -1)
+        x = x.reshape(x.shape[0], self.channels, 1, -1)  # len(x) would fix the number of rows in ONNX graphs
         x = nn.functional.avg_pool2d(self.conv1(x).relu(), (1, 4))
         x = nn.functional.avg_pool2d(self.conv2(x).relu(), (1, 4))
         return self.head(x.flatten(1))
