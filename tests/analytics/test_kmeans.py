@@ -16,7 +16,8 @@ from unalike.analytics.kmeans.budget import CLIENT_SPLIT, POINT_SPLIT, BudgetSpl
 from unalike.analytics.kmeans.client import cost
 from unalike.analytics.kmeans.server import elbow
 from unalike.core.client import Clients
-from unalike.core.federation import Federation
+from unalike.core.failure import Failure
+from unalike.core.federation import Federation, QuorumError
 from unalike.core.release import Each, Sum
 from unalike.core.roster import Declarations
 from unalike.core.task import Task
@@ -258,3 +259,11 @@ def test_moving_all_data_far_away_moves_the_centres_along() -> None:
     near_centers = FedDPKMeans(k=4, steps=1).fit(federation(clients), server).centers
     far_centers = FedDPKMeans(k=4, steps=1).fit(federation(far), server + 300.0).centers
     np.testing.assert_allclose(in_order(far_centers - 300.0), in_order(near_centers), atol=2e-3)
+
+
+def test_a_cost_is_missing_only_where_a_site_did_not_consent_to_measuring() -> None:
+    broken = Clients.from_sizes(torch.full((6, 2), torch.nan), None, torch.tensor([3, 3]))
+    with pytest.raises(QuorumError):
+        cost(federation(broken), torch.zeros(2, 2))
+    reasons = ("refused by its site, rule purposes: no", "ValueError: no")
+    assert [QuorumError("", [Failure("a", "measure", 1, reason)]).refused for reason in reasons] == [True, False]

@@ -62,6 +62,11 @@ class QuorumError(RuntimeError):
         """Did all who failed fail because their numbers are not finite?"""
         return bool(self.failures) and all(failure.diverged for failure in self.failures)
 
+    @property
+    def refused(self) -> bool:
+        """Did the policy of a site refuse?"""
+        return any(failure.reason.startswith(SITE) for failure in self.failures)
+
 
 @dataclass(frozen=True)
 class PerClient:

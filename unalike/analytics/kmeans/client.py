@@ -84,6 +84,8 @@ def cost(federation: Federation, centers: Tensor) -> float:
     try:
         with federation.aside() as own:
             sums = own.everyone().ask(squared_distances, into=[Sum("cost"), Sum("points")], centers=centers)
-    except QuorumError:
+    except QuorumError as error:
+        if not error.refused:
+            raise
         return math.nan
     return float(sums["cost"]) / float(sums["points"])

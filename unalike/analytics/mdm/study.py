@@ -254,7 +254,9 @@ def _measure_likelihood(settings: MDM, federation: Federation, mixture: Mixture)
     try:
         with federation.aside() as aside:
             measured = replace(settings, noise=None, local=False, secure=False).score(aside, [mixture])
-    except QuorumError:
+    except QuorumError as error:
+        if not error.refused:
+            raise
         return None
     return None if measured.log_likelihood is None else measured.log_likelihood[0]
 
